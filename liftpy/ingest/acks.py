@@ -37,6 +37,10 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.OVERLOADED: (429, 10167, "too many requests"),
     RejectReason.WRONG_STREAM: (400, 10060, "expected stream does not match"),
     RejectReason.UNSUPPORTED: (400, 10003, "bad request"),
+    RejectReason.PRODUCER_FENCED: (400, 10071, "a newer process of this producer goes on"),
+    RejectReason.OUT_OF_ORDER: (400, 10071, "the producer's sequence does not follow"),
+    RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
+    RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 
@@ -59,6 +63,10 @@ class Envelope:
     received_wall_ns: int
     record_count: int = 0
     """Of a BatchPublish; 0: it is one record."""
+    producer: client_pb2.ProducerState | None = None
+    """What its producer is told."""
+    known_records: int = 0
+    """Of a producer's batch: so many first ones were stored before."""
 
 
 @dataclass(slots=True)
@@ -229,6 +237,8 @@ class PendingAcks:
             leaderEpoch=leader_epoch,
             recordCount=envelope.record_count,
             duplicate=duplicate,
+            producer=envelope.producer,
+            knownRecords=envelope.known_records,
         )
         return frames.encode(ack)
 
@@ -249,6 +259,7 @@ class PendingAcks:
             leader=leader,
             epoch=epoch,
             detail=unfit.detail,
+            producer=envelope.producer,
         )
         return frames.encode(ack)
 

@@ -15,13 +15,15 @@ from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
+from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.published_batch import MAX_HEADERS, UnfitBatchError, body_to_store
+from liftpy.ingest.producers import Claim
+from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import BatchTooLargeError, Body
+from liftpy.wire.batch import BatchTooLargeError
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, may_be_enveloped
@@ -59,8 +61,12 @@ class MessageColumns:
     expected: dict[int, int] = field(default_factory=dict)
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id."""
-    batch: Body | None = None
+    batch: Published | None = None
     """The one message is a whole batch; the other columns are not filled in."""
+    claim: Claim | None = None
+    """That a producer has numbered."""
+    asked: tuple[int, int] | None = None
+    """(producer, instance): the one message asks how that process may go on; there is nothing to store."""
     apart: bool = False
     """One of several messages is a whole batch: they are to be read one by one."""
     unfit: Unfit | None = None
@@ -276,20 +282,24 @@ class MessageReader:
         elif message[3]:
             detail = "a batch has its headers in its records: none beside it would be heeded"
             columns.unfit = Unfit(RejectReason.MALFORMED, detail)
+        elif head.askedProducer:
+            if batch:
+                columns.unfit = Unfit(RejectReason.MALFORMED, "a question of a producer bears no batch")
+            columns.asked = head.askedProducer, head.producerInstance
         else:
             try:
-                body, columns.ids = body_to_store(batch, subject, self._codec)
+                columns.batch = published = body_to_store(batch, subject, self._codec)
+                columns.claim = _claim(head, published)
             except UnfitBatchError as error:
                 columns.unfit = Unfit(error.reason, str(error))
                 return
             except BatchTooLargeError as error:
                 columns.unfit = Unfit(RejectReason.TOO_LARGE, str(error))
                 return
-            expected = head.expectedOffset if head.HasField("expectedOffset") else None
-            columns.batch = body
-            columns.publishers.batch_records = wanted.record_count = body.record_count
-            if expected is not None:
-                columns.expected[0] = expected
+            columns.ids = published.ids
+            columns.publishers.batch_records = wanted.record_count = published.body.record_count
+            if head.HasField("expectedOffset"):
+                columns.expected[0] = head.expectedOffset
 
     def _misaddressed(self, published: client_pb2.Message | client_pb2.BatchPublish) -> Unfit:
         wanted = f"{published.stream or '?'}/{published.partition} (uid {published.streamUid or '?'})"
@@ -322,6 +332,29 @@ class MessageReader:
             publishers.policies = [self._policy] * len(columns.values)
         assert isinstance(publishers.policies, list)
         return publishers.policies
+
+
+def _claim(head: client_pb2.BatchPublish, published: Published) -> Claim | None:
+    header = published.header
+    if not header.producer_id:
+        if head.producerReset or head.producerDigest or head.producerInstance:
+            raise UnfitBatchError("the batch names no producer")
+        return None
+    if head.HasField("expectedOffset"):
+        raise UnfitBatchError("a producer's batch is stored by its sequence, and expects no offset")
+    try:
+        digest = RollingDigest.decode(head.producerDigest) if head.producerDigest else None
+    except ProtocolError as error:
+        raise UnfitBatchError(str(error)) from None
+    return Claim(
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.record_count,
+        head.producerReset,
+        digest,
+        head.producerInstance,
+    )
 
 
 def _expected_offset(text: bytes) -> int:

@@ -15,17 +15,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.ingest.acks import AckShell, PendingAcks, Publishers
+from liftpy.ingest.acks import AckShell, Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
+from liftpy.ingest.producers import Claim, Judgement, after
+from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
-from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import MAX_BATCH_BYTES, BatchHeader, BatchTooLargeError, Body, encode_body, parse_header, seal
+from liftpy.wire.batch_columns import ColumnSet
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
@@ -36,6 +41,13 @@ INGEST_OVERFLOW = "ingest_overflow"
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 
+
+_REFUSALS = {
+    Judgement.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
+    Judgement.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
+    Judgement.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Judgement.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
+}
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """``sink(subject, reply, payload, header block)`` takes one message."""
@@ -100,6 +112,17 @@ class _InHand:
     """Record index -> message id."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) who have sent one of them again meanwhile."""
+    numbered: Numbered | None = None
+    header: BatchHeader | None = None
+    """Of a producer's, once it is sealed."""
+
+
+class Numbered(NamedTuple):
+    """A producer's batch. ``columns``: as it came, with ``known`` first records that are stored already."""
+
+    claim: Claim
+    columns: ColumnSet
+    known: int
 
 
 class Ingest:
@@ -133,6 +156,7 @@ class Ingest:
         self._log_end_offset = log_end_offset
         self._may_refuse = may_refuse
         self._derived = derived
+        self._desk = ProducerDesk(derived.producers)
         self._takes = takes
         self._on_drop = on_drop
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
@@ -167,6 +191,7 @@ class Ingest:
     def start(self) -> None:
         """Subscribe to the data subject."""
         if self._listener is None:
+            self._desk.begin()
             self._listen()
 
     def _listen(self) -> None:
@@ -264,6 +289,9 @@ class Ingest:
             if self._alone(messages):
                 self._refuse(columns.publishers, columns.unfit)
             return
+        if columns.asked is not None:
+            self._tell_of_producer(*columns.asked, columns.publishers)
+            return
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
             return
@@ -284,12 +312,15 @@ class Ingest:
             return
         if columns.expected and not self._takes() and not self._alone(messages):
             return  # who is bound to an offset does not wait, and nobody else is refused for it
+        numbered = None
+        if columns.claim is not None and (numbered := self._judged(columns.claim, columns)) is None:
+            return
         body = self._measured(columns, messages)
         if body is None:
             return
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids)
+        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, numbered=numbered)
         for index, message_id in columns.ids.items():
             self._ids_in_hand[message_id] = in_hand, index
         self._feed(
@@ -299,9 +330,57 @@ class Ingest:
                 size_bytes=body.size_bytes,
                 received_wall_ns=now_wall_ns,
                 plain_count=columns.publishers.plain_count,
-                conditional=bool(columns.expected),
+                conditional=bool(columns.expected) or numbered is not None,
             )
         )
+
+    # ---- producers -----------------------------------------------------------------------------------------------------
+    def _tell_of_producer(self, producer_id: int, instance: int, publishers: Publishers) -> None:
+        """Answer who wants to go on as a producer, once what he is told is committed."""
+        given = self._desk.ask(producer_id, instance)
+        if given is None:
+            self._refuse(publishers, self._no_room())
+            return
+        digest = b"" if given.digest is None else given.digest.encode()
+        told = client_pb2.ProducerState(epoch=given.epoch, nextSequence=given.next_sequence, digest=digest, known=given.known)
+        _envelope_of(publishers).producer = told
+        self._answer_as_stored(Stored(-1, given.last_offset), publishers)
+
+    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbered | None:
+        """What of a producer's batch is to be appended, which ``columns`` has then; None: nothing, and its publisher is answered."""
+        published, publishers = columns.batch, columns.publishers
+        assert published is not None
+        verdict = self._desk.judge(claim, published.columns)
+        envelope = _envelope_of(publishers)
+        if verdict.judgement is Judgement.DUPLICATE:
+            self.counters.duplicates += claim.record_count
+            envelope.known_records = claim.record_count
+            state = self._derived.producers.state_of(claim.producer_id)
+            assert state is not None
+            self._answer_as_stored(Stored(verdict.offset, last_offset_of(state)), publishers)
+            return None
+        if verdict.judgement is not Judgement.APPEND:
+            envelope.producer = client_pb2.ProducerState(nextSequence=verdict.next_sequence)
+            self._refuse(publishers, _REFUSALS.get(verdict.judgement) or self._no_room())
+            return None
+        known = envelope.known_records = verdict.known
+        if known:
+            self.counters.duplicates += known
+            body = body_after(published, known, self._subject, self._codec)
+            columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
+            columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
+        return Numbered(claim, published.columns, known)
+
+    def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
+        """As the publishers of the record are; beyond the bound in silence: who asks again is told."""
+        if publishers.wanted is not AckPolicy.NONE and self._owed < self._config.ingest_queue_records:
+            self._acks.add_again(stored, publishers)
+            self._feed(DuplicateReceived(last_offset=stored.last_offset))
+
+    def _no_room(self) -> Unfit:
+        detail = f"{self._derived.producers.max_count} producers are known here, and no more are kept (producer_bytes)"
+        return Unfit(RejectReason.OVERLOADED, detail)
+
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
         """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
@@ -355,7 +434,7 @@ class Ingest:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
         several messages are judged one by one."""
         if columns.batch is not None:
-            return columns.batch
+            return columns.batch.body
         try:
             return encode_body(
                 columns.values,
@@ -437,8 +516,24 @@ class Ingest:
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
-        body = self._tokens[effect.token].body
-        return seal(body, base_offset=effect.base_offset, leader_epoch=effect.leader_epoch, timestamp_ns=effect.timestamp_ns)
+        in_hand = self._tokens[effect.token]
+        stamps = {
+            "base_offset": effect.base_offset,
+            "leader_epoch": effect.leader_epoch,
+            "timestamp_ns": effect.timestamp_ns,
+        }
+        if in_hand.numbered is None:
+            return seal(in_hand.body, **stamps)
+        claim, _, known = in_hand.numbered
+        batch = seal(
+            in_hand.body,
+            producer_id=claim.producer_id,
+            producer_epoch=claim.epoch,
+            base_sequence=after(claim.base_sequence, known),
+            **stamps,
+        )
+        in_hand.header = parse_header(memoryview(batch))
+        return batch
 
     def appended(self, effect: AppendBatch, size_bytes: int) -> None:
         """The batch is in the log: its publishers now wait for acks."""
@@ -448,6 +543,8 @@ class Ingest:
         self._acks.add(base_offset, in_hand.publishers)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
         self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids)
+        if in_hand.numbered is not None and in_hand.header is not None:
+            self._derived.producers.take(in_hand.header, in_hand.numbered.columns, in_hand.numbered.known)
         for index, publishers in in_hand.again:
             self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
@@ -478,6 +575,13 @@ class Ingest:
                 if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
                     del self._ids_in_hand[message_id]
         return in_hand
+
+
+def _envelope_of(publishers: Publishers) -> Envelope:
+    """Of a batch's one publisher."""
+    envelope = publishers.envelopes and publishers.envelopes[0]
+    assert envelope
+    return envelope
 
 
 def _size_bytes(message: RawMessage) -> int:

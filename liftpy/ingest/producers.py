@@ -3,8 +3,8 @@
 Goal: each record of a producer once and in order in the log, though its publisher sends it again, dies, comes back, or runs twice.
 Constraint: it is a function of the log; what is cut is forgotten. Memory is bounded.
 
-Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits and go round, so
-that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the state before
+Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits, epochs 16, and
+both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the state before
 is kept, which a cut brings back.
 
 | what comes | judged |
@@ -13,6 +13,7 @@ is kept, which a cut brings back.
 | a higher one with ``reset``, from sequence 0 on | it begins anew, what was there counts for nothing |
 | the sequence after the last | appended |
 | sequences that are there already | those are left out; the digest up to the last one must be the log's, or it is DIVERGED |
+| a batch of the log's epoch that is all there | it must be one of the last ones that were stored, or it is DIVERGED |
 | a gap | OUT_OF_ORDER, with the sequence that is due |
 
 A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
@@ -29,11 +30,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+import crc32c
+
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire.batch import BatchHeader
 from liftpy.wire.batch_columns import ColumnSet
 
 _ROUND = 1 << 32
+_EPOCHS = 1 << 16
 _REMEMBERED = 5
 """Batches of a producer whose offsets are known."""
 STATE_BYTES = 1_200
@@ -45,12 +49,24 @@ def distance(sequence: int, other: int) -> int:
     return (sequence - other + _ROUND // 2) % _ROUND - _ROUND // 2
 
 
+def epoch_distance(epoch: int, other: int) -> int:
+    """How far ``epoch`` lies behind ``other``, on the round of 16 bits; negative: before it."""
+    return (epoch - other + _EPOCHS // 2) % _EPOCHS - _EPOCHS // 2
+
+
+def after(sequence: int, count: int) -> int:
+    """The sequence that is ``count`` records behind ``sequence``."""
+    return (sequence + count) % _ROUND
+
+
 class StoredBatch(NamedTuple):
-    """Where some records of a producer are. ``sequence`` and ``offset``: of the first."""
+    """Where some records of a producer are. ``sequence`` and ``offset``: of the first. ``check``: CRC-32C of the digest behind the
+    last; None: not known."""
 
     sequence: int
     record_count: int
     offset: int
+    check: int | None = None
 
 
 class ProducerState(NamedTuple):
@@ -74,6 +90,8 @@ class Claim(NamedTuple):
     record_count: int
     reset: bool = False
     digest: RollingDigest | None = None
+    instance: int = 0
+    """Of the process that says so; drawn by it."""
 
 
 class Judgement(Enum):
@@ -85,6 +103,10 @@ class Judgement(Enum):
     FENCED = "fenced"
     OUT_OF_ORDER = "out of order"
     DIVERGED = "diverged"
+    UNKNOWN = "unknown"
+    """Nobody here has given it its epoch."""
+    FULL = "full"
+    """No more producers can be kept."""
 
 
 class Verdict(NamedTuple):
@@ -111,7 +133,7 @@ class Producers:
     def __init__(self, expiry_ns: int, max_count: int) -> None:
         """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most."""
         self._expiry_ns = expiry_ns
-        self._max_count = max_count
+        self.max_count = max_count
         self.forgotten = 0
         """Producers that went before their time, for want of room, ever."""
         self.begin()
@@ -126,26 +148,38 @@ class Producers:
     def __len__(self) -> int:
         return len(self._states)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is room for none that is not known."""
+        return len(self._states) >= self.max_count
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return STATE_BYTES * (len(self._states) + len(self._tail))
+
     def state_of(self, producer_id: int) -> ProducerState | None:
         """What the log says of it, its uncommitted end included; None: nothing."""
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, header: BatchHeader, columns: ColumnSet | None) -> None:
-        """The next batch of the log that a producer has numbered. ``columns`` None: some of its records are gone (compaction)."""
+    def take(self, header: BatchHeader, columns: ColumnSet | None, first: int = 0) -> None:
+        """The next batch of the log that a producer has numbered. ``columns`` None: some of its records are gone (compaction).
+        ``first``: where among them its records begin."""
         producer_id, before = header.producer_id, self._states.pop(header.producer_id, None)
         self._time_ns = max(self._time_ns, header.timestamp_ns)
         count = header.last_offset_delta + 1
         known: RollingDigest | None  # of what came before this batch
-        batch = StoredBatch(header.base_sequence, count, header.base_offset)
         earlier: tuple[StoredBatch, ...] = ()
-        if before is None or (header.producer_epoch > before.epoch and not header.base_sequence):
+        newer = before is not None and epoch_distance(header.producer_epoch, before.epoch) > 0
+        if before is None or (newer and not header.base_sequence):
             known = None if header.base_sequence else RollingDigest()
         else:
             known = before.digest if header.base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
-        digest = None if known is None or columns is None else known.over(columns, 0, count)
-        next_sequence = (header.base_sequence + count) % _ROUND
+        digest = None if known is None or columns is None else known.over(columns, first, first + count)
+        batch = StoredBatch(header.base_sequence, count, header.base_offset, _check(digest))
+        next_sequence = after(header.base_sequence, count)
         self._states[producer_id] = ProducerState(
             header.producer_epoch, next_sequence, digest, (*earlier, batch), self._time_ns
         )
@@ -162,7 +196,7 @@ class Producers:
         while self._tail and self._tail[0].last_offset <= self._high_watermark:
             self._committed_ns = self._tail.popleft().time_ns
         states = self._states
-        while len(states) > self._max_count:
+        while len(states) > self.max_count:
             self.forgotten += 1
             del states[next(iter(states))]
         until_ns = self._committed_ns - self._expiry_ns
@@ -185,9 +219,10 @@ class Producers:
         if state is None:
             return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
         due = state.next_sequence
-        if claim.epoch < state.epoch:
+        newer = epoch_distance(claim.epoch, state.epoch)
+        if newer < 0:
             return Verdict(Judgement.FENCED, next_sequence=due)
-        if claim.reset and claim.epoch > state.epoch:
+        if claim.reset and newer > 0:
             return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
@@ -195,17 +230,34 @@ class Producers:
         if ahead == 0 and claim.digest is None:
             return Verdict(Judgement.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
-        if known == -ahead and not self._repeats(state, claim, columns, known):
+        at_the_end = known == -ahead
+        if not (self._repeats if at_the_end else self._is_stored_so)(state, claim, columns, known, newer):
             return Verdict(Judgement.DIVERGED, next_sequence=due)
         judgement = Judgement.APPEND if known < claim.record_count else Judgement.DUPLICATE
         return Verdict(judgement, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
-    def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int) -> bool:
+    def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
         """Whether what it says of the records up to the last one that is there is what the log says; True where one can't tell."""
         if claim.digest is None or state.digest is None:
             return True
         return claim.digest.over(columns, 0, known) == state.digest
+
+    @staticmethod
+    def _is_stored_so(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
+        """Whether a batch that is all there, and not the last, is one of those that were stored: a process sends the same one again, or
+        it is not the process that it says. One of a new epoch repeats from where it likes: the last of what it repeats is compared."""
+        if newer or claim.digest is None:
+            return True
+        end = after(claim.base_sequence, known)
+        stored = next((batch for batch in state.batches if after(batch.sequence, batch.record_count) == end), None)
+        if stored is None:
+            return state.digest is None
+        return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
+
+
+def _check(digest: RollingDigest | None) -> int | None:
+    return None if digest is None else crc32c.crc32c(digest.encode())
 
 
 def _offset_of(state: ProducerState, sequence: int) -> int:

@@ -7,6 +7,8 @@ published on; offsets, LeaderEpoch and timestamp are the leader's. No Python sta
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from liftpy.config import Codec
@@ -14,7 +16,7 @@ from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
 from liftpy.ingest.jetstream import first_refused
 from liftpy.ingest.recent_ids import ids_of
 from liftpy.replica.effects import RejectReason
-from liftpy.wire.batch import HEADER_SIZE_BYTES, Body, RecordBatch, parse_batch, sized_body
+from liftpy.wire.batch import HEADER_SIZE_BYTES, BatchHeader, Body, RecordBatch, encode_body, parse_batch, sized_body
 from liftpy.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, decode_columns, subject_column
 from liftpy.wire.headers import may_be_enveloped
 
@@ -35,8 +37,17 @@ class UnfitBatchError(LiftError):
         self.reason = reason
 
 
-def body_to_store(published: memoryview, subject: str, codec: Codec) -> tuple[Body, dict[int, bytes]]:
-    """The body of the one batch in ``published``, with its subject and in the stream's ``codec``; and its message ids, by record index.
+class Published(NamedTuple):
+    """A batch that can be stored. ``ids``: of messages, by record index. ``columns``: as they came."""
+
+    body: Body
+    ids: dict[int, bytes]
+    header: BatchHeader
+    columns: ColumnSet
+
+
+def body_to_store(published: memoryview, subject: str, codec: Codec) -> Published:
+    """The body of the one batch in ``published``, with its subject and in the stream's ``codec``.
 
     Raises UnfitBatchError, BatchTooLargeError where the subject makes it too large.
     """
@@ -44,8 +55,8 @@ def body_to_store(published: memoryview, subject: str, codec: Codec) -> tuple[Bo
     header = batch.header
     if header.codec is not Codec.NONE or header.control or header.column_bits & ~_ALLOWED.value:
         raise UnfitBatchError("a published batch is not compressed, no control batch, and has values, keys and headers only")
-    if header.producer_id or header.base_sequence or header.producer_epoch:
-        raise UnfitBatchError("a published batch names no producer: their sequences are not checked yet")
+    if not header.producer_id and (header.base_sequence or header.producer_epoch):
+        raise UnfitBatchError("a sequence or an epoch without a producer")
     if not 0 < header.record_count <= MAX_BATCH_RECORDS:
         raise UnfitBatchError(
             f"a published batch has 1 to {MAX_BATCH_RECORDS} records, not {header.record_count}", RejectReason.TOO_LARGE
@@ -58,7 +69,16 @@ def body_to_store(published: memoryview, subject: str, codec: Codec) -> tuple[Bo
         raise UnfitBatchError(str(error)) from None
     _check(columns)
     stored = sized_body([bytes(body), *subject_column(subject)], present | Columns.SUBJECTS, header.record_count, codec)
-    return stored, ids_of(columns.headers)
+    return Published(stored, ids_of(columns.headers), header, columns)
+
+
+def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
+    """The same without its first ``first`` records: a producer's, whose others are there already."""
+    columns = published.columns
+    values = columns.values.to_list()[first:]
+    keys = None if columns.keys is None else columns.keys.to_list()[first:]
+    headers = None if columns.headers is None else columns.headers.to_list()[first:]
+    return encode_body(values, keys=keys, headers=headers, subjects=[subject] * len(values), codec=codec)
 
 
 def _parsed(published: memoryview) -> RecordBatch:

@@ -62,6 +62,10 @@ class RejectReason(Enum):
     OVERLOADED = 10
     WRONG_STREAM = 11
     UNSUPPORTED = 12
+    PRODUCER_FENCED = 13
+    OUT_OF_ORDER = 14
+    DIVERGED_PRODUCER = 15
+    UNKNOWN_PRODUCER = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class Message(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
-    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy")
+    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,10 @@ class BatchPublish(_message.Message):
     ACKINBOX_FIELD_NUMBER: _ClassVar[int]
     CORRELATIONID_FIELD_NUMBER: _ClassVar[int]
     ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
+    ASKEDPRODUCER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERINSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERRESET_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERDIGEST_FIELD_NUMBER: _ClassVar[int]
     stream: str
     streamUid: str
     partition: int
@@ -74,10 +78,26 @@ class BatchPublish(_message.Message):
     ackInbox: str
     correlationId: str
     ackPolicy: AckPolicy
-    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ...) -> None: ...
+    askedProducer: int
+    producerInstance: int
+    producerReset: bool
+    producerDigest: bytes
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ...) -> None: ...
+
+class ProducerState(_message.Message):
+    __slots__ = ("epoch", "nextSequence", "digest", "known")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEXTSEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    nextSequence: int
+    digest: bytes
+    known: bool
+    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate")
+    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[Ack.Error]
@@ -93,6 +113,10 @@ class Ack(_message.Message):
         OVERLOADED: _ClassVar[Ack.Error]
         WRONG_STREAM: _ClassVar[Ack.Error]
         UNSUPPORTED: _ClassVar[Ack.Error]
+        PRODUCER_FENCED: _ClassVar[Ack.Error]
+        OUT_OF_ORDER: _ClassVar[Ack.Error]
+        DIVERGED_PRODUCER: _ClassVar[Ack.Error]
+        UNKNOWN_PRODUCER: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -106,6 +130,10 @@ class Ack(_message.Message):
     OVERLOADED: Ack.Error
     WRONG_STREAM: Ack.Error
     UNSUPPORTED: Ack.Error
+    PRODUCER_FENCED: Ack.Error
+    OUT_OF_ORDER: Ack.Error
+    DIVERGED_PRODUCER: Ack.Error
+    UNKNOWN_PRODUCER: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
     MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +152,8 @@ class Ack(_message.Message):
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     RECORDCOUNT_FIELD_NUMBER: _ClassVar[int]
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    KNOWNRECORDS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partitionSubject: str
     msgSubject: str
@@ -142,7 +172,9 @@ class Ack(_message.Message):
     streamUid: str
     recordCount: int
     duplicate: bool
-    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ...) -> None: ...
+    producer: ProducerState
+    knownRecords: int
+    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ..., producer: _Optional[_Union[ProducerState, _Mapping]] = ..., knownRecords: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId")

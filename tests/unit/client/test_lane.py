@@ -245,6 +245,8 @@ class Leader:
                 return None, at(verdict.offset, True), 0
             case Judgement.OUT_OF_ORDER:
                 return Refusal.OUT_OF_ORDER, at(-1), verdict.next_sequence
+            case Judgement.DIVERGED:  # so late that it can't be compared: its answer has come long ago
+                return Refusal.FINAL, at(-1), verdict.next_sequence
         raise AssertionError(verdict)
 
     def commit(self) -> None:

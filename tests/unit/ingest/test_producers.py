@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import crc32c
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.errors import ProtocolError
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
-from liftpy.ingest.producers import Claim, Judgement, Producers, StoredBatch, Verdict, distance
+from liftpy.ingest.producers import Claim, Judgement, Producers, StoredBatch, Verdict, distance, epoch_distance
 from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
@@ -41,6 +42,10 @@ def a_batch(
         base_sequence=sequence,
     )
     return parse_batch(data)
+
+
+def check_of(records: list[Rec]) -> int:
+    return crc32c.crc32c(digest_of(records).encode())
 
 
 def digest_of(records: list[Rec]) -> RollingDigest:
@@ -124,7 +129,11 @@ def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> 
     state = bench.producers.state_of(7)
     assert state is not None
     assert (state.epoch, state.next_sequence, state.digest) == (0, 5, digest_of([A, B, C, D, E]))
-    assert state.batches == (StoredBatch(0, 2, 0), StoredBatch(2, 2, 2), StoredBatch(4, 1, 4))
+    assert state.batches == (
+        StoredBatch(0, 2, 0, check_of([A, B])),
+        StoredBatch(2, 2, 2, check_of([A, B, C, D])),
+        StoredBatch(4, 1, 4, check_of([A, B, C, D, E])),
+    )
 
 
 def test_who_is_not_known_begins_at_zero() -> None:
@@ -151,7 +160,7 @@ def test_a_reset_needs_a_new_epoch_and_sequence_zero() -> None:
     assert bench.publish([C], epoch=2, reset=True) == Verdict(Judgement.APPEND)
     state = bench.producers.state_of(7)
     assert state is not None
-    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (2, 1, digest_of([C]), (StoredBatch(0, 1, 2),))
+    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (2, 1, digest_of([C]), (StoredBatch(0, 1, 2, check_of([C])),))
 
 
 def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> None:
@@ -180,7 +189,34 @@ def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> No
         bench.publish([A], sequence=sequence)
     assert bench.publish([A], sequence=1) == Verdict(Judgement.DUPLICATE, 1, -1, 7)
     assert bench.publish([A], sequence=2) == Verdict(Judgement.DUPLICATE, 1, 2, 7)
-    assert bench.publish([A, A], sequence=2, said=[E, E]) == Verdict(Judgement.DUPLICATE, 2, 2, 7), "too old to compare"
+    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Verdict(Judgement.DUPLICATE, 2, 2, 7), "who repeats himself"
+
+
+def test_a_batch_that_is_all_there_is_one_of_the_last_or_it_is_anothers() -> None:
+    """Two processes that were given one epoch by two leaders: what the second sends is not taken for the first one's."""
+    bench = Bench()
+    for sequence in range(0, 14, 2):
+        bench.publish([A, B], sequence=sequence)
+    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == Verdict(Judgement.DUPLICATE, 2, 6, 14)
+    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == Verdict(Judgement.DUPLICATE, 1, 7, 14)
+    for records, sequence, said in (([A, C], 6, [A, B] * 3), ([A], 6, [A, B] * 3), ([A, B], 2, [A, B])):
+        assert bench.publish(records, sequence=sequence, said=said) == Verdict(Judgement.DIVERGED, next_sequence=14)
+    forgetful = Producers(0, 10)
+    for base in (0, 2):
+        batch = a_batch([A, B], base=base, sequence=base)
+        forgetful.take(batch.header, None)
+    wrong = Claim(7, 0, 0, 1, False, digest_of([E]))
+    assert forgetful.judge(wrong, a_batch([A]).columns).judgement is Judgement.DUPLICATE, "nobody can tell"
+
+
+def test_epochs_go_round() -> None:
+    bench = Bench()
+    bench.publish([A], epoch=65_535)
+    assert bench.publish([B], epoch=0, sequence=1) == Verdict(Judgement.APPEND, next_sequence=1)
+    assert bench.publish([B], epoch=65_535, sequence=2) == Verdict(Judgement.FENCED, next_sequence=2)
+    assert bench.publish([C], epoch=1, reset=True) == Verdict(Judgement.APPEND)
+    assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
+    assert bench.producers._states[7].digest == digest_of([C])
 
 
 def test_sequences_go_round() -> None:

@@ -1,0 +1,100 @@
+"""ProducerDesk: who may go on as which producer, as long as one leadership lasts; then what is to be done with a batch [A3]. Pure.
+
+Goal: of several processes with one producer's name one goes on, and no record of another is taken for one of its own. Constraint: a
+process may be told of its epoch by a leader that dies before anything of that epoch is in a log.
+
+Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It is his alone: it bears the number that he
+has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest one that was given counts: who
+was given an epoch before that is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the log says it. A
+process whose epoch is neither is told to ask (UNKNOWN): what it has sent in it was not stored.
+
+Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, and is given 5 too, and sends:
+stored. What A sends in epoch 5 as its first is not what was given to B, and the log's epoch is 5: fenced.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from liftpy.ingest.digest import RollingDigest
+from liftpy.ingest.producers import STATE_BYTES, Claim, Judgement, Producers, ProducerState, Verdict, epoch_distance
+from liftpy.wire.batch_columns import ColumnSet
+
+_EPOCHS = 1 << 16
+
+
+class Given(NamedTuple):
+    """What a process is told. ``digest``: of all records before ``next_sequence``, None: not known. ``known``: the log holds something
+    of its producer. ``last_offset``: of the last batch of it that the log holds, -1: of none; this is not to be told before it is committed."""
+
+    epoch: int
+    next_sequence: int
+    digest: RollingDigest | None
+    known: bool
+    last_offset: int
+
+
+class ProducerDesk:
+    """Of one partition's leader."""
+
+    def __init__(self, producers: Producers) -> None:
+        self._producers = producers
+        self._given: dict[int, tuple[int, int]] = {}
+        """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
+
+    def begin(self) -> None:
+        """A leadership begins, or ends: nobody was given anything in it."""
+        self._given.clear()
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def ask(self, producer_id: int, instance: int) -> Given | None:
+        """A process wants to go on as ``producer_id``; None: there is no room for one more."""
+        state, given = self._producers.state_of(producer_id), self._given.pop(producer_id, None)
+        if state is None and self._producers.is_full:
+            return None
+        epoch = self._epoch_for(state, given, instance)
+        while len(self._given) >= self._producers.max_count:
+            del self._given[next(iter(self._given))]  # he asks again
+        self._given[producer_id] = epoch, instance
+        if state is None:
+            return Given(epoch, 0, RollingDigest(), False, -1)
+        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state))
+
+    @staticmethod
+    def _epoch_for(state: ProducerState | None, given: tuple[int, int] | None, instance: int) -> int:
+        if given is None:
+            return 0 if state is None else (state.epoch + 1) % _EPOCHS
+        epoch, holder = given
+        is_stored = state is not None and epoch_distance(epoch, state.epoch) <= 0
+        if holder == instance and not is_stored:
+            return epoch  # his question came twice
+        newest = state.epoch if state is not None and is_stored else epoch
+        return (newest + 1) % _EPOCHS
+
+    def judge(self, claim: Claim, columns: ColumnSet) -> Verdict:
+        """What is to be done with a batch of a producer; ``columns`` are its own."""
+        state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
+        due = 0 if state is None else state.next_sequence
+        ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
+        if ahead < 0:
+            return Verdict(Judgement.FENCED, next_sequence=due)
+        if ahead > 0 and given != (claim.epoch, claim.instance):
+            return Verdict(Judgement.UNKNOWN if given is None else Judgement.FENCED, next_sequence=due)
+        if ahead == 0 and given is not None and epoch_distance(given[0], claim.epoch) > 0:
+            return Verdict(Judgement.FENCED, next_sequence=due)
+        if state is None:
+            return Verdict(Judgement.FULL if self._producers.is_full else Judgement.APPEND, next_sequence=claim.base_sequence)
+        return self._producers.judge(claim, columns)
+
+
+def last_offset_of(state: ProducerState) -> int:
+    """Of the last record of a producer that the log holds, inclusive."""
+    last = state.batches[-1]
+    return last.offset + last.record_count - 1
+
+
+def count_for(max_bytes: int) -> int:
+    """So many producers of a partition are kept in ``max_bytes``."""
+    return max(1, max_bytes // STATE_BYTES)
