@@ -156,6 +156,10 @@ class ReplicationConfig:
     """The same for all partitions that a node leads."""
     dedup_bytes: int = 64 * 1024 * 1024
     """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes. Beyond it the oldest go early."""
+    producer_bytes: int = 32 * 1024 * 1024
+    """Of memory for the producers of a partition: some 20,000. Beyond it no new one is taken."""
+    producer_expiry_s: float = 86_400.0
+    """A producer that has sent nothing for so long, of the log's time, is forgotten."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
     slow_flush_s: float = 0.2
@@ -196,7 +200,7 @@ class ReplicationConfig:
 
     def __post_init__(self) -> None:
         times = {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")}
-        _bounded(self, times | {"replacement_grace_s": (0, 30 * 86_400.0)})
+        _bounded(self, times | {"replacement_grace_s": (0, 30 * 86_400.0), "producer_expiry_s": (1, 365 * 86_400.0)})
         _bounded(
             self,
             {
@@ -217,6 +221,7 @@ class ReplicationConfig:
                 "copy_least_bytes_per_second": (0, 64 << 30),
                 "copy_piece_bytes": (4096, 64 << 20),
                 "dedup_bytes": (4096, 16 << 30),
+                "producer_bytes": (4096, 16 << 30),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

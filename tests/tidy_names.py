@@ -45,7 +45,6 @@ UNREFERENCED = {
     "liftpy.testing.run.run_seed": "the door of the simulator",
     "liftpy.testing.run.shrink": "the simulator's command is in tests/",
     "liftpy.testing.sim_replica.SimReplica.compact": "for scripts",
-    "liftpy.wire.batch.Record.header_values": "for applications",
     "liftpy.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.wire.frames.decode_replication_response": _READS_BACK,
     "liftpy.wire.frames.is_piece": _READS_BACK,

@@ -1,6 +1,7 @@
 """DerivedState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
 
-It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known. One ``end_offset``
+It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
+who has numbered what. One ``end_offset``
 stands for all of them: every part has taken every batch below it that it needs.
 
 It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.errors import CorruptionError
-from liftpy.ingest.derived_part import NewBatch, Part
+from liftpy.ingest.derived_part import NewBatch, Numbering, Part
+from liftpy.ingest.producers import Producers, count_for
 from liftpy.ingest.recent_ids import RecentIds, ids_in
 from liftpy.invariants import check
 from liftpy.log.log import Log
@@ -26,14 +29,19 @@ from liftpy.wire.batch import RecordBatch, parse_header, split_batches
 REPLAY_BYTES = 512 * 1024
 """Of the log, in one slice: about a millisecond of full batches, a few of small ones."""
 
+_PRODUCERS_REACH_NS = 600 * NS_PER_S
+
 
 class DerivedState:
     """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock."""
 
-    def __init__(self, log: Log, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, log: Log, window_ns: int, max_bytes: int, now_ns: Callable[[], int], producers: Producers | None = None
+    ) -> None:
         self._log = log
         self.ids = RecentIds(window_ns, max_bytes, now_ns)
-        self.parts: tuple[Part, ...] = (self.ids,)
+        self.producers = producers or Producers(0, count_for(max_bytes))
+        self.parts: tuple[Part, ...] = (self.ids, self.producers)
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
@@ -51,9 +59,16 @@ class DerivedState:
         """Whether it covers the log to its end."""
         return self.end_offset == self._log.log_end_offset
 
-    def appended(self, base_offset: int, record_count: int, timestamp_ns: int, ids: Mapping[int, bytes]) -> None:
+    def appended(
+        self,
+        base_offset: int,
+        record_count: int,
+        timestamp_ns: int,
+        ids: Mapping[int, bytes],
+        numbering: Numbering | None = None,
+    ) -> None:
         """A batch of this leader's own is in the log. ``ids``: by offset."""
-        self._take(NewBatch(base_offset, base_offset + record_count - 1, timestamp_ns, record_count, ids))
+        self._take(NewBatch(base_offset, base_offset + record_count - 1, timestamp_ns, record_count, ids, numbering))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
@@ -120,4 +135,16 @@ class DerivedState:
 
 def _told(batch: RecordBatch) -> NewBatch:
     header = batch.header
-    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids_in(batch))
+    numbering = None
+    if header.producer_id:
+        columns = None if header.is_compacted else batch.columns
+        numbering = Numbering(header.producer_id, header.producer_epoch, header.base_sequence, columns)
+    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids_in(batch), numbering)
+
+
+def derived_state(log: Log, stream: StreamConfig, node: ReplicationConfig, now_ns: Callable[[], int]) -> DerivedState:
+    """As the settings say. ``now_ns``: the node's monotonic clock."""
+    window_ns = round(stream.dedup_window_s * NS_PER_S)
+    expiry_ns = round(node.producer_expiry_s * NS_PER_S)
+    producers = Producers(expiry_ns, count_for(node.producer_bytes), min(expiry_ns, _PRODUCERS_REACH_NS))
+    return DerivedState(log, window_ns, node.dedup_bytes, now_ns, producers)

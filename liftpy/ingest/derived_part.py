@@ -9,6 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from liftpy.wire.batch_columns import ColumnSet
+
+
+class Numbering(NamedTuple):
+    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction)."""
+
+    producer_id: int
+    epoch: int
+    base_sequence: int
+    columns: ColumnSet | None
+    first: int = 0
+
 
 class NewBatch(NamedTuple):
     """What parts are told of a batch in the log. Offsets are inclusive. ``record_count`` 0: compaction has left its offsets alone."""
@@ -20,6 +32,7 @@ class NewBatch(NamedTuple):
     record_count: int
     ids: Mapping[int, bytes]
     """Offset -> message id, ascending, of the records that have one."""
+    numbering: Numbering | None = None
 
 
 class Part(Protocol):

@@ -15,22 +15,22 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ingest.acks import AckShell, Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
-from liftpy.ingest.producers import Claim, Judgement, after
+from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import MAX_BATCH_BYTES, BatchHeader, BatchTooLargeError, Body, encode_body, parse_header, seal
-from liftpy.wire.batch_columns import ColumnSet
+from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
@@ -42,11 +42,12 @@ _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 
 
+_NOBODY = Numbering(0, 0, 0, None)
 _REFUSALS = {
-    Judgement.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
-    Judgement.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
-    Judgement.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
-    Judgement.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
+    Finding.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
+    Finding.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
+    Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
 }
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -112,17 +113,8 @@ class _InHand:
     """Record index -> message id."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) who have sent one of them again meanwhile."""
-    numbered: Numbered | None = None
-    header: BatchHeader | None = None
-    """Of a producer's, once it is sealed."""
-
-
-class Numbered(NamedTuple):
-    """A producer's batch. ``columns``: as it came, with ``known`` first records that are stored already."""
-
-    claim: Claim
-    columns: ColumnSet
-    known: int
+    numbering: Numbering | None = None
+    """By a producer."""
 
 
 class Ingest:
@@ -299,6 +291,9 @@ class Ingest:
             if self._alone(messages) and (not columns.expected or self._as_expected(columns, messages)):
                 self._refuse(columns.publishers, columns.unfit_then)
             return
+        numbering = None
+        if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
+            return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
         acks_are_full = plain_count < len(messages) and self._owed + len(messages) > self._config.ingest_queue_records
@@ -312,15 +307,12 @@ class Ingest:
             return
         if columns.expected and not self._takes() and not self._alone(messages):
             return  # who is bound to an offset does not wait, and nobody else is refused for it
-        numbered = None
-        if columns.claim is not None and (numbered := self._judged(columns.claim, columns)) is None:
-            return
         body = self._measured(columns, messages)
         if body is None:
             return
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, numbered=numbered)
+        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, numbering=numbering)
         for index, message_id in columns.ids.items():
             self._ids_in_hand[message_id] = in_hand, index
         self._feed(
@@ -330,7 +322,7 @@ class Ingest:
                 size_bytes=body.size_bytes,
                 received_wall_ns=now_wall_ns,
                 plain_count=columns.publishers.plain_count,
-                conditional=bool(columns.expected) or numbered is not None,
+                conditional=bool(columns.expected) or numbering is not None,
             )
         )
 
@@ -346,30 +338,35 @@ class Ingest:
         _envelope_of(publishers).producer = told
         self._answer_as_stored(Stored(-1, given.last_offset), publishers)
 
-    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbered | None:
+    def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
         """What of a producer's batch is to be appended, which ``columns`` has then; None: nothing, and its publisher is answered."""
         published, publishers = columns.batch, columns.publishers
         assert published is not None
-        verdict = self._desk.judge(claim, published.columns)
+        ruling = self._desk.judge(claim, published.columns)
         envelope = _envelope_of(publishers)
-        if verdict.judgement is Judgement.DUPLICATE:
+        if ruling.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
             envelope.known_records = claim.record_count
             state = self._derived.producers.state_of(claim.producer_id)
             assert state is not None
-            self._answer_as_stored(Stored(verdict.offset, last_offset_of(state)), publishers)
+            self._answer_as_stored(Stored(ruling.offset, last_offset_of(state)), publishers)
             return None
-        if verdict.judgement is not Judgement.APPEND:
-            envelope.producer = client_pb2.ProducerState(nextSequence=verdict.next_sequence)
-            self._refuse(publishers, _REFUSALS.get(verdict.judgement) or self._no_room())
+        if ruling.finding is not Finding.APPEND:
+            envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+            self._refuse(publishers, _REFUSALS.get(ruling.finding) or self._no_room())
             return None
-        known = envelope.known_records = verdict.known
+        known = envelope.known_records = ruling.known
         if known:
             self.counters.duplicates += known
             body = body_after(published, known, self._subject, self._codec)
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
-        return Numbered(claim, published.columns, known)
+        return Numbering(claim.producer_id, claim.epoch, after(claim.base_sequence, known), published.columns, known)
+
+    def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
+        """Whether some of it is stored already."""
+        assert columns.batch is not None
+        return self._desk.judge(claim, columns.batch.columns).known > 0
 
     def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
         """As the publishers of the record are; beyond the bound in silence: who asks again is told."""
@@ -380,7 +377,6 @@ class Ingest:
     def _no_room(self) -> Unfit:
         detail = f"{self._derived.producers.max_count} producers are known here, and no more are kept (producer_bytes)"
         return Unfit(RejectReason.OVERLOADED, detail)
-
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
         """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
@@ -484,6 +480,8 @@ class Ingest:
             if repeats:  # who is told no must not find it stored [A2]
                 kept = [b"" if index in repeats else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)
+            if columns.claim is not None and self._is_known(columns.claim, columns):
+                return
             if self._may_refuse():
                 self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self._count_dropped(RejectReason.OVERLOADED, plain)
@@ -517,23 +515,16 @@ class Ingest:
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
         in_hand = self._tokens[effect.token]
-        stamps = {
-            "base_offset": effect.base_offset,
-            "leader_epoch": effect.leader_epoch,
-            "timestamp_ns": effect.timestamp_ns,
-        }
-        if in_hand.numbered is None:
-            return seal(in_hand.body, **stamps)
-        claim, _, known = in_hand.numbered
-        batch = seal(
+        by = in_hand.numbering or _NOBODY
+        return seal(
             in_hand.body,
-            producer_id=claim.producer_id,
-            producer_epoch=claim.epoch,
-            base_sequence=after(claim.base_sequence, known),
-            **stamps,
+            base_offset=effect.base_offset,
+            leader_epoch=effect.leader_epoch,
+            timestamp_ns=effect.timestamp_ns,
+            producer_id=by.producer_id,
+            producer_epoch=by.epoch,
+            base_sequence=by.base_sequence,
         )
-        in_hand.header = parse_header(memoryview(batch))
-        return batch
 
     def appended(self, effect: AppendBatch, size_bytes: int) -> None:
         """The batch is in the log: its publishers now wait for acks."""
@@ -542,9 +533,7 @@ class Ingest:
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
         self._acks.add(base_offset, in_hand.publishers)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
-        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids)
-        if in_hand.numbered is not None and in_hand.header is not None:
-            self._derived.producers.take(in_hand.header, in_hand.numbered.columns, in_hand.numbered.known)
+        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, in_hand.numbering)
         for index, publishers in in_hand.again:
             self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count

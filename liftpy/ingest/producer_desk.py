@@ -3,13 +3,14 @@
 Goal: of several processes with one producer's name one goes on, and no record of another is taken for one of its own. Constraint: a
 process may be told of its epoch by a leader that dies before anything of that epoch is in a log.
 
-Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It is his alone: it bears the number that he
-has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest one that was given counts: who
-was given an epoch before that is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the log says it. A
-process whose epoch is neither is told to ask (UNKNOWN): what it has sent in it was not stored.
+Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It belongs to that process alone, by the
+number that the process has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest that
+was given counts: who was given one before is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the
+log says it. A process whose epoch is neither is told to ask (UNKNOWN): nothing that it has sent in it was stored.
 
-Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, and is given 5 too, and sends:
-stored. What A sends in epoch 5 as its first is not what was given to B, and the log's epoch is 5: fenced.
+Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, is given 5 too, and sends:
+stored. What A sends then in epoch 5 is not by whom it was given to here: fenced. One leader later nobody remembers that; but A's
+first batch lies where B's lies in the log, and is another: A has diverged (``producers.py``).
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producers import STATE_BYTES, Claim, Judgement, Producers, ProducerState, Verdict, epoch_distance
+from liftpy.ingest.producers import Claim, Finding, Producers, ProducerState, Ruling, epoch_distance
 from liftpy.wire.batch_columns import ColumnSet
 
 _EPOCHS = 1 << 16
 
 
 class Given(NamedTuple):
-    """What a process is told. ``digest``: of all records before ``next_sequence``, None: not known. ``known``: the log holds something
-    of its producer. ``last_offset``: of the last batch of it that the log holds, -1: of none; this is not to be told before it is committed."""
+    """What a process is told, once ``last_offset`` is committed: the last that the log holds of its producer; -1: it holds nothing, and
+    ``known`` is false. ``digest``: of all records before ``next_sequence``, None: not known."""
 
     epoch: int
     next_sequence: int
@@ -73,19 +74,19 @@ class ProducerDesk:
         newest = state.epoch if state is not None and is_stored else epoch
         return (newest + 1) % _EPOCHS
 
-    def judge(self, claim: Claim, columns: ColumnSet) -> Verdict:
+    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
         """What is to be done with a batch of a producer; ``columns`` are its own."""
         state, given = self._producers.state_of(claim.producer_id), self._given.get(claim.producer_id)
         due = 0 if state is None else state.next_sequence
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
         if ahead < 0:
-            return Verdict(Judgement.FENCED, next_sequence=due)
+            return Ruling(Finding.FENCED, next_sequence=due)
         if ahead > 0 and given != (claim.epoch, claim.instance):
-            return Verdict(Judgement.UNKNOWN if given is None else Judgement.FENCED, next_sequence=due)
-        if ahead == 0 and given is not None and epoch_distance(given[0], claim.epoch) > 0:
-            return Verdict(Judgement.FENCED, next_sequence=due)
+            return Ruling(Finding.UNKNOWN if given is None else Finding.FENCED, next_sequence=due)
+        if ahead == 0 and given is not None and given != (claim.epoch, claim.instance):
+            return Ruling(Finding.FENCED, next_sequence=due)
         if state is None:
-            return Verdict(Judgement.FULL if self._producers.is_full else Judgement.APPEND, next_sequence=claim.base_sequence)
+            return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND, next_sequence=claim.base_sequence)
         return self._producers.judge(claim, columns)
 
 
@@ -93,8 +94,3 @@ def last_offset_of(state: ProducerState) -> int:
     """Of the last record of a producer that the log holds, inclusive."""
     last = state.batches[-1]
     return last.offset + last.record_count - 1
-
-
-def count_for(max_bytes: int) -> int:
-    """So many producers of a partition are kept in ``max_bytes``."""
-    return max(1, max_bytes // STATE_BYTES)

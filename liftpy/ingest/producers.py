@@ -4,8 +4,8 @@ Goal: each record of a producer once and in order in the log, though its publish
 Constraint: it is a function of the log; what is cut is forgotten. Memory is bounded.
 
 Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits, epochs 16, and
-both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the state before
-is kept, which a cut brings back.
+both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the
+state before is kept, which a cut brings back. Who may go on in which epoch is the leader's to say (``producer_desk.py``).
 
 | what comes | judged |
 |---|---|
@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import crc32c
 
+from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import RollingDigest
-from liftpy.wire.batch import BatchHeader
 from liftpy.wire.batch_columns import ColumnSet
 
 _ROUND = 1 << 32
@@ -94,7 +94,7 @@ class Claim(NamedTuple):
     """Of the process that says so; drawn by it."""
 
 
-class Judgement(Enum):
+class Finding(Enum):
     """What is to be done with a batch."""
 
     APPEND = "append"
@@ -109,18 +109,18 @@ class Judgement(Enum):
     """No more producers can be kept."""
 
 
-class Verdict(NamedTuple):
+class Ruling(NamedTuple):
     """``known``: so many of its first records are there already. ``offset``: of the first of them; -1: not known, or there is none.
     ``next_sequence``: what is due before this batch."""
 
-    judgement: Judgement
+    finding: Finding
     known: int = 0
     offset: int = -1
     next_sequence: int = 0
 
 
 @dataclass(slots=True, eq=False)
-class _Taken:
+class _Numbered:
     last_offset: int
     time_ns: int
     producer_id: int
@@ -128,20 +128,24 @@ class _Taken:
 
 
 class Producers:
-    """Of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
+    """A ``Part``: of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
 
-    def __init__(self, expiry_ns: int, max_count: int) -> None:
-        """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most."""
+    name = "producers"
+
+    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0) -> None:
+        """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
+        ``reach_ns``: so much of the log is read for it when a log is opened."""
         self._expiry_ns = expiry_ns
+        self.reach_ns = reach_ns
         self.max_count = max_count
         self.forgotten = 0
         """Producers that went before their time, for want of room, ever."""
-        self.begin()
+        self.begin(None)
 
-    def begin(self) -> None:
+    def begin(self, offset: int | None) -> None:
         """Anew: nobody is known."""
         self._states: dict[int, ProducerState] = {}  # who was heard last stands last
-        self._tail: deque[_Taken] = deque()
+        self._tail: deque[_Numbered] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
 
@@ -163,27 +167,27 @@ class Producers:
         return self._states.get(producer_id)
 
     # ---- the log -----------------------------------------------------------------------------------------------------
-    def take(self, header: BatchHeader, columns: ColumnSet | None, first: int = 0) -> None:
-        """The next batch of the log that a producer has numbered. ``columns`` None: some of its records are gone (compaction).
-        ``first``: where among them its records begin."""
-        producer_id, before = header.producer_id, self._states.pop(header.producer_id, None)
-        self._time_ns = max(self._time_ns, header.timestamp_ns)
-        count = header.last_offset_delta + 1
+    def take(self, batch: NewBatch) -> None:
+        """The next batch of the log; one that no producer has numbered says nothing."""
+        numbering = batch.numbering
+        if numbering is None:
+            return
+        producer_id, epoch, base_sequence, columns, first = numbering
+        before = self._states.pop(producer_id, None)
+        self._time_ns = max(self._time_ns, batch.timestamp_ns)
+        count = batch.last_offset - batch.base_offset + 1
         known: RollingDigest | None  # of what came before this batch
         earlier: tuple[StoredBatch, ...] = ()
-        newer = before is not None and epoch_distance(header.producer_epoch, before.epoch) > 0
-        if before is None or (newer and not header.base_sequence):
-            known = None if header.base_sequence else RollingDigest()
+        newer = before is not None and epoch_distance(epoch, before.epoch) > 0
+        if before is None or (newer and not base_sequence):
+            known = None if base_sequence else RollingDigest()
         else:
-            known = before.digest if header.base_sequence == before.next_sequence else None
+            known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
-        batch = StoredBatch(header.base_sequence, count, header.base_offset, _check(digest))
-        next_sequence = after(header.base_sequence, count)
-        self._states[producer_id] = ProducerState(
-            header.producer_epoch, next_sequence, digest, (*earlier, batch), self._time_ns
-        )
-        self._tail.append(_Taken(header.last_offset, self._time_ns, producer_id, before))
+        stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
+        self._states[producer_id] = ProducerState(epoch, after(base_sequence, count), digest, (*earlier, stored), self._time_ns)
+        self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
 
     def committed(self, high_watermark: int) -> None:
@@ -204,7 +208,7 @@ class Producers:
             del states[oldest]
 
     def cut(self, end_offset: int) -> None:
-        """The log ends at ``end_offset`` now, which is above HW."""
+        """The log ends at ``end_offset`` now, which is above HW as it was said last."""
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
@@ -213,28 +217,28 @@ class Producers:
                 self._states[taken.producer_id] = taken.before
 
     # ---- what comes --------------------------------------------------------------------------------------------------
-    def judge(self, claim: Claim, columns: ColumnSet) -> Verdict:
+    def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
         """What is to be done with a batch of a producer; ``columns`` are its own."""
         state = self._states.get(claim.producer_id)
         if state is None:
-            return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
+            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
         due = state.next_sequence
         newer = epoch_distance(claim.epoch, state.epoch)
         if newer < 0:
-            return Verdict(Judgement.FENCED, next_sequence=due)
+            return Ruling(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
-            return Verdict(Judgement.OUT_OF_ORDER if claim.base_sequence else Judgement.APPEND)
+            return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
-            return Verdict(Judgement.OUT_OF_ORDER, next_sequence=due)
+            return Ruling(Finding.OUT_OF_ORDER, next_sequence=due)
         if ahead == 0 and claim.digest is None:
-            return Verdict(Judgement.APPEND, next_sequence=due)
+            return Ruling(Finding.APPEND, next_sequence=due)
         known = min(-ahead, claim.record_count)
         at_the_end = known == -ahead
         if not (self._repeats if at_the_end else self._is_stored_so)(state, claim, columns, known, newer):
-            return Verdict(Judgement.DIVERGED, next_sequence=due)
-        judgement = Judgement.APPEND if known < claim.record_count else Judgement.DUPLICATE
-        return Verdict(judgement, known, _offset_of(state, claim.base_sequence), due)
+            return Ruling(Finding.DIVERGED, next_sequence=due)
+        finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
+        return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
@@ -254,6 +258,11 @@ class Producers:
         if stored is None:
             return state.digest is None
         return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
+
+
+def count_for(max_bytes: int) -> int:
+    """So many producers of a partition are kept in ``max_bytes``."""
+    return max(1, max_bytes // STATE_BYTES)
 
 
 def _check(digest: RollingDigest | None) -> int | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from liftpy.config import NS_PER_S, AckPolicy, Codec
+from liftpy.config import AckPolicy, Codec
 from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived import derived_state
 from liftpy.ingest.ingest import Ingest, Sink
 from liftpy.replica import effects as do
 from liftpy.testing.messages import AckFrame, Publish
@@ -32,8 +32,7 @@ class SimIngest:
         """Inbox -> (publish, index of its message, way back)."""
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
-        window_ns = round(replica.log.config.dedup_window_s * NS_PER_S)
-        self.derived = DerivedState(replica.log, window_ns, self._cluster.config.dedup_bytes, replica.now_ns)
+        self.derived = derived_state(replica.log, replica.log.config, self._cluster.config, replica.now_ns)
         self.ingest = Ingest(
             shell=self,
             subject=replica.subject,

@@ -17,11 +17,11 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
 
-from liftpy.config import NS_PER_S, FlushMode, StreamConfig
+from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived import derived_state
 from liftpy.ingest.ingest import Ingest
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
@@ -133,7 +133,7 @@ class PartitionWorker:
             is_heard=lambda: self.ingest.heard,
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
-        self.derived = _derived(log, config, node)
+        self.derived = derived_state(log, config, node.settings.replication, clock.now_ns)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -355,11 +355,6 @@ class PartitionWorker:
             logger.error("%s: closing the log: %s", self.key, error)
             return False
         return healthy
-
-
-def _derived(log: Log, config: StreamConfig, node: NodeTools) -> DerivedState:
-    window_ns = round(config.dedup_window_s * NS_PER_S)
-    return DerivedState(log, window_ns, node.settings.replication.dedup_bytes, clock.now_ns)
 
 
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:

@@ -22,8 +22,9 @@ _SUMS = {
     "batches_in": ("liftpy_ingest_batches", "Record batches appended as leader."),
     "overloaded": ("liftpy_ingest_overloaded", "Publishes refused or dropped because a bound was reached."),
     "rejected": ("liftpy_ingest_rejected", "Publishes answered with a negative ack."),
-    "duplicates": ("liftpy_ingest_duplicates", "Publishes left out because a record has their message id."),
+    "duplicates": ("liftpy_ingest_duplicates", "Publishes left out because a record has their message id, or sequence."),
     "message_ids_forgotten": ("liftpy_message_ids_forgotten", "Message ids that went before their time, for want of room."),
+    "producers_forgotten": ("liftpy_producers_forgotten", "Producers that went before their time, for want of room."),
     "poison_envelopes": ("liftpy_ingest_poison_envelopes", "Publishes that look enveloped and are not."),
     "refused_replies": ("liftpy_refused_replies", "Reply subjects outside the inbox prefixes."),
     "flushes": ("liftpy_log_flushes", "Flushes of logs."),
@@ -35,6 +36,7 @@ _BYTES = {
     "uncommitted_bytes": "Appended by leaders here and not committed, about.",
     "waiting_readers_bytes": "What readers in a long poll cost, of those that wait here.",
     "message_ids_bytes": "Message ids within the windows of the partitions here, about.",
+    "producers_bytes": "What is known of producers by the partitions here, about.",
     "assembling_bytes": "Held by followers here of batches that come in pieces and are not whole yet.",
 }
 

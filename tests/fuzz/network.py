@@ -8,10 +8,11 @@ from typing import Any
 
 import crc32c
 
-from liftpy.config import AckPolicy
+from liftpy.config import AckPolicy, Codec
 from liftpy.errors import ProtocolError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.published_batch import body_after
 from liftpy.log import arrow
 from liftpy.service.sessions import ReplicaView, ServiceSessions, Tell
 from liftpy.wire import envelope, frames
@@ -126,13 +127,24 @@ def _publishes(data: bytes) -> Any:
 def _batch_publish(seed: int) -> bytes:
     rng = random.Random(seed)
     count = rng.choice((1, 2, 9, 30))
+    if seed % 10 == 9:
+        asked = client_pb2.BatchPublish(
+            stream="orders", streamUid="u1", askedProducer=7 + seed, producerInstance=rng.getrandbits(64)
+        )
+        return frames.batch_publish(asked, b"")
+    numbered = seed % 4 == 2
     headers = [[(rng.choice("abc"), rng.randbytes(rng.randrange(4)))] * rng.randrange(3) for _ in range(count)]
     batch = build_batch(
         [None if rng.random() < 0.1 else rng.randbytes(rng.randrange(9)) for _ in range(count)],
         keys=[None if rng.random() < 0.3 else b"k" for _ in range(count)] if seed % 2 else None,
         headers=headers if seed % 3 else None,
+        **({"producer_id": rng.getrandbits(64) or 1, "producer_epoch": seed, "base_sequence": seed} if numbered else {}),
     )
-    head = client_pb2.BatchPublish(stream="orders", streamUid="u1", expectedOffset=seed, ackInbox="_INBOX.y" * (seed % 2))
+    head = client_pb2.BatchPublish(stream="orders", streamUid="u1", ackInbox="_INBOX.y" * (seed % 2))
+    if numbered:
+        head.producerInstance, head.producerDigest = rng.getrandbits(64), rng.randbytes(36)
+    else:
+        head.expectedOffset = seed
     return frames.batch_publish(head, batch)
 
 
@@ -148,18 +160,26 @@ def _mended_publish(data: bytes) -> bytes:
 def _published(data: bytes) -> Any:
     """A whole batch as a message of an ingest; what is taken is a batch that every reader can read, of the same records."""
     found = _READER.read([(b"data.orders", b"_INBOX.x", data, b"")], 5)
-    if found.batch is None:
+    if found.asked is not None and found.unfit is None:
+        assert all(0 < found.asked[0] < 1 << 64 and 0 <= number < 1 << 64 for number in found.asked[1:])
+        return found.asked
+    if found.batch is None or found.unfit is not None:
         frames.decode_batch_publish(data)  # its error, or it is refused with a reason
         if found.unfit is None:
             raise ProtocolError("stored as plain bytes: another kind of frame")
         raise ProtocolError(str(found.unfit))
-    sealed = parse_batch(seal_batch(found.batch, base_offset=7, leader_epoch=2, timestamp_ns=3))
+    sealed = parse_batch(seal_batch(found.batch.body, base_offset=7, leader_epoch=2, timestamp_ns=3))
     records = list(sealed.records())
-    assert [record.offset for record in records] == list(range(7, 7 + found.batch.record_count))
+    assert [record.offset for record in records] == list(range(7, 7 + found.batch.body.record_count))
     assert {record.subject for record in records} == {"data.orders"}
     published = parse_batch(frames.decode_batch_publish(data)[1])
     assert [(r.value, r.key, r.headers) for r in published.records()] == [(r.value, r.key, r.headers) for r in records]
     _batches(sealed.view)
+    if found.claim is not None:
+        assert found.claim.record_count == len(records)
+        later = body_after(found.batch, len(records) // 2, "data.orders", Codec.NONE) if len(records) > 1 else None
+        kept = [] if later is None else [(r.value, r.key, r.headers) for r in parse_batch(seal_batch(later)).records()]
+        assert kept == [(r.value, r.key, r.headers) for r in records[len(records) // 2 :] if later is not None]
     return records
 
 
@@ -273,7 +293,12 @@ def decoders() -> list[Decoder]:
             _published,
             p,
             mend=_mended_publish,
-            covers=(prefix + "decode_batch_publish", prefix + "_headed", "liftpy.ingest.published_batch:_parsed"),
+            covers=(
+                prefix + "decode_batch_publish",
+                prefix + "_headed",
+                "liftpy.ingest.published_batch:_parsed",
+                "liftpy.ingest.digest:RollingDigest.decode",
+            ),
         ),
         Decoder(
             "batches",

@@ -3,97 +3,21 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import crc32c
 import pytest
-from unlogged import derived_state
+from batches import Bench, published
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig
-from liftpy.ids import PartitionKey
-from liftpy.ingest.acks import PendingAcks
-from liftpy.ingest.ingest import Ingest
+from liftpy.config import AckPolicy, Codec
 from liftpy.ingest.published_batch import MAX_BATCH_RECORDS
-from liftpy.replica.effects import AppendBatch, RejectReason
-from liftpy.replica.events import PublishesReceived
+from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.wire.batch import build_batch, parse_batch
 from liftpy.wire.batch_columns import Columns
-from liftpy.wire.inboxes import InboxRule
 
 _Ack = client_pb2.Ack
-
-
-class Bench:
-    """Partition 1 of the stream s, whose uid is u1; what is taken is appended at once, and committed by ``commit``."""
-
-    max_payload = 1 << 20
-
-    def __init__(self, policy: AckPolicy = AckPolicy.ALL, codec: Codec = Codec.NONE, *, takes: bool = True) -> None:
-        self.batches: list[RecordBatch] = []
-        self.events: list[PublishesReceived] = []
-        self.lines: list[bytes] = []
-        self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")
-        self.ingest = Ingest(
-            shell=self,  # type: ignore[arg-type]
-            subject="ev.1",
-            config=ReplicationConfig(),
-            policy=policy,
-            codec=codec,
-            inboxes=InboxRule(("_INBOX.",)),
-            acks=self.acks,
-            feed=self.append,
-            wall_ns=lambda: 77,
-            log_end_offset=lambda: self.end,
-            may_refuse=lambda: True,
-            derived=derived_state(),
-            takes=lambda: takes,
-        )
-        self.ingest.start()
-
-    @property
-    def end(self) -> int:
-        return self.batches[-1].next_offset if self.batches else 0
-
-    def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
-        return None
-
-    def when_heard(self, heard: Callable[[], None]) -> None:
-        heard()
-
-    def behind_read(self, callback: Callable[[], None]) -> None:
-        pass
-
-    def send_lines(self, lines: Any) -> None:
-        self.lines += lines
-
-    def append(self, event: PublishesReceived) -> None:
-        self.events.append(event)
-        effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=3, timestamp_ns=event.received_wall_ns)
-        batch = self.ingest.seal(effect)
-        assert len(batch) == event.size_bytes
-        self.ingest.appended(effect, len(batch))
-        self.batches.append(parse_batch(batch))
-
-    def arrive(self, *messages: tuple[bytes, bytes, bytes]) -> None:
-        for reply, payload, block in messages:
-            self.ingest._arrived(b"ev.1", reply, payload, block)
-        self.ingest._drain()
-
-    def commit(self, policy: AckPolicy = AckPolicy.ALL) -> list[_Ack]:
-        self.acks.release(policy, self.end - 1, 3, 0)
-        return self.answers()
-
-    def answers(self) -> list[_Ack]:
-        lines, self.lines = self.lines, []
-        return [frames.decode(line.split(b"\r\n", 1)[1][:-2], _Ack) for line in lines]
-
-
-def published(batch: bytes, **head: Any) -> bytes:
-    fields = {"stream": "s", "streamUid": "u1", "partition": 1, "ackPolicy": client_pb2.ALL} | head
-    return frames.batch_publish(client_pb2.BatchPublish(**fields), batch)
 
 
 THREE = build_batch([b"a", None, b""], keys=[b"k", b"", None], headers=[[("x", b"1"), ("x", b"2")], None, [("y", b"")]])
@@ -236,9 +160,8 @@ _VALUES = 64 + 8  # ends of two records, then their bytes
         (build_batch([b"a"], replies=["_INBOX.x"]), "values, keys and headers only"),
         (build_batch([b"a"], timestamps_ns=[5]), "values, keys and headers only"),
         (build_batch([b"a"], offset_deltas=[4]), "values, keys and headers only"),
-        (build_batch([b"a"], producer_id=1), "names no producer"),
-        (build_batch([b"a"], base_sequence=1), "names no producer"),
-        (build_batch([b"a"], producer_epoch=1), "names no producer"),
+        (build_batch([b"a"], base_sequence=1), "without a producer"),
+        (build_batch([b"a"], producer_epoch=1), "without a producer"),
         (build_batch([b"a", b"b"], headers=[[("Lift-Ack", b"all")], None]), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("x", b"")], [("lift-Key", b"k")]]), "Lift-* is reserved"),
         (build_batch([b"a", b"b"], headers=[[("lift-Key", b"k")]] * 2), "Lift-* is reserved"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,9 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.errors import ProtocolError
+from liftpy.ingest.derived import derived_state
+from liftpy.ingest.derived_part import NewBatch, Numbering
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
-from liftpy.ingest.producers import Claim, Judgement, Producers, StoredBatch, Verdict, distance, epoch_distance
+from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling, StoredBatch, distance, epoch_distance
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
 
 Rec = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]
@@ -42,6 +48,14 @@ def a_batch(
         base_sequence=sequence,
     )
     return parse_batch(data)
+
+
+def take(producers: Producers, batch: RecordBatch, *, whole: bool = True) -> None:
+    """As ``DerivedState`` tells it; not ``whole``: compaction has dropped some of its records."""
+    head = batch.header
+    numbering = Numbering(head.producer_id, head.producer_epoch, head.base_sequence, batch.columns if whole else None)
+    told = NewBatch(head.base_offset, head.last_offset, head.timestamp_ns, head.record_count, {}, numbering)
+    producers.take(told)
 
 
 def check_of(records: list[Rec]) -> int:
@@ -102,17 +116,17 @@ class Bench:
     end: int = 0
 
     def publish(self, records: list[Rec], *, epoch: int = 0, sequence: int = 0, reset: bool = False, time: int = 1,
-                said: list[Rec] | None = None, producer: int = 7) -> Verdict:  # fmt: skip
+                said: list[Rec] | None = None, producer: int = 7) -> Ruling:  # fmt: skip
         columns = a_batch(records).columns
         digest = None if said is None else digest_of(said)
-        verdict = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset, digest), columns)
-        if verdict.judgement is Judgement.APPEND:
-            rest = records[verdict.known :]
-            first = (sequence + verdict.known) % (1 << 32)
+        ruling = self.producers.judge(Claim(producer, epoch, sequence, len(records), reset, digest), columns)
+        if ruling.finding is Finding.APPEND:
+            rest = records[ruling.known :]
+            first = (sequence + ruling.known) % (1 << 32)
             batch = a_batch(rest, base=self.end, producer=producer, epoch=epoch, sequence=first, time=time)
-            self.producers.take(batch.header, batch.columns)
+            take(self.producers, batch)
             self.end += len(rest)
-        return verdict
+        return ruling
 
 
 A, B, C, D, E = SOME
@@ -120,12 +134,12 @@ A, B, C, D, E = SOME
 
 def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> None:
     bench = Bench()
-    assert bench.publish([A, B]) == Verdict(Judgement.APPEND)
-    assert bench.publish([C, D], sequence=2) == Verdict(Judgement.APPEND, next_sequence=2)
-    assert bench.publish([E], sequence=5) == Verdict(Judgement.OUT_OF_ORDER, next_sequence=4)
-    assert bench.publish([C, D], sequence=2) == Verdict(Judgement.DUPLICATE, known=2, offset=2, next_sequence=4)
-    assert bench.publish([B, C], sequence=1) == Verdict(Judgement.DUPLICATE, known=2, offset=1, next_sequence=4)
-    assert bench.publish([D, E], sequence=3) == Verdict(Judgement.APPEND, known=1, offset=3, next_sequence=4)
+    assert bench.publish([A, B]) == Ruling(Finding.APPEND)
+    assert bench.publish([C, D], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
+    assert bench.publish([E], sequence=5) == Ruling(Finding.OUT_OF_ORDER, next_sequence=4)
+    assert bench.publish([C, D], sequence=2) == Ruling(Finding.DUPLICATE, known=2, offset=2, next_sequence=4)
+    assert bench.publish([B, C], sequence=1) == Ruling(Finding.DUPLICATE, known=2, offset=1, next_sequence=4)
+    assert bench.publish([D, E], sequence=3) == Ruling(Finding.APPEND, known=1, offset=3, next_sequence=4)
     state = bench.producers.state_of(7)
     assert state is not None
     assert (state.epoch, state.next_sequence, state.digest) == (0, 5, digest_of([A, B, C, D, E]))
@@ -138,36 +152,41 @@ def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> 
 
 def test_who_is_not_known_begins_at_zero() -> None:
     bench = Bench()
-    assert bench.publish([A], sequence=3) == Verdict(Judgement.OUT_OF_ORDER)
-    assert bench.publish([A], producer=8) == Verdict(Judgement.APPEND)
+    assert bench.publish([A], sequence=3) == Ruling(Finding.OUT_OF_ORDER)
+    assert bench.publish([A], producer=8) == Ruling(Finding.APPEND)
     assert bench.producers.state_of(7) is None
 
 
 def test_an_older_process_is_fenced_by_the_first_record_of_the_newer() -> None:
     bench = Bench()
     bench.publish([A], epoch=1)
-    assert bench.publish([B], epoch=1, sequence=1).judgement is Judgement.APPEND
-    assert bench.publish([C], epoch=2, sequence=2).judgement is Judgement.APPEND
-    assert bench.publish([D], epoch=1, sequence=3) == Verdict(Judgement.FENCED, next_sequence=3)
-    assert bench.publish([C], epoch=1, sequence=2) == Verdict(Judgement.FENCED, next_sequence=3)
+    assert bench.publish([B], epoch=1, sequence=1).finding is Finding.APPEND
+    assert bench.publish([C], epoch=2, sequence=2).finding is Finding.APPEND
+    assert bench.publish([D], epoch=1, sequence=3) == Ruling(Finding.FENCED, next_sequence=3)
+    assert bench.publish([C], epoch=1, sequence=2) == Ruling(Finding.FENCED, next_sequence=3)
 
 
 def test_a_reset_needs_a_new_epoch_and_sequence_zero() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
-    assert bench.publish([C], epoch=1, reset=True) == Verdict(Judgement.DUPLICATE, known=1, offset=0, next_sequence=2)
-    assert bench.publish([C], epoch=2, sequence=1, reset=True) == Verdict(Judgement.OUT_OF_ORDER)
-    assert bench.publish([C], epoch=2, reset=True) == Verdict(Judgement.APPEND)
+    assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.DUPLICATE, known=1, offset=0, next_sequence=2)
+    assert bench.publish([C], epoch=2, sequence=1, reset=True) == Ruling(Finding.OUT_OF_ORDER)
+    assert bench.publish([C], epoch=2, reset=True) == Ruling(Finding.APPEND)
     state = bench.producers.state_of(7)
     assert state is not None
-    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (2, 1, digest_of([C]), (StoredBatch(0, 1, 2, check_of([C])),))
+    assert (state.epoch, state.next_sequence, state.digest, state.batches) == (
+        2,
+        1,
+        digest_of([C]),
+        (StoredBatch(0, 1, 2, check_of([C])),),
+    )
 
 
 def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> None:
     bench = Bench()
     bench.publish([A, B], epoch=1)
     bench.publish([C], epoch=1, sequence=2)
-    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == Verdict(Judgement.APPEND, 2, 1, 3)
+    assert bench.publish([B, C, D, E], epoch=2, sequence=1, said=[A]) == Ruling(Finding.APPEND, 2, 1, 3)
     assert bench.producers.state_of(7).digest == digest_of([A, B, C, D, E])  # type: ignore[union-attr]
 
 
@@ -179,7 +198,7 @@ def test_who_comes_back_and_repeats_itself_in_other_batches_is_recognised() -> N
 def test_who_does_not_repeat_itself_has_diverged(records: list[Rec], sequence: int, said: list[Rec]) -> None:
     bench = Bench()
     bench.publish([A, B, C], epoch=1)
-    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Verdict(Judgement.DIVERGED, next_sequence=3)
+    assert bench.publish(records, epoch=2, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=3)
     assert bench.end == 3
 
 
@@ -187,9 +206,9 @@ def test_an_old_duplicate_is_one_though_its_offset_is_not_known_any_more() -> No
     bench = Bench()
     for sequence in range(7):
         bench.publish([A], sequence=sequence)
-    assert bench.publish([A], sequence=1) == Verdict(Judgement.DUPLICATE, 1, -1, 7)
-    assert bench.publish([A], sequence=2) == Verdict(Judgement.DUPLICATE, 1, 2, 7)
-    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Verdict(Judgement.DUPLICATE, 2, 2, 7), "who repeats himself"
+    assert bench.publish([A], sequence=1) == Ruling(Finding.DUPLICATE, 1, -1, 7)
+    assert bench.publish([A], sequence=2) == Ruling(Finding.DUPLICATE, 1, 2, 7)
+    assert bench.publish([A, A], sequence=2, epoch=1, said=[E, E]) == Ruling(Finding.DUPLICATE, 2, 2, 7), "who repeats himself"
 
 
 def test_a_batch_that_is_all_there_is_one_of_the_last_or_it_is_anothers() -> None:
@@ -197,24 +216,24 @@ def test_a_batch_that_is_all_there_is_one_of_the_last_or_it_is_anothers() -> Non
     bench = Bench()
     for sequence in range(0, 14, 2):
         bench.publish([A, B], sequence=sequence)
-    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == Verdict(Judgement.DUPLICATE, 2, 6, 14)
-    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == Verdict(Judgement.DUPLICATE, 1, 7, 14)
+    assert bench.publish([A, B], sequence=6, said=[A, B] * 3) == Ruling(Finding.DUPLICATE, 2, 6, 14)
+    assert bench.publish([B], sequence=7, said=[A, B, A, B, A, B, A]) == Ruling(Finding.DUPLICATE, 1, 7, 14)
     for records, sequence, said in (([A, C], 6, [A, B] * 3), ([A], 6, [A, B] * 3), ([A, B], 2, [A, B])):
-        assert bench.publish(records, sequence=sequence, said=said) == Verdict(Judgement.DIVERGED, next_sequence=14)
+        assert bench.publish(records, sequence=sequence, said=said) == Ruling(Finding.DIVERGED, next_sequence=14)
     forgetful = Producers(0, 10)
     for base in (0, 2):
         batch = a_batch([A, B], base=base, sequence=base)
-        forgetful.take(batch.header, None)
+        take(forgetful, batch, whole=False)
     wrong = Claim(7, 0, 0, 1, False, digest_of([E]))
-    assert forgetful.judge(wrong, a_batch([A]).columns).judgement is Judgement.DUPLICATE, "nobody can tell"
+    assert forgetful.judge(wrong, a_batch([A]).columns).finding is Finding.DUPLICATE, "nobody can tell"
 
 
 def test_epochs_go_round() -> None:
     bench = Bench()
     bench.publish([A], epoch=65_535)
-    assert bench.publish([B], epoch=0, sequence=1) == Verdict(Judgement.APPEND, next_sequence=1)
-    assert bench.publish([B], epoch=65_535, sequence=2) == Verdict(Judgement.FENCED, next_sequence=2)
-    assert bench.publish([C], epoch=1, reset=True) == Verdict(Judgement.APPEND)
+    assert bench.publish([B], epoch=0, sequence=1) == Ruling(Finding.APPEND, next_sequence=1)
+    assert bench.publish([B], epoch=65_535, sequence=2) == Ruling(Finding.FENCED, next_sequence=2)
+    assert bench.publish([C], epoch=1, reset=True) == Ruling(Finding.APPEND)
     assert (epoch_distance(0, 65_535), epoch_distance(65_535, 1)) == (1, -2)
     assert bench.producers._states[7].digest == digest_of([C])
 
@@ -223,26 +242,26 @@ def test_sequences_go_round() -> None:
     producers = Producers(0, 10)
     last = (1 << 32) - 1
     first, then = a_batch([A, B], sequence=last - 3), a_batch([C, D], base=2, sequence=last - 1)
-    producers.take(a_batch([E], producer=7, epoch=0).header, a_batch([E]).columns)
+    take(producers, a_batch([E]))
     for batch in (first, then):
-        producers.take(batch.header, batch.columns)
+        take(producers, batch)
     state = producers.state_of(7)
     assert state is not None
     assert state.next_sequence == 0
     columns = a_batch([C]).columns
-    assert producers.judge(Claim(7, 0, 0, 1), columns).judgement is Judgement.APPEND
-    assert producers.judge(Claim(7, 0, last, 1), columns) == Verdict(Judgement.DUPLICATE, 1, 3, 0)
-    assert producers.judge(Claim(7, 0, 1, 1), columns).judgement is Judgement.OUT_OF_ORDER
+    assert producers.judge(Claim(7, 0, 0, 1), columns).finding is Finding.APPEND
+    assert producers.judge(Claim(7, 0, last, 1), columns) == Ruling(Finding.DUPLICATE, 1, 3, 0)
+    assert producers.judge(Claim(7, 0, 1, 1), columns).finding is Finding.OUT_OF_ORDER
     assert (distance(1, last), distance(last, 1), distance(5, 5)) == (2, -2, 0)
 
 
 def test_a_round_does_not_begin_the_digest_anew() -> None:
     producers, before = Producers(0, 10), a_batch([A], sequence=0)
-    producers.take(before.header, before.columns)
+    take(producers, before)
     states = producers._states
     states[7] = states[7]._replace(next_sequence=0)  # two to the 32 records later
     behind = a_batch([B], base=1, sequence=0)
-    producers.take(behind.header, behind.columns)
+    take(producers, behind)
     assert states[7].digest == digest_of([A, B])
     assert len(states[7].batches) == 2
 
@@ -277,14 +296,14 @@ def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
         sequence, columns = first
         producers = Producers(0, 10)
         batch = a_batch([A], sequence=sequence)
-        producers.take(batch.header, batch.columns if columns else None)
+        take(producers, batch, whole=bool(columns))
         later = a_batch([B], base=1, sequence=second)
-        producers.take(later.header, later.columns)
+        take(producers, later)
         state = producers.state_of(7)
         assert state is not None
         assert state.digest is None
         wrong = digest_of([E])
-        assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).judgement is Judgement.APPEND
+        assert producers.judge(Claim(7, 0, second + 1, 1, False, wrong), batch.columns).finding is Finding.APPEND
 
 
 def test_a_producer_expires_by_committed_time_and_the_idlest_goes_for_want_of_room() -> None:
@@ -326,15 +345,39 @@ def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int
         else:
             records = [SOME[(sequence + i) % len(SOME)] for i in range(count)]
             start = bench.end
-            verdict = bench.publish(records, epoch=epoch, sequence=sequence, reset=reset, producer=producer)
-            if verdict.judgement is Judgement.APPEND:
-                rest = records[verdict.known :]
-                first = sequence + verdict.known
+            ruling = bench.publish(records, epoch=epoch, sequence=sequence, reset=reset, producer=producer)
+            if ruling.finding is Finding.APPEND:
+                rest = records[ruling.known :]
+                first = sequence + ruling.known
                 log.append(a_batch(rest, base=start, producer=producer, epoch=epoch, sequence=first))
         anew = Producers(0, 100)
         for batch in log:
-            anew.take(batch.header, batch.columns)
+            take(anew, batch)
         for known in (7, 8):
             assert bench.producers.state_of(known) == anew.state_of(known)
             epochs = [b.header.producer_epoch for b in log if b.header.producer_id == known]
             assert epochs == sorted(epochs)
+
+
+def test_what_the_settings_say_of_derived_state() -> None:
+    log = Log.open(MemoryStorage(), StreamConfig(), now_wall_ns=0)[0]
+    stream = StreamConfig(dedup_window_s=7.0)
+    node = ReplicationConfig(dedup_bytes=4096, producer_bytes=STATE_BYTES * 9, producer_expiry_s=3)
+    made = derived_state(log, stream, node, lambda: 5)
+    assert (made.ids.window_ns, made.ids._max_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
+    assert (made.producers.max_count, made.producers._expiry_ns, made.producers.reach_ns) == (9, 3 * NS_PER_S, 3 * NS_PER_S)
+    assert derived_state(log, stream, ReplicationConfig(), int).producers.reach_ns == 600 * NS_PER_S
+
+
+def test_a_producer_takes_about_what_is_said() -> None:
+    producers, count = Producers(0, 1000), 300
+    batches = [a_batch([A], base=n, producer=n % count + 1, sequence=n // count) for n in range(count * 6)]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for batch in batches:
+        take(producers, batch)
+        producers.committed(batch.last_offset)
+    taken = (tracemalloc.get_traced_memory()[0] - before) / count
+    tracemalloc.stop()
+    assert STATE_BYTES / 2 < taken < STATE_BYTES * 1.5
+    assert producers.size_bytes == STATE_BYTES * count

@@ -31,6 +31,8 @@ SUMS = {
     "duplicates": "liftpy_ingest_duplicates_total",
     "message_ids_forgotten": "liftpy_message_ids_forgotten_total",
     "message_ids_bytes": "liftpy_message_ids_bytes",
+    "producers_forgotten": "liftpy_producers_forgotten_total",
+    "producers_bytes": "liftpy_producers_bytes",
     "poison_envelopes": "liftpy_ingest_poison_envelopes_total",
     "refused_replies": "liftpy_refused_replies_total",
     "flushes": "liftpy_log_flushes_total",

@@ -63,6 +63,15 @@ class Ids:
         return 126
 
 
+class Known:
+    """Producers."""
+
+    size_bytes, forgotten = 131, 132
+
+    def __len__(self) -> int:
+        return 130
+
+
 def a_worker(stream: str = "s", partition: int = 3) -> Any:
     asked: list[int] = []
 
@@ -89,7 +98,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
             ),
             reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
         ),
-        derived=SimpleNamespace(ids=Ids(), replayed_bytes=129),
+        derived=SimpleNamespace(ids=Ids(), producers=Known(), replayed_bytes=129),
         fetches=SimpleNamespace(assembling_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
         services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
@@ -179,6 +188,9 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "message_ids": 126,
             "message_ids_bytes": 127,
             "message_ids_forgotten": 128,
+            "producers": 130,
+            "producers_bytes": 131,
+            "producers_forgotten": 132,
             "dropped": {"x": 113},
             "poison_envelopes": 114,
             "refused_replies": 115,

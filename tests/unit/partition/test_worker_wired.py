@@ -26,7 +26,7 @@ CONFIG = StreamConfig(
 SUBJECT = "shop.orders"
 OWN_SUBJECT = worker_module.data_subject(SUBJECT, KEY.partition)
 MADE = (
-    "DerivedState", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
+    "derived_state", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
     "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Tools",
 )  # fmt: skip
 
@@ -114,13 +114,13 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
 
 
 def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(wired.given["DerivedState"].values()) == [wired.log, 7_000_000_000, 1 << 20, clock.now_ns]
+    assert list(wired.given["derived_state"].values()) == [wired.log, CONFIG, REPLICATION, clock.now_ns]
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = wired.worker, wired.taken("Ingest", "log_end_offset", "may_refuse", "on_drop", "feed")
     assert given == {
         "shell": "the link of publishes", "subject": OWN_SUBJECT, "config": REPLICATION, "policy": AckPolicy.LEADER, "codec": Codec.LZ4,
         "inboxes": "the inboxes of applications", "acks": wired.parts["PendingAcks"], "wall_ns": time.time_ns,
-        "derived": wired.parts["DerivedState"], "takes": "takes",
+        "derived": wired.parts["derived_state"], "takes": "takes",
     }  # fmt: skip
     log_end_offset, may_refuse, on_drop, feed = functions
     assert (log_end_offset(), may_refuse(), feed) == (41, ("may refuse", 77), worker.feed)
@@ -165,7 +165,7 @@ def test_flushes_are_told_to_the_replica_to_the_node_and_to_the_executor(wired: 
     error = StorageError("broken")
     failed(error)
     replay, (tell, replay_failed) = wired.taken("LogReplay", "feed", "failed")
-    assert list(replay.values()) == [wired.parts["DerivedState"]]
+    assert list(replay.values()) == [wired.parts["derived_state"]]
     assert tell is wired.worker.feed
     replay_failed(error)
     assert wired.failed == [error, error]
@@ -184,7 +184,7 @@ def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> No
     }  # fmt: skip
     made = {name: part.name for name in own if (part := given[name])}
     assert made == {
-        "flusher": "Flusher", "ingest": "Ingest", "derived": "DerivedState", "replay": "LogReplay", "acks": "PendingAcks",
+        "flusher": "Flusher", "ingest": "Ingest", "derived": "derived_state", "replay": "LogReplay", "acks": "PendingAcks",
         "replication": "ReplicationDesk", "fetches": "FetchClient", "reads": "ReadSubjects", "services": "PartitionServices",
     }  # fmt: skip
     assert (high_watermark(), leader(), feed) == (33, ("", 0, 0), worker.feed)
