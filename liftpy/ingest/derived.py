@@ -40,7 +40,7 @@ class DerivedState:
     ) -> None:
         self._log = log
         self.ids = RecentIds(window_ns, max_bytes, now_ns)
-        self.producers = producers or Producers(0, count_for(max_bytes))
+        self.producers = Producers(0, count_for(max_bytes)) if producers is None else producers
         self.parts: tuple[Part, ...] = (self.ids, self.producers)
         self.replayed_bytes = 0
         """Read again of the log, ever."""

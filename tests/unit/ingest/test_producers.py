@@ -372,6 +372,7 @@ def test_what_the_settings_say_of_derived_state() -> None:
 def test_a_producer_takes_about_what_is_said() -> None:
     producers, count = Producers(0, 1000), 300
     batches = [a_batch([A], base=n, producer=n % count + 1, sequence=n // count) for n in range(count * 6)]
+    assert all(batch.columns.values for batch in batches)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for batch in batches:
