@@ -33,6 +33,17 @@ def test_the_worked_example_of_leaderships() -> None:
     assert plan.targets(held)["s", 4] == ("c", "b")
 
 
+def test_nobody_who_has_its_share_of_the_bytes_is_given_more() -> None:
+    """Not even where who lacks some can take nothing: c holds as many partitions as it can open."""
+    nodes = [*cluster("ab"), NodeFacts(node_id="c", budget=1)]
+    held = held_by(*"aaaaaabbbc")
+    sizes = dict(zip(held, [30] * 9 + [0], strict=True))
+    plan = plan_sizes(nodes, held, sizes)
+    assert (plan.moves, plan.held_bytes) == ((), {"a": 180, "b": 90, "c": 0})
+    free = plan_sizes(cluster("abc"), held, sizes)
+    assert (free.moved_bytes, free.held_bytes) == (90, {"a": 90, "b": 90, "c": 90})
+
+
 def test_leaderships_that_are_even_stay() -> None:
     assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
     assert plan_leaderships([], {}).transfers == ()

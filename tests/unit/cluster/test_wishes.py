@@ -48,6 +48,21 @@ def answers_to(batch: pb.ControlRequest | None, *errors: tuple[int, pb.ControlRe
     return pb.ControlResponse(batch=pb.BatchAnswers(answers=[pb.BatchedAnswer(number=n, error=e) for n, e in errors]))
 
 
+def test_batches_wishes_and_those_that_came_too_late_are_counted() -> None:
+    asked = Asked()
+    wishes = asked.wishes
+    assert wishes.take() is None
+    for number in range(SENT_TOGETHER + 1):
+        asked.put(number, promotion(number))
+    asked.put(0, promotion(0, newest_offset=5))
+    counts = []
+    while wishes.take() is not None:
+        assert wishes.take() is None, "one that is out counts once"
+        counts.append((wishes.batch_count, wishes.sent_count, wishes.superseded_count))
+        wishes.answered(None)
+    assert counts == [(1, SENT_TOGETHER, 1), (2, SENT_TOGETHER + 1, 1)]
+
+
 def test_thousands_leave_in_few_batches_one_at_a_time() -> None:
     asked = Asked()
     for number in range(3000):

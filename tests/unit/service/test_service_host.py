@@ -255,6 +255,22 @@ async def test_the_state_is_stored_when_an_operator_asks_and_when_it_is_stopped(
     assert stored() == [3, 5]
 
 
+async def test_the_state_of_one_that_failed_is_not_stored(running: Any, tmp_path: Path) -> None:
+    bus, made, task, log = running
+
+    def stored() -> list[Path]:
+        return list(tmp_path.glob("**/*.snapshot"))
+
+    log.append(3)
+    await bus.tell(order(bus, 1))
+    await bus.until(lambda: bus.hellos[-1].position == 3)
+    made._fatal(ConfigError("no"))
+    with pytest.raises(ConfigError):
+        await task
+    assert bus.hellos[-1].leaving
+    assert stored() == [], "nobody knows what it is worth"
+
+
 async def test_one_that_is_told_that_it_has_diverged_ends_and_never_begins_from_that_state(
     running: Any, tmp_path: Path
 ) -> None:
