@@ -160,6 +160,9 @@ class ReplicationConfig:
     """Of memory for the producers of a partition: some 20,000. Beyond it no new one is taken."""
     producer_expiry_s: float = 86_400.0
     """A producer that has sent nothing for so long, of the log's time, is forgotten."""
+    subjects_bytes: int = 64 * 1024 * 1024
+    """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 280,000
+    subjects of 40 bytes. With more, such publishes are refused."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
     slow_flush_s: float = 0.2
@@ -222,6 +225,7 @@ class ReplicationConfig:
                 "copy_piece_bytes": (4096, 64 << 20),
                 "dedup_bytes": (4096, 16 << 30),
                 "producer_bytes": (4096, 16 << 30),
+                "subjects_bytes": (4096, 16 << 30),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

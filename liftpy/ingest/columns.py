@@ -16,7 +16,7 @@ from liftpy.ids import PartitionKey
 from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.jetstream import Expected, Unfit
 from liftpy.ingest.producers import Claim
 from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
@@ -39,8 +39,6 @@ _TYPE_POSITION = 7
 """Of the envelope's message type."""
 _PUBLISH, _BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
-_MAX_DIGITS = 19
-"""Of an offset: it has 63 bits."""
 _TOO_MANY_HEADERS = Unfit(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
 _NO_TOMBSTONE = Unfit(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
@@ -59,6 +57,8 @@ class MessageColumns:
     headers: list[Headers | None] | None = None
     replies: list[str | None] | None = None
     expected: dict[int, int] = field(default_factory=dict)
+    of_others: dict[int, Expected] = field(default_factory=dict)
+    """Record index -> what else it expects."""
     ids: dict[int, bytes] = field(default_factory=dict)
     """Record index -> message id."""
     batch: Published | None = None
@@ -184,6 +184,9 @@ class MessageReader:
                 columns.unfit = unfit
                 return
             columns.unfit_then = jetstream.why_not_then(headers) or columns.unfit_then
+            expected = jetstream.expected_in(headers)
+            if expected is not None:
+                columns.of_others[index] = expected
         for name, value in headers:
             if name == KEY:
                 _column(columns, "keys")[index] = value
@@ -206,7 +209,7 @@ class MessageReader:
                     columns.unfit = jetstream.ID_TOO_LONG
                     return
             elif name == jetstream.EXPECTED_LAST_SEQUENCE:
-                columns.expected[index] = _expected_offset(value)
+                columns.expected[index] = jetstream.number_of(value)
         if headers:
             _column(columns, "headers")[index] = headers
 
@@ -355,10 +358,6 @@ def _claim(head: client_pb2.BatchPublish, published: Published) -> Claim | None:
         digest,
         head.producerInstance,
     )
-
-
-def _expected_offset(text: bytes) -> int:
-    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
 
 
 def _column(columns: MessageColumns, name: str) -> list[object]:

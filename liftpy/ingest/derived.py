@@ -1,8 +1,9 @@
 """DerivedState: what ingest keeps of a partition's log on each replica, and how it comes to know it [protocol: Promotion].
 
 It is a fixed set of parts, each a pure function of the same log (``Part``): ``ids`` is what message ids are known, ``producers``
-who has numbered what. One ``end_offset``
-stands for all of them: every part has taken every batch below it that it needs.
+who has numbered what, ``subjects`` the last record of each subject. One ``end_offset`` stands for all of them: every part has
+taken every batch below it that it needs. Only ``subjects`` may lack what lies below, and reads backwards meanwhile: no publish
+waits for it but those that ask for it.
 
 It is fed with every batch that is appended here, the leader's own and fetched ones, so that a promotion finds it ready. Whoever
 has just opened a log knows nothing of it: ``replay`` reads what is needed, in slices, and a leader takes publishes when it has
@@ -15,17 +16,23 @@ what is above HW may be cut, and then log time falls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest.derived_part import NewBatch, Numbering, Part
+from liftpy.ingest.jetstream import OF_SUBJECT
+from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
 from liftpy.ingest.producers import Producers, count_for
-from liftpy.ingest.recent_ids import RecentIds, ids_in
+from liftpy.ingest.recent_ids import RecentIds, ids_of
 from liftpy.invariants import check
 from liftpy.log.log import Log
-from liftpy.log.reading import offset_before
+from liftpy.log.reading import offset_before, offset_some_bytes_before
 from liftpy.wire.batch import RecordBatch, parse_header, split_batches
+from liftpy.wire.batch_columns import Columns
+from liftpy.wire.subjects import has_wildcards
 
+_ASKS = OF_SUBJECT.encode()
 REPLAY_BYTES = 512 * 1024
 """Of the log, in one slice: about a millisecond of full batches, a few of small ones."""
 
@@ -33,15 +40,31 @@ _PRODUCERS_REACH_NS = 600 * NS_PER_S
 
 
 class DerivedState:
-    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock."""
+    """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
+    ``subject``: that the partition listens on."""
 
     def __init__(
-        self, log: Log, window_ns: int, max_bytes: int, now_ns: Callable[[], int], producers: Producers | None = None
+        self,
+        log: Log,
+        window_ns: int,
+        max_bytes: int,
+        now_ns: Callable[[], int],
+        producers: Producers | None = None,
+        *,
+        subject: str = "",
+        subjects_bytes: int = 1 << 20,
     ) -> None:
         self._log = log
+        self._subject = subject
+        self._literal = not has_wildcards(subject)
+        self.on_lacking: Callable[[], None] = lambda: None
+        """Told when ``look_back`` is to be called, again and again."""
+        self.first_look_bytes = REPLAY_BYTES
+        """Of the log: read at once for who expects something of a subject first; 0: nothing is."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns)
         self.producers = Producers(0, count_for(max_bytes)) if producers is None else producers
-        self.parts: tuple[Part, ...] = (self.ids, self.producers)
+        self.subjects = LastOfSubjects(self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking())
+        self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
@@ -65,10 +88,15 @@ class DerivedState:
         record_count: int,
         timestamp_ns: int,
         ids: Mapping[int, bytes],
+        stored: bytes,
         numbering: Numbering | None = None,
+        *,
+        asks: bool = False,
     ) -> None:
-        """A batch of this leader's own is in the log. ``ids``: by offset."""
-        self._take(NewBatch(base_offset, base_offset + record_count - 1, timestamp_ns, record_count, ids, numbering))
+        """A batch of this leader's own is in the log. ``ids``: by offset. ``stored``: the batch. ``numbering``, ``asks``: as in
+        NewBatch."""
+        last_offset = base_offset + record_count - 1
+        self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
@@ -123,6 +151,48 @@ class DerivedState:
             raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
         return self.is_complete
 
+    def last_of(self, subject: str) -> int | None:
+        """Offset of the last record of ``subject``, -1: it has none; None: that is not known yet, or ``subjects.is_full``. Who asks
+        first has some of the log read at once."""
+        log, subjects = self._log, self.subjects
+        if self._literal:
+            return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1
+        if not subjects.wanted or subjects.is_full:
+            subjects.want(self.end_offset)
+            until = self.replayed_bytes + self.first_look_bytes
+            with suppress(LiftError):  # damage: who reads on is told
+                while subjects.lacks and self.replayed_bytes < until:
+                    self.look_back(self.first_look_bytes)
+        return subjects.find(subject)
+
+    def last_of_matching(self, matches: Callable[[str], bool]) -> int | None:
+        """The same of all subjects that ``matches``."""
+        if self._literal:
+            return self.last_of(self._subject) if matches(self._subject) else -1
+        self.last_of("")
+        return self.subjects.find_matching(matches)
+
+    def look_back(self, max_bytes: int = REPLAY_BYTES) -> bool:
+        """Read on backwards in the log, for the subjects; whether they lack nothing now. Raises what ``Log.read`` raises."""
+        log, subjects = self._log, self.subjects
+        if not subjects.lacks:
+            return True
+        low = subjects.low
+        assert low is not None
+        at = begin = max(offset_some_bytes_before(log.segments, low, max_bytes), log.log_start_offset)
+        found: dict[str, int] = {}
+        while at < low:
+            result = log.read(at, max_bytes, end_offset=low)
+            if not result.chunks:
+                break  # compaction has joined what it left here with what it left above
+            self.replayed_bytes += result.size_bytes
+            for chunk in result.chunks:
+                for batch in split_batches(chunk, verify=False):
+                    found.update(last_of_each(batch))
+            at = result.next_offset
+        subjects.read_below(begin, found)
+        return not subjects.lacks
+
     def _first_needed(self) -> int:
         """Base offset of a batch at or before the first one that lies within the longest reach of the record at HW."""
         log = self._log
@@ -139,12 +209,33 @@ def _told(batch: RecordBatch) -> NewBatch:
     if header.producer_id:
         columns = None if header.is_compacted else batch.columns
         numbering = Numbering(header.producer_id, header.producer_epoch, header.base_sequence, columns)
-    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids_in(batch), numbering)
+    ids, asks = headers_of(batch)
+    return NewBatch(
+        header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids, numbering, batch, asks
+    )
 
 
-def derived_state(log: Log, stream: StreamConfig, node: ReplicationConfig, now_ns: Callable[[], int]) -> DerivedState:
-    """As the settings say. ``now_ns``: the node's monotonic clock."""
+def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
+    """Offset -> message id of the records that have one; and whether one expects something of its subject. A batch without headers
+    is not looked into."""
+    if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
+        return {}, False
+    headers = batch.columns.headers
+    names = b"" if headers is None else bytes(headers.names.data)
+    asks, found = _ASKS in names, ids_of(headers, names)
+    if not found:
+        return {}, asks
+    offsets = batch.offsets()
+    return {int(offsets[record]): message_id for record, message_id in found.items()}, asks
+
+
+def derived_state(
+    log: Log, subject: str, stream: StreamConfig, node: ReplicationConfig, now_ns: Callable[[], int]
+) -> DerivedState:
+    """As the settings say. ``subject``: that the partition listens on. ``now_ns``: the node's monotonic clock."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     expiry_ns = round(node.producer_expiry_s * NS_PER_S)
     producers = Producers(expiry_ns, count_for(node.producer_bytes), min(expiry_ns, _PRODUCERS_REACH_NS))
-    return DerivedState(log, window_ns, node.dedup_bytes, now_ns, producers)
+    return DerivedState(
+        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import ColumnSet
 
 
@@ -33,6 +34,10 @@ class NewBatch(NamedTuple):
     ids: Mapping[int, bytes]
     """Offset -> message id, ascending, of the records that have one."""
     numbering: Numbering | None = None
+    stored: RecordBatch | bytes = b""
+    """The batch itself, for what is seldom needed of it; valid during the call."""
+    asks: bool = False
+    """One of its records was published under an expected last sequence of a subject."""
 
 
 class Part(Protocol):

@@ -20,6 +20,7 @@ from typing import Protocol
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ingest.acks import AckShell, Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
+from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.jetstream import Unfit
@@ -111,6 +112,8 @@ class _InHand:
     publishers: Publishers
     ids: dict[int, bytes]
     """Record index -> message id."""
+    asks: bool
+    """One of them expects something of its subject."""
     again: list[tuple[int, Publishers]] = field(default_factory=list)
     """(record index, publisher) who have sent one of them again meanwhile."""
     numbering: Numbering | None = None
@@ -288,8 +291,8 @@ class Ingest:
             self._leave_out(repeats, columns, messages)
             return
         if columns.unfit_then is not None:
-            if self._alone(messages) and (not columns.expected or self._as_expected(columns, messages)):
-                self._refuse(columns.publishers, columns.unfit_then)
+            if self._alone(messages):
+                self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
             return
         numbering = None
         if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
@@ -303,16 +306,18 @@ class Ingest:
         if acks_are_full:
             self._overload(messages)
             return
-        if columns.expected and not self._as_expected(columns, messages):
+        bound = bool(columns.expected or columns.of_others)
+        if bound and not self._as_expected(columns, messages):
             return
-        if columns.expected and not self._takes() and not self._alone(messages):
+        if bound and not self._takes() and not self._alone(messages):
             return  # who is bound to an offset does not wait, and nobody else is refused for it
         body = self._measured(columns, messages)
         if body is None:
             return
         token = self._next_token
         self._next_token += 1
-        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, numbering=numbering)
+        asks = any(other.sequence is not None for other in columns.of_others.values())
+        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, asks, numbering=numbering)
         for index, message_id in columns.ids.items():
             self._ids_in_hand[message_id] = in_hand, index
         self._feed(
@@ -322,7 +327,7 @@ class Ingest:
                 size_bytes=body.size_bytes,
                 received_wall_ns=now_wall_ns,
                 plain_count=columns.publishers.plain_count,
-                conditional=bool(columns.expected) or numbering is not None,
+                conditional=bound or numbering is not None,
             )
         )
 
@@ -453,13 +458,15 @@ class Ingest:
             self._submit([message for message, _ in run])
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
-        """Check the expected offsets. A batch with a wrong one is split into single messages, each judged on its own."""
-        end = self._log_end_offset()
-        if all(expected == end + index for index, expected in columns.expected.items()):
-            return True
-        if self._alone(messages):
-            self._refuse(columns.publishers, Unfit(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {end}"))
-        return False
+        """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
+        unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
+        if unfit is not None and self._alone(messages):
+            self._refuse(columns.publishers, unfit)
+        return unfit is None
+
+    def _unexpected(self, columns: MessageColumns) -> Unfit | None:
+        end_offset = self._log_end_offset()
+        return unexpected(columns.expected, columns.of_others, columns.subjects, self._derived, end_offset)
 
     def _alone(self, messages: list[RawMessage]) -> bool:
         """Whether it is one message; several are submitted one by one, since what is wrong with one is not the others' fault."""
@@ -526,18 +533,18 @@ class Ingest:
             base_sequence=by.base_sequence,
         )
 
-    def appended(self, effect: AppendBatch, size_bytes: int) -> None:
+    def appended(self, effect: AppendBatch, batch: bytes) -> None:
         """The batch is in the log: its publishers now wait for acks."""
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
         self._acks.add(base_offset, in_hand.publishers)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
-        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, in_hand.numbering)
+        self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
         for index, publishers in in_hand.again:
             self._acks.add_again(Stored(base_offset + index, base_offset + record_count - 1), publishers)
         self.counters.records += record_count
-        self.counters.size_bytes += size_bytes
+        self.counters.size_bytes += len(batch)
         self.counters.batches += 1
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:

@@ -29,9 +29,9 @@ MAX_BLOCK_BYTES = 65_535
 """Of a NATS header block."""
 _PREFIX = "Nats-"
 _MARK = b"\nNats-"
-_OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
-_OF_SUBJECT_NAMED = "Nats-Expected-Last-Subject-Sequence-Subject"
-_LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
+OF_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+OF_SUBJECT_NAMED = "Nats-Expected-Last-Subject-Sequence-Subject"
+LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
 _EXPECTED_STREAM = "Nats-Expected-Stream"
 _TTL = "Nats-TTL"
 _SCHEDULE = "Nats-Schedule"
@@ -65,13 +65,25 @@ _FIRST = {
 }
 """Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
 _THEN = {
-    _OF_SUBJECT: _unsupported(10003, f"{_OF_SUBJECT} is not supported"),
-    _OF_SUBJECT_NAMED: _NO_SEQUENCE,
+    OF_SUBJECT_NAMED: _NO_SEQUENCE,
     _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
-    _LAST_MSG_ID: _unsupported(10003, f"{_LAST_MSG_ID} is not supported"),
 }
-_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE}
+"""Behind the expected sequences, of the stream and of a subject."""
+_JUDGED = {*_FIRST, *_THEN, _EXPECTED_STREAM, EXPECTED_LAST_SEQUENCE, OF_SUBJECT, LAST_MSG_ID}
+_MAX_DIGITS = 19
+"""Of a sequence: it has 63 bits."""
+
+
+class Expected(NamedTuple):
+    """What a publish expects of the log besides its last sequence."""
+
+    sequence: int | None
+    """The last one of a subject, 0: it has none; -1, which none ever is, for what is no number; None: nothing."""
+    subject: str
+    """Of which subject, or filter; '': of its own."""
+    last_id: bytes
+    """The message id of the last record; b"": nothing is expected."""
 
 
 def asks(block: bytes) -> bool:
@@ -93,11 +105,38 @@ def why_not_first(headers: Headers, stream: str, partition: int) -> Unfit | None
 
 def why_not_then(headers: Headers) -> Unfit | None:
     """Why a publish with ``headers`` is refused even if it expects the right sequence; None: it is not."""
-    names = [name for name, _ in headers if name.startswith(_PREFIX)]
+    names = [name for name, value in headers if name.startswith(_PREFIX) and (value or name != OF_SUBJECT)]
     for name, unfit in _THEN.items():
+        if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
+            continue
         if name in names or (name == _SCHEDULE and any(other.startswith(name) for other in names)):
             return unfit
     return None
+
+
+def expected_in(headers: Headers) -> Expected | None:
+    """What a publish with ``headers`` expects besides the last sequence of the stream; None: nothing. Of several the first."""
+    given = {name: value for name, value in reversed(headers) if name in (OF_SUBJECT, OF_SUBJECT_NAMED, LAST_MSG_ID)}
+    sequence, last_id = given.get(OF_SUBJECT), given.get(LAST_MSG_ID, b"")
+    if not sequence and not last_id:
+        return None
+    subject = given.get(OF_SUBJECT_NAMED, b"").decode("utf-8", "surrogateescape")
+    return Expected(number_of(sequence) if sequence else None, subject, last_id)
+
+
+def number_of(text: bytes) -> int:
+    """A sequence or offset in a header; -1: it is no number."""
+    return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else -1
+
+
+def wrong_sequence(last: int) -> Unfit:
+    """The ``last`` sequence, of the stream or a subject, is another one than was expected."""
+    return Unfit(RejectReason.INCORRECT_OFFSET, f"wrong last sequence: {last}")
+
+
+def wrong_last_id(last: bytes) -> Unfit:
+    """The last record has another message id."""
+    return Unfit(RejectReason.INCORRECT_OFFSET, f"wrong last msg ID: {last.decode('utf-8', 'replace')}", (400, 10070))
 
 
 def asked_for(name: str) -> bool:

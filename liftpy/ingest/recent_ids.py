@@ -27,8 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from liftpy.ingest.derived_part import NewBatch
-from liftpy.wire.batch import RecordBatch
-from liftpy.wire.batch_columns import BytesColumn, Columns, HeadersColumn
+from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 1024
@@ -187,20 +186,9 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
     return len(ids) - 1 - ids[::-1].index(message_id)
 
 
-def ids_in(batch: RecordBatch) -> dict[int, bytes]:
-    """Offset -> message id of the records of ``batch`` that have one. A batch without headers is not looked into."""
-    if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
-        return {}
-    found = ids_of(batch.columns.headers)
-    if not found:
-        return {}
-    offsets = batch.offsets()
-    return {int(offsets[record]): message_id for record, message_id in found.items()}
-
-
-def ids_of(headers: HeadersColumn | None) -> dict[int, bytes]:
-    """Index of a record -> its message id, of those that have one, ascending; of several the first."""
-    if headers is None or _NAME not in bytes(headers.names.data):
+def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
+    """Index of a record -> its message id, of those that have one, ascending; of several the first. ``names``: all names of headers."""
+    if headers is None or _NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}
     pairs = list(_named(headers.names))

@@ -85,6 +85,16 @@ def _forwards_in(segment: Segment, offset: int, max_bytes: int, limit: int, *, f
     return segment.file.read(start, end - start), next_offset
 
 
+def offset_some_bytes_before(segments: Sequence[Segment], offset: int, size_bytes: int) -> int:
+    """Base offset of a batch below ``offset``, of the same segment as the batch before it, about ``size_bytes`` before it by the
+    indexes alone."""
+    segment = segments[segment_at(segments, offset - 1)]
+    entries = segment.entries
+    last = bisect_right(entries, offset - 1, key=lambda e: e.base_offset) - 1
+    first = bisect_right(entries, entries[last].position - size_bytes, key=lambda e: e.position) - 1 if last > 0 else 0
+    return entries[first].base_offset if first > 0 else segment.base_offset
+
+
 def read_part(
     segments: Sequence[Segment], offset: int, position: int, size_bytes: int, limit: int
 ) -> tuple[BatchHeader, memoryview] | None:

@@ -32,6 +32,10 @@ class Checkers:
         self.committed_ids: set[int] = set()
         self.repeated: set[int] = set()
         """Messages that are sent again under one message id: a refusal says nothing of the next attempt."""
+        self.expected: dict[int, tuple[int, int]] = {}
+        """Message -> (subject, the last sequence of it that it expects)."""
+        self._last: dict[tuple[PartitionKey, int], int] = {}
+        """(partition, subject) -> the offset of its last committed record."""
         self._stored: dict[int, int] = {}
         """Of those: the offset at which one was committed."""
         self.isr_changes = 0
@@ -152,6 +156,8 @@ class Checkers:
         self._complete_members(replica.key, "D6")
         for key in fresh:
             self._committed_publish(ghost, key, where)
+            if not self.expected.keys().isdisjoint(ghost.spans[key][1]):
+                self._as_expected(replica.key, ghost, *ghost.spans[key], where)
 
     def _committed_publish(self, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
         """Order per publisher [A4]; what was refused stays invisible [A2]."""
@@ -297,6 +303,16 @@ class Checkers:
                 gone = before < ghost.log_start_offset or ghost.message_at(before) != message_id
                 check(before < 0 or gone, "A3", where, "commits", message_id, "at", base + place, "and at", before)
                 self._stored[message_id] = base + place
+
+    def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
+        """Who expects the last sequence of a subject is stored behind that record, or where retention has taken it [A7]."""
+        for place, message_id in enumerate(ids):
+            if message_id in self.expected:
+                subject, expected = self.expected[message_id]
+                last = self._last.get((key, subject), -1)
+                fits = expected == last + 1 or (not expected and last < ghost.log_start_offset) or self.lost_by_command(key)
+                check(fits, "A7", where, "commits", message_id, "behind", last, "of its subject, it expects", expected)
+                self._last[key, subject] = base + place
 
     def answered(self, replica: Copy, publish: Publish, ack: Ack, effect: do.SendAcks | None) -> None:
         """A positive ack says what its publisher asked for, in the epoch that has it [A1]."""

@@ -21,6 +21,7 @@ from liftpy.replica.phases import Leading
 from liftpy.testing.checkers import Checkers
 from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
 from liftpy.testing.clock import MS, Clock, S
+from liftpy.testing.contending import SimContender
 from liftpy.testing.disk import Disk
 from liftpy.testing.group import SimGroup
 from liftpy.testing.leaving import key_of
@@ -220,6 +221,9 @@ class Cluster:
                 self.publishers.append(SimPublisher(self, name, self.plan.publish_interval_ns * len(keys), key))
             if self.plan.repeats and not self.stream_configs[key.stream].compaction:
                 self.publishers.append(SimRepeater(self, f"again{place}", self.plan.publish_interval_ns * len(keys), key))
+            for number in range(2 if self.plan.contends else 0):
+                name = f"contender{number}.{place}"
+                self.publishers.append(SimContender(self, name, self.plan.publish_interval_ns * len(keys), key))
             self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
 
     def crash(self, node_id: str, *, power: bool) -> None:

@@ -43,6 +43,8 @@ class Ack:
     offset: int = -1
     leader_epoch: int = 0
     duplicate: bool = False
+    detail: str = ""
+    """What a JetStream client is told in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,9 @@ class AckFrame:
             ack = frames.decode(self.body, client_pb2.Ack)
             return Ack(RejectReason(ack.ackError).name if ack.ackError else "", ack.offset, ack.leaderEpoch)
         answer = json.loads(self.body)
-        refused = str(answer["error"]["err_code"]) if "error" in answer else ""
-        return Ack(refused, answer["seq"] - 1, duplicate=answer.get("duplicate", False))
+        error = answer.get("error", {"err_code": "", "description": ""})
+        duplicate = answer.get("duplicate", False)
+        return Ack(str(error["err_code"]), answer["seq"] - 1, duplicate=duplicate, detail=error["description"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class Plan:
     """(node, by how many millionths its clock runs faster than true time)."""
     repeats: bool = False
     """Somebody sends each message again under its message id until it is answered; drawn by no profile."""
+    contends: bool = False
+    """Several expect the last sequences of the same subjects; drawn by no profile."""
     moves: bool = False
     """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0

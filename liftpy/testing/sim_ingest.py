@@ -17,6 +17,8 @@ from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
 from liftpy.wire.inboxes import InboxRule
 
+_TO = b"Sim-To: "
+"""A header that says where below the partition's own subject a message is published."""
 _INBOXES = InboxRule(("_INBOX.",))
 
 
@@ -32,7 +34,10 @@ class SimIngest:
         """Inbox -> (publish, index of its message, way back)."""
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
-        self.derived = derived_state(replica.log, replica.log.config, self._cluster.config, replica.now_ns)
+        below = f"{replica.subject}.>"
+        self.derived = derived_state(replica.log, below, replica.log.config, self._cluster.config, replica.now_ns)
+        self.derived.on_lacking = replica.look_back_soon
+        self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
             subject=replica.subject,
@@ -92,11 +97,12 @@ class SimIngest:
         raise error
 
     def _arrived(self, publish: Publish, reply: Reply) -> None:
-        subject = self._replica.subject.encode()
+        own = self._replica.subject.encode()
         for index, (inbox, payload, block) in enumerate(publish.messages):
             self._askers[publish.inbox(index)] = publish, index, reply
             if self._sink is not None:
-                self._sink(subject, inbox, payload, block)
+                _, mark, rest = block.partition(_TO)
+                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)
         behind, self._behind = self._behind, []
         for callback in behind:
             callback()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from liftpy.cluster.image import StreamImage
@@ -77,6 +78,7 @@ class SimReplica(Asking):
         self._tokens: dict[int, Any] = {}
         self._replaying: do.ReplayLog | None = None
         """The last one that was asked for; nobody waits for an earlier one any more."""
+        self._looking_back = False
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
@@ -180,7 +182,7 @@ class SimReplica(Asking):
         if not self._stored(lambda: self.log.append(batch), effect.token):
             return
         self.cluster.checkers.appended(self, batch, led=True)
-        self.publishers.ingest.appended(effect, len(batch))
+        self.publishers.ingest.appended(effect, batch)
         self.commit.appended()
 
     def append_fetched(self, effect: do.AppendFetched) -> None:
@@ -327,6 +329,18 @@ class SimReplica(Asking):
             return  # damage: ``_damaged`` has been told
         self.feed(ev.ReplayProgressed(end_offset=min(derived.end_offset or 0, effect.end_offset)))
         self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
+
+    def look_back_soon(self) -> None:
+        if not self._looking_back:
+            self._looking_back = True
+            self.later(_REPLAY_NS, self._look_back)
+
+    def _look_back(self) -> None:
+        self._looking_back = False
+        if not (self.failed or self.gone or self.log.closed):
+            with suppress(LiftError):  # damage: ``_damaged`` has been told
+                if not self.publishers.derived.look_back(_REPLAY_BYTES):
+                    self.look_back_soon()
 
     def _replayed(self, effect: do.ReplayLog) -> None:
         if self._replaying is effect:

@@ -64,6 +64,9 @@ class Copy(Protocol):
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 
+    def look_back_soon(self) -> None:
+        """Read on backwards in the log, for the subjects, until none is lacking."""
+
 
 class Life(Protocol):
     """One process of a node."""
@@ -203,6 +206,7 @@ class Witness(Protocol):
         """A leader answers where an epoch ends."""
 
     repeated: set[int]
+    expected: dict[int, tuple[int, int]]
 
     def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
         """It is told to be stored already."""

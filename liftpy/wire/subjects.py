@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from liftpy.errors import InvalidNameError
@@ -121,6 +123,18 @@ def is_protocol_shaped(subject: str) -> bool:
     """Whether the protocol of a cluster in some namespace uses subjects like ``subject`` (no wildcards)."""
     tokens = subject.split(".")
     return len(tokens) > 1 and (tokens[1] in RESERVED_NAMES or (len(tokens) in (4, 5) and tokens[3] in PARTITION_WORDS))
+
+
+def has_wildcards(subject: str) -> bool:
+    """Whether ``subject`` stands for several: a token of it is ``*`` or ``>``."""
+    return not {"*", ">"}.isdisjoint(subject.split("."))
+
+
+def matcher(subject: str) -> Callable[[str], bool]:
+    """Whether a subject without wildcards is one that ``subject`` stands for."""
+    tokens = [{"*": "[^.]+", ">": ".+"}.get(token) or re.escape(token) for token in subject.split(".")]
+    matches = re.compile("[.]".join(tokens), re.DOTALL).fullmatch
+    return lambda literal: matches(literal) is not None
 
 
 def data_subject(stream_subject: str, partition: int) -> str:

@@ -111,7 +111,7 @@ class Executor:
         except StorageError as error:
             self.failed(error, effect.token)
             return
-        self._t.ingest.appended(effect, len(batch))
+        self._t.ingest.appended(effect, batch)
         self._t.flusher.appended()
 
     def append_fetched(self, effect: do.AppendFetched) -> None:
@@ -294,6 +294,6 @@ class Executor:
     def close(self) -> None:
         """Cancel all deadlines; what is stored by then is told to nobody."""
         self._closed = True
-        self._t.replay.forget()
+        self._t.replay.close()
         for timer in self._deadlines.values():
             self._t.timers.cancel(timer)

@@ -1,13 +1,22 @@
-"""LogReplay: rebuilds one partition's derived state from its log, in slices that give way to the event loop [protocol: Promotion]."""
+"""LogReplay: rebuilds one partition's derived state from its log, in slices that give way to the event loop [protocol: Promotion].
+
+What is read backwards for the subjects is read beside everything else, after a pause twice as long as each slice took.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError, StorageError
 from liftpy.ingest.derived import DerivedState
 from liftpy.replica import events
+from sidecar import clock
+
+_PAUSE_FACTOR = 2
+"""Times what a slice of reading backwards took: it has a third of the loop at most."""
+_PAUSE_LEAST_S = 0.001
 
 
 class LogReplay:
@@ -21,6 +30,11 @@ class LogReplay:
         self._failed = failed
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
+        self._looking_back: asyncio.Handle | None = None
+        self._closed = False
+        derived.on_lacking = self._look_back_soon
+        if derived.subjects.lacks:
+            self._look_back_soon()
 
     def run(self, then: Callable[[], None]) -> None:
         """Call ``then`` when all of the log is covered: at once, if it is; ReplayProgressed is fed until then. A later run takes the
@@ -35,6 +49,29 @@ class LogReplay:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._closed = True
+        self.forget()
+        if self._looking_back is not None:
+            self._looking_back.cancel()
+            self._looking_back = None
+
+    def _look_back_soon(self, pause_s: float = _PAUSE_LEAST_S) -> None:
+        if self._looking_back is None and not self._closed:
+            self._looking_back = asyncio.get_running_loop().call_later(pause_s, self._look_back)
+
+    def _look_back(self) -> None:
+        self._looking_back = None
+        began_ns = clock.now_ns()
+        try:
+            complete = self._derived.look_back()
+        except LiftError as error:
+            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
+            return
+        if not complete:
+            self._look_back_soon(max(_PAUSE_LEAST_S, _PAUSE_FACTOR * (clock.now_ns() - began_ns) / NS_PER_S))
 
     def _go_on(self) -> None:
         self._handle = None

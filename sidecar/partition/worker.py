@@ -133,7 +133,7 @@ class PartitionWorker:
             is_heard=lambda: self.ingest.heard,
         )
         self.reads = ReadSubjects(node.reads, key, node_id, source)
-        self.derived = derived_state(log, config, node.settings.replication, clock.now_ns)
+        self.derived = derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,

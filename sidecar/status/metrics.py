@@ -37,6 +37,7 @@ _BYTES = {
     "waiting_readers_bytes": "What readers in a long poll cost, of those that wait here.",
     "message_ids_bytes": "Message ids within the windows of the partitions here, about.",
     "producers_bytes": "What is known of producers by the partitions here, about.",
+    "subjects_bytes": "Last offsets of subjects, of the partitions here whose publishers expect such, about.",
     "assembling_bytes": "Held by followers here of batches that come in pieces and are not whole yet.",
 }
 
@@ -72,6 +73,9 @@ class NodeCollector(Collector):
         yield dropped
         for name, text in _BYTES.items():
             yield GaugeMetricFamily(f"liftpy_{name}", text, value=sum(p[name] for p in partitions))
+        full = sum(p["subjects_state"] == "full" for p in partitions)
+        text = "Partitions here with more subjects than subjects_bytes hold: no last sequence of a subject can be expected."
+        yield GaugeMetricFamily("liftpy_partitions_with_too_many_subjects", text, value=full)
         waiting = sum(p["waiting_acks"] for p in partitions)
         yield GaugeMetricFamily("liftpy_waiting_acks", "Publishers that wait for an ack.", value=waiting)
         uncommitted = sum(p["newest_offset"] - p["high_watermark"] for p in led)

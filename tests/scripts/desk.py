@@ -115,9 +115,11 @@ class Desk:
         self.judgement = Judgement(Lineage.SAME)
         """Of every reader."""
         self.ingest = Ingest(
-            shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=inboxes,
-            acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda: self.log.log_end_offset,
-            may_refuse=lambda: self.may_refuse, derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20, time.monotonic_ns),
+            shell=shell, subject=SUBJECT, config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE,
+            inboxes=inboxes, acks=self.acks, feed=self._append, wall_ns=time.time_ns, log_end_offset=lambda:
+            self.log.log_end_offset, may_refuse=lambda: self.may_refuse,
+            derived=DerivedState(self.log, 120 * NS_PER_S, 1 << 20,
+            time.monotonic_ns, subject=SUBJECT),
         )  # fmt: skip
         self.replication = ReplicationDesk(
             shell, self.subjects, self.key, InboxRule((self.subjects.inboxes(),)), self.fetches.append, self.counters
@@ -133,7 +135,7 @@ class Desk:
         )
         batch = self.ingest.seal(effect)
         self.log.append(batch)
-        self.ingest.appended(effect, len(batch))
+        self.ingest.appended(effect, batch)
 
     def publish(self, payload: bytes, inbox: str = "", headers: bytes = b"") -> None:
         """A message on the data subject; ``inbox`` is its reply subject."""

@@ -50,7 +50,7 @@ def said_before_the_commit() -> Patches:
 
 
 def followers_take_no_ids() -> Patches:
-    return [patch("liftpy.ingest.derived.ids_in", lambda batch: {})]
+    return [patch("liftpy.ingest.derived.headers_of", lambda batch: ({}, False))]
 
 
 def a_promotion_knows_only_what_is_committed() -> Patches:
@@ -86,8 +86,10 @@ def what_is_in_hand_is_not_known() -> Patches:
 def a_leader_does_not_take_its_own() -> Patches:
     real = DerivedState.appended
 
-    def appended(self: DerivedState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any) -> None:
-        real(self, base_offset, record_count, timestamp_ns, {})
+    def appended(
+        self: DerivedState, base_offset: int, record_count: int, timestamp_ns: int, ids: Any, *rest: Any, **more: Any
+    ) -> None:
+        real(self, base_offset, record_count, timestamp_ns, {}, *rest, **more)
 
     return [patch.object(DerivedState, "appended", appended)]
 

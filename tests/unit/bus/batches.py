@@ -73,7 +73,7 @@ class Bench:
         effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=3, timestamp_ns=event.received_wall_ns)
         batch = self.ingest.seal(effect)
         assert len(batch) == event.size_bytes
-        self.ingest.appended(effect, len(batch))
+        self.ingest.appended(effect, batch)
         self.batches.append(parse_batch(batch))
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:

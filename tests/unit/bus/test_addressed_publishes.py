@@ -59,7 +59,7 @@ class Bench:
             token=event.token, base_offset=len(self.records), leader_epoch=3, timestamp_ns=event.received_wall_ns
         )
         batch = self.ingest.seal(effect)
-        self.ingest.appended(effect, len(batch))
+        self.ingest.appended(effect, batch)
         self.records += parse_batch(batch).records()
         self.acks.release(AckPolicy.ALL, len(self.records) - 1, 3, 0)
 

@@ -37,7 +37,7 @@ class Bench(IngestBench):
         for event in held:
             effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
             batch = self.ingest.seal(effect)
-            self.ingest.appended(effect, len(batch))
+            self.ingest.appended(effect, batch)
             self.batches.append(batch)
             self.end += event.record_count
 

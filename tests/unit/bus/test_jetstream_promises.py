@@ -28,12 +28,12 @@ ROWS = [
     ("Nats-Expected-Stream", 400, 10060, "expected stream does not match"),
     ("Nats-TTL", 400, 10166, "per-message TTL is disabled"),
     ("Nats-Expected-Last-Sequence", 400, 10071, "wrong last sequence: 0"),
-    ("Nats-Expected-Last-Subject-Sequence", 400, 10003, "Nats-Expected-Last-Subject-Sequence is not supported"),
+    ("Nats-Expected-Last-Subject-Sequence", 400, 10071, "wrong last sequence: 0"),
     ("Nats-Expected-Last-Subject-Sequence-Subject", 400, 10193, "missing sequence for expected last sequence per subject"),
     ("Nats-Schedule", 400, 10188, "message schedules is disabled"),
     ("Nats-Schedule-Target", 400, 10188, "message schedules is disabled"),
     ("Nats-Rollup", 500, 10111, "rollup not permitted"),
-    ("Nats-Expected-Last-Msg-Id", 400, 10003, "Nats-Expected-Last-Msg-Id is not supported"),
+    ("Nats-Expected-Last-Msg-Id", 400, 10070, "wrong last msg ID: "),
 ]
 """In the order in which they are judged."""
 

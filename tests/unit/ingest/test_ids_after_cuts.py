@@ -29,8 +29,8 @@ def test_a_cut_brings_back_nothing_that_was_forgotten_meanwhile() -> None:
 def test_hw_that_has_risen_lets_what_is_older_than_the_window_go() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = DerivedState(log, WINDOW, ROOM, long_ago)
-    state.appended(0, 1, 1000, {0: b"a"})
-    state.appended(1, 1, 1000 + WINDOW, {1: b"b"})
+    state.appended(0, 1, 1000, {0: b"a"}, b"")
+    state.appended(1, 1, 1000 + WINDOW, {1: b"b"}, b"")
     state.committed(0)
     assert (state.ids.find(b"a", 0), len(state.ids)) == (Stored(0, 0), 2)
     state.committed(1)

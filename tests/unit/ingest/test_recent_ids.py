@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from liftpy.config import NS_PER_S, Codec, StreamConfig
 from liftpy.errors import InvariantError
-from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived import DerivedState, headers_of
 from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.recent_ids import MAX_ID_BYTES, RecentIds, Stored, ids_in
+from liftpy.ingest.recent_ids import MAX_ID_BYTES, RecentIds, Stored
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import build_batch, build_filler, parse_batch
@@ -108,8 +108,8 @@ def test_what_is_cut_is_forgotten_and_what_it_hid_counts_again() -> None:
 def test_below_what_was_committed_nothing_is_known_any_more() -> None:
     log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
     state = DerivedState(log, WINDOW, ROOM, long_ago)
-    state.appended(0, 4, 5, {3: b"a"})
-    state.appended(4, 2, 5, {4: b"b"})
+    state.appended(0, 4, 5, {3: b"a"}, b"")
+    state.appended(4, 2, 5, {4: b"b"}, b"")
     state.committed(3)
     log.high_watermark, log.log_end_offset = 3, 4
     state.cut()
@@ -124,9 +124,9 @@ def test_a_batch_that_does_not_follow_is_refused() -> None:
     for offset in (3, 5):
         log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=0, high_watermark=-1)
         state = DerivedState(log, WINDOW, ROOM, long_ago)
-        state.appended(0, 4, 5, {})
+        state.appended(0, 4, 5, {}, b"")
         with pytest.raises(InvariantError, match="A3"):
-            state.appended(offset, 1, 5, {})
+            state.appended(offset, 1, 5, {}, b"")
 
 
 def test_high_watermark_may_be_known_before_the_records() -> None:
@@ -196,11 +196,11 @@ def test_ids_are_found_in_a_batch(codec: Codec) -> None:
     batch = build_batch(
         [b"v"] * 9, headers=headers, base_offset=50, leader_epoch=1, timestamp_ns=1, codec=codec
     )  # fmt: skip
-    assert ids_in(parse_batch(batch)) == {50: b"m0", 54: b"m4", 56: b"x" * MAX_ID_BYTES, 58: b"m8"}
+    assert headers_of(parse_batch(batch))[0] == {50: b"m0", 54: b"m4", 56: b"x" * MAX_ID_BYTES, 58: b"m8"}
     plain = build_batch([b"Nats-Msg-Id"] * 2, base_offset=0, leader_epoch=1, timestamp_ns=1, codec=codec)
-    assert ids_in(parse_batch(plain)) == {}
+    assert headers_of(parse_batch(plain))[0] == {}
     other = build_batch([b"Nats-Msg-Id"], headers=[[("a", b"Nats-Msg-Id")]], base_offset=0, leader_epoch=1, timestamp_ns=1)
-    assert ids_in(parse_batch(other)) == {}
+    assert headers_of(parse_batch(other))[0] == {}
     gaps = build_batch(
         [b"a", b"b"],
         headers=[None, [("Nats-Msg-Id", b"m")]],
@@ -209,8 +209,8 @@ def test_ids_are_found_in_a_batch(codec: Codec) -> None:
         timestamp_ns=1,
         offset_deltas=[3, 7],
     )
-    assert ids_in(parse_batch(gaps)) == {17: b"m"}
-    assert ids_in(parse_batch(build_filler(0, 9, 1, 1))) == {}
+    assert headers_of(parse_batch(gaps))[0] == {17: b"m"}
+    assert headers_of(parse_batch(build_filler(0, 9, 1, 1)))[0] == {}
 
 
 # ---- against a model that keeps everything -------------------------------------------------------------------------------

@@ -72,6 +72,13 @@ class Known:
         return 130
 
 
+class LastOffsets:
+    size_bytes, state = 134, "full"
+
+    def __len__(self) -> int:
+        return 133
+
+
 def a_worker(stream: str = "s", partition: int = 3) -> Any:
     asked: list[int] = []
 
@@ -98,7 +105,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
             ),
             reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
         ),
-        derived=SimpleNamespace(ids=Ids(), producers=Known(), replayed_bytes=129),
+        derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129),
         fetches=SimpleNamespace(assembling_bytes=117),
         executor=SimpleNamespace(storage_failed=True),
         services=SimpleNamespace(report=lambda: [{"lag": 118}], gone=lambda: [{"lag": 119}]),
@@ -191,6 +198,9 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "producers": 130,
             "producers_bytes": 131,
             "producers_forgotten": 132,
+            "subjects": 133,
+            "subjects_bytes": 134,
+            "subjects_state": "full",
             "dropped": {"x": 113},
             "poison_envelopes": 114,
             "refused_replies": 115,

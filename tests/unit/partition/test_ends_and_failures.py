@@ -71,7 +71,7 @@ def test_a_promise_that_is_stored_after_the_end_is_told_to_nobody() -> None:
         made, calls, fed = promising()
         made.executor.close()
         made.tell(error)
-        assert ([name for name, *_ in calls], fed) == (["replay.forget"], [])
+        assert ([name for name, *_ in calls], fed) == (["replay.close"], [])
 
 
 class Journal:

@@ -217,4 +217,4 @@ def test_what_is_promised_after_the_close_is_told_to_nobody() -> None:
     runner.close()
     runner._promised(4, None)
     runner._promised(4, StorageError("late"))
-    assert (calls, fed, runner.storage_failed) == (["replay.forget"], [], False)
+    assert (calls, fed, runner.storage_failed) == (["replay.close"], [], False)

@@ -75,3 +75,32 @@ async def test_a_log_that_can_t_be_read_fails() -> None:
     await until(lambda: bench.failed)
     assert bench.done == []
     assert isinstance(bench.failed[0], StorageError)
+
+
+async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_says_what_can_t_be_read() -> None:
+    bench = Bench(0)
+    for offset in range(40):
+        bench.log.append(
+            build_batch([b"v" * 40_000], subjects=[f"s.{offset}"], base_offset=offset, leader_epoch=1, timestamp_ns=1)
+        )
+    for fails in (False, True):
+        derived = DerivedState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+        derived.first_look_bytes = 0
+        replay = LogReplay(derived, bench.fed.append, bench.failed.append)
+        while not derived.replay():
+            pass
+        assert derived.last_of("s.0") is None
+        if fails:
+            bench.log.close(clean=False)
+            await until(lambda: bench.failed)
+            assert isinstance(bench.failed[0], StorageError)
+        else:
+            await until(lambda derived=derived: not derived.subjects.lacks)
+            assert derived.last_of("s.0") == 0
+        replay.close()
+    gone = DerivedState(bench.log, 0, 1 << 20, lambda: 0, subject="s.>", subjects_bytes=1 << 20)
+    replay = LogReplay(gone, bench.fed.append, bench.failed.append)
+    replay.close()
+    gone.on_lacking()
+    gone.on_lacking()
+    assert replay._looking_back is None

@@ -19,7 +19,7 @@ from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY
 
-REPLICATION = ReplicationConfig(dedup_bytes=1 << 20)
+REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)
 CONFIG = StreamConfig(
     ack_policy=AckPolicy.LEADER, codec=Codec.LZ4, flush=FlushPolicy.parse("interval:50"), compaction=True, dedup_window_s=7.0
 )
@@ -114,7 +114,7 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
 
 
 def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(wired.given["derived_state"].values()) == [wired.log, CONFIG, REPLICATION, clock.now_ns]
+    assert list(wired.given["derived_state"].values()) == [wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns]
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = wired.worker, wired.taken("Ingest", "log_end_offset", "may_refuse", "on_drop", "feed")
     assert given == {

@@ -1,0 +1,164 @@
+"""Bugs in what a leader derives from its log: message ids, last sequences of subjects, conditions."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant, rows
+
+MUTANTS: list[Mutant] = [
+    *rows(
+        "liftpy/ingest/recent_ids.py",
+        (
+            "what is not committed makes ids expire",
+            "kept, until_ns = self._kept, self._time_ns - self.window_ns",
+            "kept, until_ns = self._kept, (self._tail[-1].time_ns if self._tail else self._time_ns) - self.window_ns",
+            "a message is stored twice after a cut",
+        ),
+        (
+            "what a cut id hid is forgotten",
+            "            self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})",
+            "            pass",
+            "a message is stored twice after a cut",
+        ),
+        (
+            "a wall clock that jumps expires ids",
+            "return taken.known_ns > self._now_ns() - self.window_ns",
+            "return False",
+            "a message is stored twice by a leader whose clock is ahead",
+        ),
+        (
+            "log time falls",
+            "time_ns = max(self._tail[-1].time_ns if self._tail else self._time_ns, batch.timestamp_ns)",
+            "time_ns = batch.timestamp_ns",
+            "a leader whose clock is behind keeps ids for too short a time",
+        ),
+        (
+            "the tail is not bounded",
+            "        for taken in self._tail:\n            if self.size_bytes <= self._max_bytes:",
+            "        for taken in ():\n            if self.size_bytes <= self._max_bytes:",
+            "memory grows while nothing is committed",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/derived.py",
+        (
+            "a cut into what is committed keeps what was folded",
+            "elif end_offset <= self._high_watermark:",
+            "elif end_offset < 0:",
+            "ids of records that are gone make duplicates of new ones",
+        ),
+        (
+            "a replay begins at the window of the log's end",
+            "            return log.log_start_offset\n        chunks = log.read(log.high_watermark, 1, end_offset=log.log_end_offset).chunks",
+            "            return log.log_start_offset\n        chunks = log.read(log.newest_offset, 1, end_offset=log.log_end_offset).chunks",
+            "after a cut ids within the window are missing",
+        ),
+        (
+            "a gap in what was fetched is passed over",
+            "            if batch.base_offset != self.end_offset:\n                return",
+            "            if batch.base_offset != self.end_offset:\n                continue",
+            "what is appended during a replay is taken twice, or the node stops",
+        ),
+        (
+            "an empty log has a last record",
+            "return log.newest_offset if subject == self._subject and log.log_end_offset > log.log_start_offset else -1",
+            "return log.newest_offset if subject == self._subject else -1",
+            "a publish that expects an empty subject is refused when retention has emptied the stream",
+        ),
+        (
+            "nobody notices that the log was asked",
+            "    asks, found = _ASKS in names, ids_of(headers, names)",
+            "    asks, found = False, ids_of(headers, names)",
+            "each fail-over answers conditional publishes with 503 until all of the log is read",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/last_of_subjects.py",
+        (
+            "a new leader reads on forever",
+            "        self.low = low\n",
+            "        pass\n",
+            "conditional publishes are answered 503 for ever",
+        ),
+        (
+            "what is read backwards hides what is newer",
+            "self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})",
+            "self._keep(found)",
+            "a lost race is won",
+        ),
+        (
+            "a cut below where it began leaves what was read",
+            "if self._began_at is not None and end_offset < self._began_at:",
+            "if False:",
+            "a subject has a last record that is gone",
+        ),
+        (
+            "what retention took is a last record",
+            "        return offset if offset >= self._log_start_offset() else -1\n\n    @property",
+            "        return offset\n\n    @property",
+            "who expects an empty subject is refused for ever",
+        ),
+        (
+            "what is full stays full",
+            "if self._full_until is not None and self._log_start_offset() > self._full_until:",
+            "if False:",
+            "conditional publishes are refused for ever",
+        ),
+        (
+            "the table has no bound",
+            "        if self.size_bytes <= self._max_bytes:\n            return\n        start",
+            "        if True:\n            return\n        start",
+            "memory grows with the subjects",
+        ),
+        (
+            "a tail that is folded is counted twice",
+            "            self.size_bytes -= size_bytes\n            for subject",
+            "            pass\n            for subject",
+            "conditional publishes are refused for want of room that is there",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/conditions.py",
+        (
+            "an expectation is about the batch's first",
+            "        if offset != end_offset + index:",
+            "        if offset < end_offset:",
+            "exactly-once appends are twice or in the wrong place",
+        ),
+        (
+            "records of the same batch are not seen",
+            "        before.update(zip(subjects[seen:index], count(end_offset + seen), strict=False))",
+            "        pass",
+            "of two that expect the same sequence both are stored",
+        ),
+        (
+            "the id of the record before it in the batch is not seen",
+            'stands = ids.get(index - 1, b"") if index else last_id',
+            "stands = last_id",
+            "an expected last message id is judged by an older record",
+        ),
+        (
+            "a filter is taken for a subject",
+            "    if has_wildcards(subject):\n        if len",
+            "    if False:\n        if len",
+            "the last sequence of a filter is always 0",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/ingest.py",
+        (
+            "a conditional publish waits with the core",
+            "conditional=bound or numbering is not None,",
+            "conditional=bool(columns.expected) or numbering is not None,",
+            "a publish is stored behind another record than it expected",
+        ),
+    ),
+    *rows(
+        "sidecar/partition/replaying.py",
+        (
+            "reading backwards ends after a slice",
+            "        if not complete:\n            self._look_back_soon",
+            "        if False:\n            self._look_back_soon",
+            "conditional publishes are answered 503 for ever",
+        ),
+    ),
+]

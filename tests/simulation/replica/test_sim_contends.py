@@ -1,0 +1,79 @@
+"""Applications that expect the last sequence of a subject with each message, several of the same, in simulated clusters among all
+faults: whatever is committed stands behind just the record that it expected [A7]. And bugs of it: each has a seed that shows
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.last_of_subjects import LastOfSubjects
+from liftpy.testing.plan import draw_plan
+from liftpy.testing.run import Outcome, run_plan
+
+EVENTS = 2500
+SEEDS = (1, 2, 3)
+WANTED = ("stored as expected", "last sequence of a subject told", "told that subjects are being read")
+Patches = list[Any]
+
+
+def run(seed: int) -> Outcome:
+    return run_plan(replace(draw_plan(seed), contends=True), EVENTS)
+
+
+def test_what_is_committed_stands_where_it_was_expected() -> None:
+    seen: dict[str, int] = {}
+    for seed in SEEDS:
+        outcome = run(seed)
+        assert outcome.violation is None, outcome.report()
+        seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
+    assert [what for what, count in seen.items() if not count] == []
+
+
+def what_is_cut_is_known_on() -> Patches:
+    def cut(self: LastOfSubjects, end_offset: int) -> None:
+        while self._tail and self._tail[-1][0] >= end_offset:
+            self._tail.pop()
+
+    return [patch.object(LastOfSubjects, "cut", cut)]
+
+
+def what_is_not_committed_is_not_looked_at() -> Patches:
+    real = LastOfSubjects.find
+
+    def find(self: LastOfSubjects, subject: str) -> int | None:
+        with patch.object(self, "_over", {}):
+            return real(self, subject)
+
+    return [patch.object(LastOfSubjects, "find", find)]
+
+
+def a_follower_takes_no_subjects() -> Patches:
+    return [patch.object(DerivedState, "fetched", _fetched_without_subjects)]
+
+
+def _fetched_without_subjects(self: DerivedState, batches: Any) -> None:
+    with patch("liftpy.ingest.last_of_subjects.last_of_each", lambda stored: {}):
+        _FETCHED(self, batches)
+
+
+_FETCHED = DerivedState.fetched
+
+
+@pytest.mark.parametrize(
+    ("bug", "seed"),
+    [
+        (what_is_cut_is_known_on, 5), (what_is_not_committed_is_not_looked_at, 0), (a_follower_takes_no_subjects, 2),
+    ],
+)  # fmt: skip
+def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+    with ExitStack() as stack:
+        for change in bug():
+            stack.enter_context(change)
+        assert run(seed).violation is not None, "no seed shows it"

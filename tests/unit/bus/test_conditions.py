@@ -1,0 +1,263 @@
+"""A publish that expects the last sequence of a subject, or the last message id, is stored behind just that, or refused [A7]."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from test_ingest import Bench as IngestBench
+from test_ingest import turn
+
+from liftpy.config import StreamConfig
+from liftpy.ingest import conditions
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.jetstream import Expected, expected_in, why_not_then
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica.effects import AppendBatch, RejectReason
+from liftpy.replica.events import PublishesReceived
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import parse_batch
+from liftpy.wire.subjects import has_wildcards, matcher
+
+OF = "Nats-Expected-Last-Subject-Sequence"
+NAMED = f"{OF}-Subject"
+LAST_ID = "Nats-Expected-Last-Msg-Id"
+
+
+class Bench(IngestBench):
+    """Over a log, on ``ev.>``; what is published in one turn arrives together."""
+
+    def __init__(self, subject: str = "ev.>", room: int = 1 << 20, **more: Any) -> None:
+        super().__init__(**more)
+        self.log = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))[0]
+        self.derived = self.ingest._derived = DerivedState(
+            self.log, 10**15, 1 << 20, lambda: 0, subject=subject, subjects_bytes=room
+        )
+        self.asked: list[PublishesReceived] = []
+        self._inboxes = 0
+
+    def feed(self, event: Any) -> None:
+        self.asked.append(event)
+        if isinstance(event, PublishesReceived) and self.append:
+            effect = AppendBatch(token=event.token, base_offset=self.end, leader_epoch=1, timestamp_ns=event.received_wall_ns)
+            batch = self.ingest.seal(effect)
+            self.log.append(batch)
+            self.batches.append(batch)
+            self.end = self.log.log_end_offset
+            self.ingest.appended(effect, batch)
+
+    def send(self, subject: str, *headers: tuple[str, object], answered: bool = True, payload: bytes = b"v") -> None:
+        self._inboxes += 1
+        block = b"NATS/1.0\r\n%b\r\n" % b"".join(f"{name}: {value}\r\n".encode() for name, value in headers) if headers else b""
+        self.bus.sink(subject.encode(), b"_INBOX.%d" % self._inboxes if answered else b"", payload, block)
+
+    async def says(self, subject: str, *headers: tuple[str, object]) -> Any:
+        """Sequence, or (code, err_code, text)."""
+        self.send(subject, *headers)
+        await turn()
+        return self.answers()[-1]
+
+    def answers(self) -> list[Any]:
+        """In the order of the publishes."""
+        self.acks.release(self.ingest.reader._policy, self.end - 1, 1, 0)
+        found = {}
+        for line in self.bus.lines:
+            head, body, _ = line.split(b"\r\n", 2)
+            said = json.loads(body)
+            error = said.get("error")
+            found[int(head.split()[1][7:])] = (error["code"], error["err_code"], error["description"]) if error else said["seq"]
+        self.bus.lines.clear()
+        return [found[number] for number in sorted(found)]
+
+
+def wrong(last: int) -> tuple[int, int, str]:
+    return 400, 10071, f"wrong last sequence: {last}"
+
+
+async def test_of_a_subject() -> None:
+    bench = Bench()
+    assert await bench.says("ev.a") == 1
+    assert await bench.says("ev.b") == 2
+    assert await bench.says("ev.a", (OF, 2)) == wrong(1)
+    assert await bench.says("ev.a", (OF, "abc")) == wrong(1)
+    assert await bench.says("ev.a", (OF, "9" * 20)) == wrong(1)
+    assert await bench.says("ev.a", (OF, 1)) == 3
+    assert await bench.says("ev.new", (OF, 1)) == wrong(0)
+    assert await bench.says("ev.new", (OF, 0)) == 4
+    assert await bench.says("ev.new", (OF, 0)) == wrong(4)
+    assert await bench.says("ev.c", (OF, 4), (NAMED, "ev.new")) == 5
+    assert await bench.says("ev.c", (OF, 5), (NAMED, "ev.*")) == 6
+    assert await bench.says("ev.c", (OF, 5), (NAMED, ">")) == wrong(6)
+    assert await bench.says("ev.c", (OF, 0), (NAMED, "ev.c.*")) == 7
+    assert await bench.says("ev.c", (OF, ""), (NAMED, "ev.c")) == (
+        400, 10193, "missing sequence for expected last sequence per subject",
+    )  # fmt: skip
+    assert bench.end == 7
+    assert all(event.conditional for event in bench.asked[2:]), "it never waits with the core"
+    assert not any(event.conditional for event in bench.asked[:2])
+
+
+async def test_of_a_stream_with_one_subject() -> None:
+    bench = Bench("ev")
+    assert await bench.says("ev", (OF, 0)) == 1
+    assert await bench.says("ev", (OF, 0)) == wrong(1)
+    assert await bench.says("ev", (OF, 1)) == 2
+    assert await bench.says("ev", (OF, 0), (NAMED, "other")) == 3
+    assert await bench.says("ev", (OF, 3), (NAMED, "*")) == 4
+    assert bench.derived.subjects.state == "off"
+
+
+async def test_several_that_come_together_are_judged_in_their_order() -> None:
+    bench = Bench()
+    bench.send("ev.a", (OF, 0))
+    bench.send("ev.b")
+    bench.send("ev.a", (OF, 1))
+    bench.send("ev.c", (OF, 3), (NAMED, "ev.*"))
+    await turn()
+    assert bench.answers() == [1, 2, 3, 4]
+    assert bench.counts() == [4], "all of it holds: one batch"
+    bench.send("ev.a", (OF, 3))
+    bench.send("ev.a", (OF, 3))
+    bench.send("ev.b")
+    await turn()
+    assert bench.answers() == [5, wrong(5), 6]
+    assert [event.conditional for event in bench.asked] == [True, True, False]
+
+
+async def test_of_the_last_message_id() -> None:
+    bench = Bench()
+    assert await bench.says("ev.a", (LAST_ID, "x")) == (400, 10070, "wrong last msg ID: ")
+    assert await bench.says("ev.a", ("Nats-Msg-Id", "one"), (LAST_ID, "")) == 1
+    assert await bench.says("ev.a", (LAST_ID, "two")) == (400, 10070, "wrong last msg ID: one")
+    assert await bench.says("ev.b", ("Nats-Msg-Id", "two"), (LAST_ID, "one")) == 2
+    assert bench.asked[-1].conditional
+    assert await bench.says("ev.b") == 3
+    assert await bench.says("ev.b", (LAST_ID, "two")) == (400, 10070, "wrong last msg ID: "), "the last record has none"
+    bench.send("ev.a", ("Nats-Msg-Id", "x"))
+    bench.send("ev.a", ("Nats-Msg-Id", "y"), (LAST_ID, "x"))
+    bench.send("ev.a", (LAST_ID, "x"))
+    await turn()
+    assert bench.answers() == [4, 5, (400, 10070, "wrong last msg ID: y")]
+
+
+async def test_a_retry_of_what_was_won_is_a_duplicate() -> None:
+    bench = Bench()
+    race = (("Nats-Msg-Id", "race"), (OF, 0))
+    assert await bench.says("ev.a", *race) == 1
+    assert await bench.says("ev.a", *race) == 1
+    assert bench.end == 1
+
+
+async def test_the_order_of_the_checks() -> None:
+    bench = Bench()
+    await bench.says("ev.a", ("Nats-Msg-Id", "m"))
+    everything = [
+        ("Nats-Expected-Last-Sequence", 9, wrong(1)),
+        (OF, 9, wrong(1)),
+        ("Nats-Schedule", "x", (400, 10188, "message schedules is disabled")),
+        ("Nats-Rollup", "all", (500, 10111, "rollup not permitted")),
+        (LAST_ID, "n", (400, 10070, "wrong last msg ID: m")),
+    ]
+    for first, (_, _, answer) in enumerate(everything):
+        headers = [(name, value) for name, value, _ in reversed(everything[first:])]
+        assert await bench.says("ev.a", *headers) == answer
+    assert await bench.says("ev.a", ("Nats-Expected-Last-Sequence", 1), (OF, 9)) == wrong(1)
+    assert await bench.says("ev.b", ("Nats-Expected-Last-Sequence", 1), (OF, 9)) == wrong(0)
+
+
+async def test_who_waits_for_no_answer_is_dropped_and_counted() -> None:
+    bench = Bench()
+    bench.send("ev.a", (OF, 7), answered=False)
+    bench.send("ev.a", (LAST_ID, "x"), answered=False)
+    await turn()
+    assert bench.end == 0
+    assert bench.ingest.counters.dropped == {"incorrect_offset": 2}
+
+
+async def test_a_leader_that_does_not_know_yet_says_so_and_what_it_knows_it_answers() -> None:
+    bench = Bench()
+    bench.derived.first_look_bytes = 1
+    for number in range(300):
+        bench.send(f"ev.{number}", payload=b"v" * 100)
+    await turn()
+    for number in range(300, 302):
+        bench.send(f"ev.{number}")
+        await turn()
+    bench.answers()
+    reading = await bench.says("ev.new", (OF, 0))
+    assert reading[:2] == (503, 10008)
+    assert "try again" in reading[2]
+    assert await bench.says("ev.301", (OF, 302)) == 303
+    assert (await bench.says("ev.x", (OF, 303), (NAMED, "ev.*")))[:2] == (503, 10008)
+    bench.send("ev.new", answered=True)
+    bench.send("ev.new", (OF, 304))
+    await turn()
+    assert bench.answers() == [304, 305], "what stands before it in its batch is known"
+    while not bench.derived.look_back():
+        pass
+    assert await bench.says("ev.other", (OF, 0)) == 306
+    assert bench.ingest.counters.dropped == {}
+
+
+async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(room=4096)
+    for number in range(50):
+        await bench.says(f"ev.{number}")
+    full = await bench.says("ev.1", (OF, 2))
+    assert full[:2] == (503, 10023)
+    assert "more subjects than subjects_bytes" in full[2]
+    assert await bench.says("ev.1") == 51
+    assert await bench.says("ev.1", ("Nats-Expected-Last-Sequence", 51)) == 52
+    many = Bench()
+    monkeypatch.setattr(conditions, "MANY", 2)
+    for number in range(3):
+        await many.says(f"ev.{number}", (OF, 0))
+    assert (await many.says("ev.0", (OF, 3), (NAMED, "ev.*")))[:2] == (400, 10003)
+    assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
+
+
+async def test_headers_of_an_envelope_count_too() -> None:
+    bench = Bench("ev")
+    for sequence, offset in (("0", 0), ("0", -1), ("1", 1)):
+        message = client_pb2.Message(value=b"v", ackInbox="_INBOX.1", ackPolicy=client_pb2.ALL)
+        message.headers.add(name=OF, value=sequence.encode())
+        bench.bus.sink(b"ev", b"", frames.encode(message), b"")
+        await turn()
+        bench.acks.release(bench.ingest.reader._policy, bench.end - 1, 1, 0)
+        (line,) = bench.bus.lines
+        bench.bus.lines.clear()
+        ack = frames.decode(line.split(b"\r\n", 1)[1][:-2], client_pb2.Ack)
+        assert (ack.offset if not ack.ackError else -1) == offset
+        assert RejectReason(ack.ackError or 2) is RejectReason.INCORRECT_OFFSET
+    stored = parse_batch(bench.batches[-1])
+    assert stored.record_count == 1
+
+
+def test_what_a_block_expects() -> None:
+    assert expected_in([]) is None
+    assert expected_in([("nats-expected-last-subject-sequence", b"1"), (NAMED, b"x"), (LAST_ID, b""), (OF, b"")]) is None
+    assert expected_in([(OF, b"1"), (OF, b"2")]) == Expected(1, "", b"")
+    assert expected_in([(LAST_ID, b"a"), (NAMED, b"x\xff")]) == Expected(None, "x\udcff", b"a")
+    assert expected_in([(OF, b"-1")]) == Expected(-1, "", b"")
+    assert why_not_then([(NAMED, b"x"), (OF, b"1")]) is None
+    assert why_not_then([(NAMED, b"x"), (OF, b"")]) is not None
+
+
+def test_filters() -> None:
+    assert [has_wildcards(subject) for subject in ("a", "a.b", "a.*", "*.b", "a.>", ">", "a*.b>")] == [
+        False, False, True, True, True, True, False,
+    ]  # fmt: skip
+    assert [matcher("a.*.c")(s) for s in ("a.b.c", "a.b.c.d", "a.b.d", "xa.b.c", "a.b.b.c")] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert [matcher("a.>")(s) for s in ("a", "a.b", "a.b.c", "b.a.b")] == [False, True, True, False]
+    assert matcher("a.+")("a.b") is False
+    assert matcher("a.+")("a.+") is True
+    assert matcher(">")("a.\n.\udcff") is True
