@@ -129,10 +129,14 @@ def test_the_metadata_leader_answers_its_part_and_logs_the_rest() -> None:
     progress.CopyFrom(finished)
     progress.reportPromotion.finished = False
     request = batch_of([progress, finished])
-    request.operationId = b"o" * 16
+    request.operationId, request.sender = b"o" * 16, "n1"
     here, rest = duties.divide(request, group.image, 1, 1)
     assert [a.number for a in here.batch.answers] == [0]
     assert rest is not None
+    wanted = pb.ControlRequest()
+    wanted.CopyFrom(request)
+    del wanted.batch.requests[0]
+    assert rest == wanted, "all that stood around the one that was answered"
     assert [item.number for item in rest.batch.requests] == [1]
     assert rest.operationId == request.operationId
     answer = joined(here, group.apply(rest))

@@ -98,6 +98,17 @@ def test_an_operation_that_is_in_the_log_is_answered_by_it(driver: Driver) -> No
     assert duties.answer(lost, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
 
 
+def test_who_leads_again_knows_of_nothing_on_its_way(driver: Driver) -> None:
+    """All that came into the log before is in the image that it leads with; what did not may be asked for anew."""
+    duties = leading(driver)
+    assert [duties.logged(ID), duties.logged(ID)] == [True, False]
+    duties.resign()
+    duties.lead(driver.fsm.image, 0, 2)
+    gone = pb.ControlRequest(operationId=ID, deleteStream=pb.DeleteStream(name="none"))
+    assert duties.answer(gone, driver.fsm.image, 0, 0).error == Error.NOT_FOUND  # type: ignore[union-attr]
+    assert duties.logged(ID)
+
+
 def test_a_batch_is_logged_as_a_whole_if_one_of_its_requests_changes_something(driver: Driver) -> None:
     good = driver.isr_request(["a", "b"])
     stale = driver.isr_request(["a", "b"], number=1)
