@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,19 @@ import pytest
 from liftpy.client.admin import Admin
 from liftpy.client.client import Client
 from liftpy.cluster import codec
+from liftpy.cluster import pages as pages_module
+from liftpy.cluster.controller_list import ControllerList, list_to_pb
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, ClusterPages, StreamPages, cut_stream, describe, describer
+from liftpy.cluster.pages import (
+    DEFAULT_PAGE_BYTES,
+    MAX_PAGE_BYTES,
+    ClusterPages,
+    StreamPages,
+    cut_stream,
+    describe,
+    describe_stream,
+    describer,
+)
 from liftpy.errors import NotFoundError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.wire import frames
@@ -148,6 +160,40 @@ def test_pages_are_of_the_size_that_was_asked_for(fsm: ClusterFsm, asked: int) -
         pages.add(page)
     assert codec.image_from_pb(pages.cluster.image).streams == fsm.image.streams
     assert codec.image_from_pb(pages.cluster.image).nodes == fsm.image.nodes
+
+
+def test_every_page_names_the_controllers(fsm: ClusterFsm) -> None:
+    image = replace(fsm.image, controllers=ControllerList(("a", "b", "c"), "d", "b", 6))
+    pages = ClusterPages()
+    while (request := pages.request) is not None:
+        request.maxBytes = 5000
+        page = describe(image, request).cluster
+        assert page.image.controllers == list_to_pb(image.controllers)
+        pages.add(page)
+    assert codec.image_from_pb(pages.cluster.image).controllers == image.controllers
+
+
+def test_of_a_stream_as_much_is_told_as_was_asked_for_up_to_the_longest_page(
+    fsm: ClusterFsm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "MAX_PAGE_BYTES", 1600)
+    for asked, most in ((1, 512), (800, 800), (1600, 1600), (10_000, 1600)):
+        found = describe_stream(fsm.image, pb.DescribeStream(name="stream-1", maxBytes=asked))
+        last = found.stream.partitions[-1].ByteSize() + 6
+        told = sum(partition.ByteSize() + 6 for partition in found.stream.partitions)
+        assert most - last < told <= most, asked
+        assert found.nextPartition == len(found.stream.partitions)
+
+
+def test_of_nodes_that_there_are_ten_are_named() -> None:
+    for count, said in ((0, "there are: none"), (10, "there are: n0, n1, n2, n3, n4, n5, n6, n7, n8, n9"), (11, "n8, n9 ...")):
+        made = ClusterFsm()
+        ask = asker(made)
+        for number in range(count):
+            ask(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="nx" if number == 10 else f"n{number}")))
+        answer = ask(pb.ControlRequest(setNode=pb.SetNode(nodeId="other", leaving=True)))
+        assert answer.error == pb.ControlResponse.NOT_FOUND
+        assert answer.detail.endswith(said)
 
 
 def test_a_page_that_leads_nowhere_is_an_error() -> None:

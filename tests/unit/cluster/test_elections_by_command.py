@@ -65,6 +65,18 @@ def test_an_unclean_election_from_outside_the_isr_gives_it_up_only_when_it_succe
     assert cluster.partition().unclean_elected
 
 
+def test_a_candidate_from_outside_the_isr_that_is_gone_is_one_no_more() -> None:
+    cluster = Cluster("abc", minIsr=1)
+    cluster.change_isr(["a"])
+    cluster.fence("a")
+    cluster.elect("c", unclean=True)
+    assert cluster.now == (CANDIDATE_FOUND, "", "c")
+    cluster.fence("b")
+    assert cluster.now == (CANDIDATE_FOUND, "", "c"), "b counts for nothing here"
+    cluster.fence("c")
+    assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
+
+
 def test_who_left_while_hw_stood_still_may_lead_when_nobody_of_the_isr_can() -> None:
     cluster = Cluster("abc")
     cluster.change_isr(["a", "c"])

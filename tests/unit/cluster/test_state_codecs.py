@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.cluster import codec
+from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.image import Counters, LeaderReport, NodeImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
@@ -85,9 +86,14 @@ def test_every_field_of_every_state_comes_back() -> None:
         image,
         reports=image.reports.set(("u1", 0), (report, dataclasses.replace(report, witness="c"))),
         operations=image.operations.with_operation(operation),
+        controllers=ControllerList(("a", "b", "c"), "d", "b", 6),
     )
+    for field in dataclasses.fields(ControllerList):
+        assert getattr(image.controllers, field.name)
     again = decode_snapshot(encode_snapshot(image))
     assert (again, again.reports["u1", 0]) == (image, image.reports["u1", 0])
+    assert again.controllers == image.controllers, "who restores it knows who decides"
+    assert decode_snapshot(encode_snapshot(an_image())).controllers == ControllerList()
     assert len(decode_snapshot(encode_snapshot(image, operations=False)).operations) == 0
 
 
