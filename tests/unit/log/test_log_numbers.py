@@ -8,8 +8,8 @@ NUMBERS = """
 liftpy.log.compaction: MAX_KEYS 4000000, MAX_FILLER_OFFSETS 2Gi, Compaction.dropped_records 0
 liftpy.log.epochs: NO_EPOCH 0, EpochCache.__init__(before_start) 0
 liftpy.log.flush: Flush.size_bytes 0
-liftpy.log.flush_place: SHORT_S 0.001, SLOW_S 0.002, LONG_S 0.02, LARGE_BYTES 64Ki, MOST_WAITING 4, PROBES 32, _MISS 3,
-  _TRUSTED 1024, _WEIGHT 0.03125
+liftpy.log.flush_place: _FEWEST_POINTS 32, _MOST_POINTS 512, SHORT_S 0.001, SLOW_S 0.002, LONG_S 0.02, LARGE_BYTES 64Ki,
+  MOST_WAITING 4, PROBES 32, _MISS 3, _TRUSTED 1024, _WEIGHT 0.03125
 liftpy.log.inspect: SegmentReport.fault_position 0, SegmentReport.torn_tail no
 liftpy.log.log: Log.append(now_wall_ns) 0, Log.append_batches(now_wall_ns) 0, Log.roll(now_wall_ns) 0,
   Log.apply_retention(hold_bytes) 0, Log.begin_compaction(min_dirty_ratio) 0.0, Log.close(clean) yes

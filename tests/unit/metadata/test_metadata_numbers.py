@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.decided import differences
 
 NUMBERS = """
-sidecar.metadata.control: _TIMEOUT_S 2.0, _MAX_WAITING 4Ki, _MAX_WAITING_BYTES 16Mi, _TURNS 4
+sidecar.metadata.control: _PER_S 400, _AT_ONCE 1000, _TIMEOUT_S 2.0, _MAX_WAITING 4Ki, _MAX_WAITING_BYTES 16Mi, _TURNS 4
 sidecar.metadata.feed: _REQUEST_TIMEOUT_S 1.0, _POLL_S 0.05, FeedSubscriber.propose(timeout_s) 5.0,
   FeedSubscriber.barrier(timeout_s) 5.0
 sidecar.metadata.group: MetadataGroup.propose(timeout_s) 5.0, MetadataGroup.barrier(timeout_s) 5.0

@@ -12,7 +12,8 @@ liftpy.wire.batch: HEADER_SIZE_BYTES 64, MAGIC 16972, VERSION 1, SIGNATURE_POSIT
   parse_header(position) 0, parse_batch(position) 0, parse_batch(verify) yes, split_batches(verify) yes
 liftpy.wire.batch_columns: _FEW 24, _MAX_COLUMN_BYTES 2Gi, decode_columns(exact) no
 liftpy.wire.codecs: _LZ4_RATIO 255, _LZ4_SLACK_BYTES 64, _WINDOW_BYTES 128Mi
-liftpy.wire.envelope: VERSION 0, HEADER_SIZE_BYTES 8, CRC_HEADER_SIZE_BYTES 12, ADDRESS_SIZE_BYTES 16, encode(crc) no
+liftpy.wire.envelope: _FLAG_CRC 1, _FLAG_ADDRESS 2, VERSION 0, HEADER_SIZE_BYTES 8, CRC_HEADER_SIZE_BYTES 12,
+  ADDRESS_SIZE_BYTES 16, encode(crc) no
 liftpy.wire.frames: PIECE_OVERHEAD_BYTES 56, RESPONSE_HEADER_SIZE_BYTES 16
 liftpy.wire.inboxes: MAX_REPLY_BYTES 255
 liftpy.wire.pieces: PIECE_BYTES 1Mi, SMALLEST_PIECE_BYTES 64, Held.position 0, Held.crc 0
