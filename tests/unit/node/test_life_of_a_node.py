@@ -17,6 +17,7 @@ from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
 from sidecar.node import Node
+from sidecar.partition.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR
 from sidecar.settings import NodeSettings
 
@@ -288,6 +289,33 @@ async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) 
     held: Any = node.partitions
     assert held.heard == [5]
     await node.stop()
+
+
+async def test_damage_that_a_start_found_is_remembered_by_the_next_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should this process end before it has registered: the next one finds nothing of it, for recovery has set it aside."""
+    await (await started(world)).stop()
+    assert world.marker() == Previous(1, True, True)
+    found: list[str] = ["orders-U1/0"]
+    seen: list[bool] = []
+
+    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool) -> None:
+        seen.append(clean_stop)
+        logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
+
+    monkeypatch.setattr(RecoveredLogs, "run", run)
+    world.refused = "the group can't be asked"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError):
+        await node.start()
+    await node.stop()
+    assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
+    assert node.counters["logs that a failed flush had closed"] == 2
+    assert world.marker() == Previous(1, False, False)
+    found.clear()
+    world.refused = ""
+    await (await started(world)).stop()
+    assert (world.registered["clean_stop"], world.registered["flushed_always"]) == (False, False)
+    assert seen == [True, False], "a tail that has to be cut is damage after a clean stop"
 
 
 def _content(folder: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from sidecar.settings import NodeSettings, Target
 from sidecar.status.desk import StatusDesk
 from sidecar.status.metrics import exposition
 from sidecar.status.report import Reporter
-from sidecar.tasks import fatal_on, spawn_in
+from sidecar.tasks import fatal_on, spawn_in, unexpected
 
 SUMS = {
     "records_in": "liftpy_ingest_records_total",
@@ -317,6 +317,20 @@ async def test_a_loops_own_handler_is_told_as_before_and_comes_back(given: bool)
     assert told == ([context] if given else [])
     take_back()
     assert (loop.get_exception_handler() is None) is not given
+
+
+async def test_an_end_in_the_background_is_the_nodes_and_not_the_loops_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    by_default: list[dict[str, Any]] = []
+    monkeypatch.setattr(loop, "default_exception_handler", by_default.append)
+    loop.set_exception_handler(None)
+    failures: list[Exception] = []
+    take_back = fatal_on(loop, failures.append)
+    unexpected("the feed", ValueError("bad"))
+    assert ([str(failure) for failure in failures], by_default) == (["the feed has ended unexpectedly: ValueError('bad')"], [])
+    loop.call_exception_handler({"message": "somebody else's"})
+    assert (len(failures), by_default) == (1, [{"message": "somebody else's"}])
+    take_back()
 
 
 async def test_what_runs_on_another_thread_is_over_when_its_end_has_been_awaited() -> None:

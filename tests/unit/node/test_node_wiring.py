@@ -1,0 +1,293 @@
+"""What a node makes its parts of, which of them hears what, in which order they are closed; and how a process runs one node."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.node
+from liftpy.errors import ConfigError
+from liftpy.ids import PartitionKey
+from liftpy.replica.copying import pace_of
+from liftpy.wire._pb import replication_pb2, service_pb2
+from sidecar.node import Node, run_node
+from sidecar.settings import NodeSettings
+
+KINDS = (
+    "Proposals", "Probes", "AnswerRouter", "QuietTalk", "QuietAsker", "Notifications", "Requests", "NodeTools", "ReadTools",
+    "Deletions", "Partitions", "ServiceDesk", "Scrub", "Reporter", "Housekeeping",
+)  # fmt: skip
+
+
+class _Soon:
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def __await__(self) -> Iterator[Any]:
+        return self._result
+        yield
+
+
+class Part:
+    """In the place of a part: ``given`` and ``named`` is what it was made of; what it is asked goes to ``told``."""
+
+    def __init__(self, name: str, told: list[Any], given: tuple[Any, ...] = (), named: dict[str, Any] | None = None) -> None:
+        self.name, self.told, self.given, self.named = name, told, given, named or {}
+        self.results: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["one", "two"])
+
+    def __getattr__(self, method: str) -> Any:
+        def called(*given: Any) -> Any:
+            self.told.append((f"{self.name}.{method}", *given))
+            return _Soon(self.results[method]) if method == "stop" else self.results.get(method, _Soon(None))
+
+        setattr(self, method, called)  # the same one each time, so that it can be compared
+        return called
+
+
+class Built:
+    """A node whose parts are ``Part``s, by their class's name."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.told: list[Any] = []
+        self.made: dict[str, Part] = {}
+        for kind in KINDS:
+            patch.setattr(sidecar.node, kind, self._maker(kind))
+        self.node = node = Node(NodeSettings("n1", folder))
+        node.incarnation = 7
+        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_recovered"):
+            setattr(node, name, Part(name, self.told))
+        self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
+        self.links: Any = Part("links", self.told)
+        self.links.replication, self.links.reads = self.bus, self.reads
+        self.group: Any = Part("group", self.told)
+        self.group.decides = "whatever the group says"
+        self.folder: Any = Part("folder", self.told)
+        self.folder.path = folder
+        self.identity: Any = Part("identity", self.told)
+        self.promises: Any = Part("promises", self.told)
+        node._build(self.links, self.group, self.folder, self.identity, self.promises)
+
+    def _maker(self, kind: str) -> Callable[..., Part]:
+        def make(*given: Any, **named: Any) -> Part:
+            self.made[kind] = Part(kind, self.told, given, named)
+            return self.made[kind]
+
+        return make
+
+
+@pytest.fixture
+async def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    return Built(tmp_path, monkeypatch)
+
+
+async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
+    node, made, group, bus = built.node, built.made, built.group, built.bus
+    settings, subjects, counters = node.settings, node.subjects, node.counters
+    partitions = node.partitions
+    assert partitions is made["Partitions"]  # type: ignore[comparison-overlap]
+    wanted: dict[str, tuple[Any, ...]] = {
+        "Proposals": (group, "n1", 7),
+        "Probes": (bus, subjects),
+        "AnswerRouter": (bus,),
+        "QuietAsker": ("n1", 7),
+        "QuietTalk": (
+            made["AnswerRouter"], subjects, made["QuietAsker"], node._node_inboxes, settings.replication, node._timers,
+            node._deliver, counters,
+        ),
+        "Requests": (node._step_aside, node._testify, made["QuietTalk"].received, node._service_reported),
+        "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
+        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters),
+        "Deletions": (group, "n1"),
+        "NodeTools": (),
+        "Partitions": (made["NodeTools"],),
+        "ServiceDesk": (bus, subjects, "n1", node._inboxes, made["Partitions"].services_of, counters),
+        "Reporter": (),
+        "Housekeeping": (partitions, settings.replication.hw_checkpoint_s, built.folder.path, node.repair),
+    }  # fmt: skip
+    for kind, given in wanted.items():
+        assert made[kind].given == given, kind
+    look, *rest = made["Scrub"].given
+    assert look() == ["one", "two"], "the partitions as they are then"
+    assert rest == [built.folder.path, settings.scrub_bytes_per_s, counters]
+    assert made["Deletions"].named["decides"]() == "whatever the group says"
+
+
+async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Built) -> None:
+    node, made = built.node, built.made
+    held = {
+        "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._intake,
+        "copy_pace": pace_of(node.settings.replication), "drops": node._drops, "subjects": node.subjects,
+        "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
+        "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
+        "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
+        "flush_place": node._flush_place, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
+        "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
+        "promises": built.promises,
+    }  # fmt: skip
+    assert {name: made["NodeTools"].named[name] for name in held} == held
+    assert made["Reporter"].named == {
+        "settings": node.settings, "incarnation": 7, "group": built.group, "links": built.links, "partitions": node.partitions,
+        "counters": node.counters, "scrub": made["Scrub"], "descriptors": node._descriptors, "flush_times": node._flush_times,
+        "flush_place": node._flush_place,
+    }  # fmt: skip
+    assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
+    assert built.told == [
+        ("links.watch", made["Partitions"].data_path_changed),
+        ("status.listen", built.bus, node.subjects, (node._inboxes, node._node_inboxes)),
+        ("Housekeeping.start",),
+        ("Scrub.start",),
+    ]
+
+
+async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(built: Built) -> None:
+    node, partitions, told = built.node, built.made["Partitions"], built.told
+    told.clear()
+    done, event = list[int]().clear, object()
+    partitions.results = {"serves": True, "services_of": (services := Part("services", told))}
+    question = replication_pb2.LeaderQuestion(stream="s")
+    report = service_pb2.ServiceReport(stream="s", partition=3)
+    node._deliver("s", 3, "U1", event)
+    node._step_aside(replication_pb2.StepAside(stream="s", partition=3, streamUid="U1", leaderEpoch=9), done)
+    node._make_way(PartitionKey("s", "U1", 3), 9, done)
+    assert node._testify(question)
+    node._service_reported(report)
+    node._heard(55)
+    assert told == [
+        ("Partitions.deliver", "s", 3, "U1", event),
+        ("Partitions.step_aside", "s", 3, "U1", 9, done),
+        ("Partitions.step_aside", "s", 3, "U1", 9, done),
+        ("Partitions.serves", question),
+        ("Partitions.services_of", "s", 3),
+        ("services.reported", report),
+        ("Partitions.metadata_heard", 55),
+    ]
+    assert services.given == ()
+    told.clear()
+    partitions.results["services_of"] = None
+    node._service_reported(report)
+    assert told == [("Partitions.services_of", "s", 3)], "a partition that is not here"
+    node.partitions = None
+    told.clear()
+    node._deliver("s", 3, "U1", event)
+    node._step_aside(replication_pb2.StepAside(stream="s"), done)
+    node._make_way(PartitionKey("s", "U1", 3), 9, done)
+    node._service_reported(report)
+    node._heard(55)
+    assert (node._testify(question), told) == (False, []), "before it has any"
+
+
+async def test_everything_that_was_opened_is_closed_in_its_turn(built: Built) -> None:
+    node, told = built.node, built.told
+    parts = {name: Part(name, told) for name in ("membership", "thread")}
+    parts["membership"].incarnation = 7
+    node.group, node._links, node._folder = built.group, built.links, built.folder
+    node._membership, node._thread = parts["membership"], parts["thread"]  # type: ignore[assignment]
+    node._promises, node._identity = built.promises, built.identity
+    node._unwatch = lambda: told.append(("unwatch",))
+    built.made["Partitions"].results = {"stop": True}
+    told.clear()
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert told == [
+        ("group.retire",), ("Housekeeping.close",), ("Scrub.close",), ("group.hand_over",), ("Partitions.close_subjects", 0.5),
+        ("membership.drain", 3.0), ("membership.close",), ("Partitions.stop",), ("promises.close",), ("membership.leave", 1.0),
+        ("Proposals.close",), ("Probes.close",), ("QuietTalk.close",), ("thread.close",), ("_drops.close",), ("links.close",),
+        ("status.close",), ("_timers.close",), ("identity.end_cleanly",), ("folder.close",), ("unwatch",),
+    ]  # fmt: skip
+    with pytest.raises(RuntimeError, match="shutdown"):
+        node._pool.submit(int)
+
+
+# ---- one process ---------------------------------------------------------------------------------------------------------
+class Life:
+    """A node that starts and stops as a test says, in ``run_node``; the signals' handlers are kept, and not set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.told: list[Any] = []
+        self.ready: list[Any] = []
+        self.handlers: dict[int, Callable[[], None]] = {}
+        self.started: Any = {"node": "n1"}
+        self.stopping = asyncio.Event()
+        module = sidecar.node
+        patch.setattr(module, "Node", lambda settings: self)
+        patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
+        patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))
+        patch.setattr(module, "leave_the_process_in", lambda seconds: self.told.append(f"leave in {seconds}"))
+        loop = asyncio.get_running_loop()
+        patch.setattr(
+            loop, "add_signal_handler", lambda number, call, *given: self.handlers.update({number: lambda: call(*given)})
+        )
+
+    async def start(self) -> dict[str, Any]:
+        self.told.append("start")
+        if isinstance(self.started, BaseException):
+            raise self.started
+        if self.started is None:
+            await asyncio.sleep(3600)
+        return dict(self.started)
+
+    async def wait(self) -> None:
+        await self.stopping.wait()
+
+    async def stop(self) -> int:
+        self.told.append("stop")
+        return 3
+
+    def request_stop(self, *, hand_over: bool) -> None:
+        self.told.append(f"stop with{'' if hand_over else 'out'} a hand-over")
+        self.stopping.set()
+
+    def fatal(self, failure: Exception) -> None:
+        self.told.append(failure)
+        self.stopping.set()
+
+    async def run(self, during: Callable[[], None] = lambda: None) -> int:
+        settings: Any = SimpleNamespace()
+        running = asyncio.create_task(run_node(settings, self.ready.append))
+        async with asyncio.timeout(30):
+            while "start" not in self.told:
+                await asyncio.sleep(0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            during()
+            return await running
+
+
+@pytest.fixture
+async def life(monkeypatch: pytest.MonkeyPatch) -> Life:
+    return Life(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGTERM, "stop with a hand-over"), (signal.SIGINT, "stop without a hand-over")]
+)
+async def test_a_process_runs_a_node_until_it_is_told_to_stop(life: Life, number: int, said: str) -> None:
+    assert await life.run(lambda: life.handlers[number]()) == 3
+    assert life.ready == [{"node": "n1"}]
+    assert life.told == ["memory is kept", "garbage seldom", "start", "leave in 12.0", said, "stop"]
+
+
+async def test_a_node_that_is_stopped_while_it_starts_is_not_said_to_be_ready(life: Life) -> None:
+    life.started = None
+    assert await life.run(lambda: life.handlers[signal.SIGTERM]()) == 3
+    assert (life.ready, life.told[-1]) == ([], "stop")
+
+
+async def test_a_momentary_failure_of_the_start_is_the_nodes_and_any_other_is_raised(life: Life) -> None:
+    life.started = failure = OSError(28, "No space left on device")
+    assert await life.run() == 3
+    assert life.told[2:] == ["start", failure, "stop"]
+    life.told.clear()
+    life.started = ConfigError("a folder of another node")
+    with pytest.raises(ConfigError, match="another node"):
+        await life.run()
+    assert (life.told[2:], life.ready) == (["start", "stop"], [])
