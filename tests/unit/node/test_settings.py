@@ -115,13 +115,13 @@ def test_how_a_command_finds_the_cluster() -> None:
 @pytest.mark.parametrize("text", ["perhaps", "2", "yes", ""])
 def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path: Path) -> None:
     head = 'node_id = "n1"\ndata = "/x"\n'
-    with pytest.raises(ConfigError, match="elections = .* is not a truth value: use true or false"):
+    with pytest.raises(ConfigError, match=r"elections = .* is not a truth value: use true or false"):
         load(head + f'elections = "{text}"', folder=tmp_path)
     for word, value in (("true", True), ("TRUE", True), ("1", True), ("false", False), ("False", False), ("0", False)):
         assert load(head, env={"LIFTPY_ELECTIONS": word}, folder=tmp_path).elections is value
     with pytest.raises(ConfigError, match="true and false have no meaning here"):
         load(head + "weight = true", folder=tmp_path)
-    with pytest.raises(ConfigError, match="2.5 is not whole"):
+    with pytest.raises(ConfigError, match=r"2\.5 is not whole"):
         load(head + "status_port = 2.5", folder=tmp_path)
     for digits in ("1_000", "\u0663"):
         with pytest.raises(ConfigError, match="use the digits 0 to 9"):
