@@ -217,3 +217,32 @@ def test_a_new_journal_is_no_file_before_its_first_flush_and_one_that_is_given_b
     again = GroupJournal(path)
     assert len(again) == 1, "a death flushes nothing"
     again.abandon()
+
+
+def test_what_was_only_opened_is_left_as_it_is_and_what_changed_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = GroupJournal(path)
+    journal.add(b"x", 1, 1)
+    journal.setCurrentTerm(4, "b")
+    journal.close()
+    before = path.read_bytes()
+    journal = GroupJournal(path)
+    journal.sync()
+    opened = path.read_bytes()
+    journal.sync()
+    assert path.read_bytes() == opened == before, "nothing is new"
+    for change in (journal.onOneSecondTimer, lambda: journal.setCurrentTerm(5, None), lambda: journal.add(b"y", 2, 5)):
+        size_bytes = path.stat().st_size
+        change()
+        assert path.stat().st_size == size_bytes, "not before the flush"
+        journal.sync()
+        grown = path.stat().st_size
+        assert grown > size_bytes
+        journal.sync()
+        assert path.stat().st_size == grown == journal.file_bytes
+    journal.add(b"z", 3, 5)
+    journal._destroy()
+    assert journal._descriptor == -1, "the library lets go of it as it is closed"
+    again = GroupJournal(path)
+    assert ([again[n][0] for n in range(3)], again.getCurrentTerm(), again.getVotedForNodeId()) == ([b"x", b"y", b"z"], 5, None)
+    again.abandon()

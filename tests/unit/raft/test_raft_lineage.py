@@ -204,6 +204,15 @@ def test_of_those_that_it_does_not_believe_itself_it_takes_a_majority_to_tell_it
     assert lineage.known == {}, "what it knew of them was as old as the rest of it"
 
 
+def test_a_doubt_that_was_taken_back_counts_no_more(tmp_path: Path) -> None:
+    lineage = FolderLineage(tmp_path, lambda: 5, majority=2)
+    for peer in "bc":
+        assert lineage.heard(peer, struct.pack("<QQB", 99, 0, 0))
+    for peer, known_as, missed in (("b", 4711, ()), ("b", 5, ()), ("c", 4711, ()), ("b", 4711, (4711,))):
+        assert lineage.heard(peer, struct.pack("<QQB", 101, known_as, 0)) is False
+        assert lineage.missed == missed
+
+
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     FolderLineage(tmp_path, lambda: 5)
     path = tmp_path / FILE

@@ -87,12 +87,14 @@ def test_answers_count_in_their_own_term(term: int, taken: bool) -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(term, type="next_node_idx", next_node_idx=3, success=True, reset=False)
     assert bool(hard.handled) is taken
+    assert hard.counters == ({} if taken else {"answers of another term": 1})
 
 
 @pytest.mark.parametrize(("index", "taken"), [(0, False), (1, True), (4, True), (5, False)])
 def test_answers_are_about_the_log_that_there_is(index: int, taken: bool) -> None:
     hard = Hard(Core(1, 1, 2, leads=True))
     assert hard.deliver(type="next_node_idx", next_node_idx=index, success=True, reset=False) is taken
+    assert (len(hard.handled), hard.counters) == ((1, {}) if taken else (0, {"answers beyond the log": 1}))
 
 
 def test_what_follows_never_steps_back_on_success() -> None:
