@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from liftpy.config import FlushMode, FlushPolicy, ReplicationConfig, StreamConfig
@@ -75,6 +77,41 @@ def test_settings_out_of_bounds_are_refused_by_name() -> None:
         ReplicationConfig(max_idle_wait_s=6.0)
     with pytest.raises(ConfigError, match="fetch_timeout_s"):
         ReplicationConfig(fetch_timeout_s=float("nan"))
+
+
+_YEAR_S = 366 * 86_400.0
+_BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[float | None, float | None]]] = {
+    StreamConfig: {
+        "min_isr": (0, 32), "segment_bytes": (4096, 2 << 30), "segment_age_s": (0, _YEAR_S), "retention_age_s": (0, 100 * _YEAR_S),
+        "retention_bytes": (0, 1 << 62), "retention_records": (0, 1 << 62), "delete_retention_s": (0, 100 * _YEAR_S),
+        "dedup_window_s": (0, 86_400.0),
+    },
+    ReplicationConfig: {
+        "heartbeat_s": (0.001, None), "session_s": (None, 3600.0), "max_lag_time_s": (None, 3600.0),
+        "max_leader_timeout_s": (None, 3600.0),
+        "max_idle_wait_s": (0.001, None), "fetch_timeout_s": (0.001, 3600.0), "candidate_timeout_s": (0.001, 3600.0),
+        "hw_checkpoint_s": (0.001, 3600.0), "notice_interval_s": (0.001, 3600.0), "leader_rest_s": (0.001, 3600.0),
+        "service_grace_s": (0.001, 3600.0), "replacement_grace_s": (0, 30 * 86_400.0), "copies_at_once": (1, 10_000),
+        "copies_per_node": (1, 1000), "max_lag_records": (0, 1 << 62), "slow_flush_factor": (0, 1e6), "probe_after": (0, 3600.0),
+        "quiet_rounds": (1, 1 << 20), "replication_max_bytes": (4096, 64 << 20), "ingest_buffer_bytes": (8192, 16 << 30),
+        "ingest_queue_bytes": (512, 4 << 30), "unreplicated_bytes": (512, 4 << 30), "node_unreplicated_bytes": (512, 16 << 30),
+        "ingest_queue_records": (16, 1 << 26), "copy_bytes_per_second": (0, 64 << 30), "copy_share": (0.001, 1.0),
+        "copy_least_bytes_per_second": (0, 64 << 30), "copy_piece_bytes": (4096, 64 << 20), "dedup_bytes": (4096, 16 << 30),
+        "batch_max_bytes": (4096, 64 << 20), "batch_max_records": (1, 65_536), "preferred_leaders_every": (0, 86_400.0),
+    },
+}  # fmt: skip
+"""Setting -> least and largest; None where another setting bounds it first."""
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, bounds in _BOUNDS.items() for name in bounds])
+def test_each_setting_has_these_bounds_and_is_refused_beyond_them(kind: Any, name: str) -> None:
+    low, high = _BOUNDS[kind][name]
+    step = 1 if isinstance(getattr(kind(), name), int) else 0.0005
+    for bound, beyond in ((low, -step), (high, 1024 * step)):
+        if bound is not None:
+            assert getattr(kind(**{name: bound}), name) == bound
+            with pytest.raises(ConfigError, match=f"^{name} = .* is outside "):
+                kind(**{name: bound + beyond})
 
 
 @pytest.mark.parametrize(("configured", "replicas", "effective"), [(0, 3, 2), (0, 1, 1), (3, 3, 3), (3, 2, 2), (1, 3, 1)])

@@ -108,6 +108,24 @@ def test_what_the_leader_stamps_and_nothing_else() -> None:
     assert parse_batch(BATCH).header.size_bytes == len(BATCH)
 
 
+def test_every_field_of_a_header_lies_where_it_is_documented_and_comes_back_under_its_name() -> None:
+    stamps = {
+        "base_offset": 101, "leader_epoch": 102, "timestamp_ns": -103, "producer_id": 104, "base_sequence": 105, "producer_epoch": 106,
+    }  # fmt: skip
+    data = build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6], codec=Codec.ZSTD, control=True, **stamps)  # type: ignore[arg-type]
+    header = parse_batch(data).header
+    assert {name: getattr(header, name) for name in stamps} == stamps
+    crc, magic, version, attributes, *numbers = struct.unpack("<IHBBIIqQqQIHHII", data[:64])
+    assert (magic, version, attributes) == (0x424C, 1, 0b1010)
+    assert numbers == [
+        len(data), 2, 101, 102, -103, 104, 105, 106, header.column_bits, header.body_size_bytes, 6,
+    ]  # fmt: skip
+    assert (header.crc, header.control, header.codec, header.record_count) == (crc, True, Codec.ZSTD, 2)
+    assert (header.last_offset, header.next_offset) == (107, 108)
+    assert crc == crc32c.crc32c(data[4:])
+    assert header.body_size_bytes == build_batch([b"aa", b"b"], keys=[b"k", None], offset_deltas=[0, 6]).__len__() - 64
+
+
 def test_compaction_stretches_a_batch_up_to_the_next_one() -> None:
     stretched = parse_batch(reach(HOLES, 20))
     assert (stretched.base_offset, stretched.next_offset, stretched.values()) == (5, 20, [b"a", b"b"])
