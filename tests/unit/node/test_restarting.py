@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, NoSpaceError, StorageError, UnknownFormatError
+from sidecar import node
 from sidecar.cli import sidecar as command
 from sidecar.node import leave_the_process_in
 from sidecar.restarting import EXIT_TO_REPAIR, count_restart, momentary, pause_s
@@ -92,3 +95,34 @@ def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
     command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
     assert seen == [True]
+
+
+def test_a_stop_that_hangs_is_left_with_a_word_and_by_no_thread_that_keeps_the_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[Any] = []
+    left: list[int] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, seconds: float, leave: Callable[[], None]) -> None:
+            self.seconds, self.leave, self.began = seconds, leave, False
+            made.append(self)
+
+        def start(self) -> None:
+            assert self.daemon, "before it begins"
+            self.began = True
+
+        def cancel(self) -> None:
+            made.remove(self)
+
+    monkeypatch.setattr(node, "threading", SimpleNamespace(Timer=Timer))
+    monkeypatch.setattr(node, "os", SimpleNamespace(_exit=left.append))
+    node.leave_the_process_in(12.0)
+    node.leave_the_process_in(3.0)
+    assert [(timer.seconds, timer.began) for timer in made] == [(12.0, True), (3.0, True)]
+    made[0].leave()
+    assert (left, caplog.messages) == ([1], ["the stop takes longer than 12 s: leaving without it"])
+    node.stay_in_the_process()
+    assert made == []

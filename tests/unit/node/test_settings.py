@@ -126,3 +126,46 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
     for digits in ("1_000", "\u0663"):
         with pytest.raises(ConfigError, match="use the digits 0 to 9"):
             load(head, env={"LIFTPY_STATUS_PORT": digits}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("weight = [1]", "weight = [1] is not a number: a number is expected"),
+        (
+            'nats = "nats://me:secret@h:4222\\u0007"',
+            "nats = nats://***@h:*** is not a list of texts: it has control characters",
+        ),
+        ('nats = ["nats://me:secret@h:4222\\u0007"]', "nats = [...] is not a list of texts: it has control characters"),
+        ('rack = "' + "r" * 200 + '\\u0007"', "rack = '" + "r" * 79 + "... is not a text: it has control characters"),
+        ('rack = "' + "r" * 71 + '\\u0007"', "rack = '" + "r" * 71 + "\\x07' is not a text: it has control characters"),
+        ("rack = true", "rack = True is not a text: true and false have no meaning here"),
+        ("rack = []", "rack = [] is not a text: a text is expected"),
+        ("controllers = [true]", "controllers = [True] is not a list of texts: a text is expected"),
+        ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no"),
+        ("nonsense = 1", "unknown setting 'nonsense'; known are node_id, data, nats,"),
+    ],
+)
+def test_an_error_says_what_was_given_but_no_secret_and_not_at_any_length(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load('node_id = "n1"\ndata = "/x"\n' + text, folder=tmp_path)
+    assert str(raised.value).startswith(says)
+
+
+def test_an_empty_word_of_the_environment_is_none(tmp_path: Path) -> None:
+    head = 'node_id = "n1"\ndata = "/x"\nrack = "r1"\n'
+    empty = {"LIFTPY_STATUS_PORT": "", "LIFTPY_RACK": "", "LIFTPY_REPLICATION_SESSION_S": ""}
+    settings = load(head, env=empty, folder=tmp_path)
+    assert (settings.status_port, settings.rack, settings.replication.session_s) == (-1, "r1", 2.0)
+    flags: dict[str, object] = {"rack": "", "weight": None, "status_port": 0}
+    settings = load(head, flags, {"LIFTPY_WEIGHT": "3", "LIFTPY_STATUS_PORT": "8080"}, tmp_path)
+    assert (settings.rack, settings.weight, settings.status_port) == ("", 3.0, 0), (
+        "a flag that was given counts, whatever it says"
+    )
+
+
+def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:
+    settings = load('node_id = 7\ndata = "~/x"\nnats = " nats://a:1 ,, nats://b:2,"\nrack = 3\nweight = 2', folder=tmp_path)
+    assert (settings.node_id, settings.rack, settings.weight) == ("7", "3", 2.0)
+    assert settings.data == Path("~/x").expanduser()
+    assert settings.nats == ("nats://a:1", "nats://b:2")
