@@ -83,3 +83,17 @@ def test_a_candidate_does_not_go_back_to_an_older_epoch_after_a_restart() -> Non
     node.step(ev.LogOpened(log_start_offset=0, log_end_offset=3, high_watermark=2, epochs=((1, 0),), persisted_epoch=2))
     node.told(state(leader_epoch=1, epoch=1))
     assert node.replica.role == "WAITING"
+
+
+def test_nothing_is_served_before_both_the_proposed_epoch_and_the_log_are_durable() -> None:
+    """Flushes of before, and answers about another epoch, are no word of this one."""
+    candidate = idle()
+    candidate.told(proposed(leader_epoch=3))  # type: ignore[arg-type]
+    candidate.step(ev.LogFlushed(end_offset=3))
+    assert candidate.sent() == [], "the log alone"
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=2))
+    assert candidate.sent() == [], "another epoch"
+    candidate.step(ev.LeaderEpochPersisted(leader_epoch=3))
+    assert candidate.sent()[:2] == [do.StartServing(), do.ReplayLog(end_offset=3)]
+    candidate.step(ev.LogFlushed(end_offset=3))
+    assert candidate.sent() == [], "once"

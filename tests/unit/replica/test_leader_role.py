@@ -403,6 +403,22 @@ def test_nobody_is_told_no_while_a_member_of_the_isr_may_still_follow_the_leader
     assert not leader.replica.may_refuse_publishers(leader.now_ns), "b has started again"
 
 
+def test_an_isr_change_that_nobody_answers_is_asked_again_after_a_session() -> None:
+    leader = Stepped("a").leads()
+    leader.told(state(leader_epoch=2, epoch=5), {"a": 1, "b": 1})
+    asked = leader.only(do.ProposeIsr)
+    assert asked.isr == frozenset("ab")
+    deadlines = leader.replica._shared.deadlines
+    assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
+    leader.heard()
+    assert not leader.has(do.ProposeIsr), "one at a time"
+    leader.fire(ev.Deadline.ISR_CHANGE)
+    leader.heard()
+    leader.fire(ev.Deadline.LAG)
+    assert leader.only(do.ProposeIsr) == asked
+    assert deadlines._at_ns[ev.Deadline.ISR_CHANGE] == leader.now_ns + 2 * S
+
+
 def test_no_space_is_not_told_either() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
