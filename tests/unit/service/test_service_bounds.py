@@ -18,6 +18,7 @@ from liftpy.service.outbox import Output
 from liftpy.service.queries import QueryDesk
 from liftpy.service.replies import Answer, AnswerTable, Reply, ReplyDesk, message_id_of
 from liftpy.service.settings import ServiceSettings
+from liftpy.service.snapshot import Snapshot
 from liftpy.wire.batch import Record
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 
@@ -86,6 +87,28 @@ def refused(ask: Callable[[Any, Record], None], outbox: Outbox | None = None) ->
     except ServiceFailedError as error:
         return str(error.__cause__)
     return ""
+
+
+def test_a_state_begins_before_every_record() -> None:
+    """As its snapshot at 0 says: nodes compare those."""
+
+    class Told(Asking):
+        pass
+
+    outbox = Outbox("u/0")
+    machine = ServiceMachine(Told(), Identity("s", "in", "u", 0), snapshot_every=100, outbox=outbox)
+    machine.start(None)
+    assert machine.snapshot() == Snapshot(Identity("s", "in", "u", 0), 0, 0, 0, 0, (), b"")
+    assert (machine.position, machine.last_epoch, machine.now_ns, machine.leader_epoch, machine.active_version) == (
+        0,
+        0,
+        0,
+        0,
+        1,
+    )
+    assert (machine.role, machine.failed, machine.routes) == (Role.FOLLOWER, False, None)
+    assert (outbox.output_count, outbox.emitted_end, outbox.compared_end, outbox.first_kept) == (0, 0, 0, 0)
+    assert (outbox.digest, outbox.known, outbox.diverged, outbox.must_rewind) == (b"", False, "", False)
 
 
 def times(count: int, size: int = 0) -> Callable[[Any, Record], None]:
