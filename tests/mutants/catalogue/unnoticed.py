@@ -430,4 +430,139 @@ MUTANTS: list[Mutant] = [
             "lag is shown that is not there",
         ),
     ),
+    *rows(
+        "sidecar/partition/scrub.py",
+        (
+            "progress is stored at the end of a pass only",
+            "                        await self._in_thread(self._store)",
+            "                        pass",
+            "a restart in a pass of hours begins the pass again",
+        ),
+    ),
+    *rows(
+        "sidecar/partition/set.py",
+        (
+            "a retry is left behind by the end",
+            "            retry.cancel()",
+            "            pass",
+            "what has ended is held by the event loop's timers",
+        ),
+    ),
+    *rows(
+        "sidecar/partition/driver.py",
+        (
+            "steps are said where nobody asked",
+            "                if self._debug:",
+            "                if not self._debug:",
+            "each step of each partition costs a line that nobody reads",
+        ),
+    ),
+    *rows(
+        "sidecar/partition/worker.py",
+        (
+            "services read without a log",
+            "            timers=node.timers,\n            log=log,\n            replica",
+            "            timers=node.timers,\n            log=None,\n            replica",
+            "a service that joins is told of no log end",
+        ),
+        (
+            "publishes are taken whoever leads",
+            "            takes=self.replica.takes_publishes,\n",
+            "",
+            "publishers are not refused apart where the core takes nothing",
+        ),
+    ),
+    *rows(
+        "liftpy/cluster/codec.py",
+        (
+            "a snapshot without controllers",
+            "    if image.controllers.index:\n        head.controllers.CopyFrom(list_to_pb(image.controllers))\n    if operations",
+            "    if operations",
+            "a controller that comes from a snapshot knows the group as it was at the start",
+        ),
+    ),
+    *rows(
+        "liftpy/cluster/pages.py",
+        (
+            "pages without controllers",
+            "    if image.controllers.index:\n        page.image",
+            "    if False:\n        page.image",
+            "commands show the controllers of the settings, not those of today",
+        ),
+    ),
+    *rows(
+        "liftpy/cluster/decisions/leadership.py",
+        (
+            "an unclean candidate stays when it is gone",
+            "        if counts or node_id == partition.candidate:",
+            "        if counts:",
+            "the partition waits for a dead candidate until its time is over",
+        ),
+    ),
+    *rows(
+        "liftpy/cluster/duties.py",
+        (
+            "what is on its way outlives a leadership",
+            "        self._in_log.clear()",
+            "        pass",
+            "a request that never came into the log is said to have an unknown outcome",
+        ),
+        (
+            "preferred leaders are asked with the arguments swapped",
+            "self._preferred.due(self._image, now_ns)",
+            "self._preferred.due(now_ns, self._image)",
+            "leaderships never go back to the first replica",
+        ),
+        (
+            "the rest of a batch is nobody's",
+            "operationId=request.operationId, sender=request.sender)",
+            "operationId=request.operationId)",
+            "what a node may ask in a batch is judged as a stranger's",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/recent_ids.py",
+        (
+            "a cut brings back forgotten ids",
+            "for message_id, older in before.items() if older.ids}",
+            "for message_id, older in before.items()}",
+            "the next publisher with that id is answered by an error",
+        ),
+    ),
+    *rows(
+        "liftpy/client/sync.py",
+        (
+            "the call that waits expects nothing",
+            "                expected_last=expected_last,\n                timeout_s",
+            "                timeout_s",
+            "two writers who each expect an offset both succeed",
+        ),
+    ),
+    *rows(
+        "liftpy/service/appending.py",
+        (
+            "two outputs that are too large together go together",
+            "count > 1:",
+            "count > 2:",
+            "the output stream refuses them for ever",
+        ),
+    ),
+    *rows(
+        "liftpy/service/host.py",
+        (
+            "a state that failed is stored",
+            '        self._refusal = ""\n        self._stopped = False',
+            '        self._refusal = ""\n        self._stopped = True',
+            "the next process begins with the state that failed",
+        ),
+    ),
+    *rows(
+        "liftpy/service/snapshot.py",
+        (
+            "a peer's name that is no text",
+            'decode(errors="replace")',
+            "decode()",
+            "a forged snapshot ends the service by an error that nobody expects",
+        ),
+    ),
 ]
