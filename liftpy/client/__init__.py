@@ -19,6 +19,8 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
+from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt
 from liftpy.client.publisher import Publisher
 from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
 from liftpy.client.slices import BatchSlice
@@ -31,8 +33,13 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "ManyAck",
+    "ManyReceipt",
+    "Partitioner",
     "PlacementPlan",
     "PlacementWish",
+    "Producer",
+    "ProducerOptions",
     "PublishAck",
     "PublishOptions",
     "Publisher",
@@ -40,6 +47,7 @@ __all__ = [
     "QueryFailedError",
     "QueryRefusedError",
     "ReadOptions",
+    "Receipt",
     "Start",
     "Tally",
     "Until",

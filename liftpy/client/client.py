@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, overload
 
@@ -21,6 +22,8 @@ from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.producing import ProducerOptions
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
@@ -500,6 +503,31 @@ class Client:
             options or PublishOptions(),
             find=find,
         )
+
+    def producer(
+        self, stream: str, *, id: str = "", options: ProducerOptions | None = None, partitioner: Partitioner = "key"
+    ) -> Opening[Producer]:
+        """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
+
+        ``id``: under which another process goes on where this one has died; '': one of its own, for this process. To open it fences
+        older processes. Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader for ``patience_s``).
+        """
+        return Opening(
+            self._producer(stream, id or f"anonymous-{secrets.token_hex(12)}", options or ProducerOptions(), partitioner)
+        )
+
+    async def _producer(self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner) -> Producer:
+        known = await self._described(check_name(stream, "stream"))
+        addresses = [_address_of(known, partition.partition) for partition in known.partitions]
+        if not known.answers:
+            raise ConfigError(f"{stream} has the ack policy none and answers nobody: a producer needs answers")
+
+        async def find(partition: int) -> Address:
+            return _address_of(await self._described(stream), partition)
+
+        made = Producer(self._transport, stream, name, addresses, options, partitioner, find)
+        await made.open()
+        return made
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:

@@ -1,4 +1,4 @@
-"""How much may be on its way: a bound in messages and in bytes, whoever waits longest first."""
+"""How much may be on its way: a bound in messages (or records) and in bytes, whoever waits longest first."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Window:
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
         self._most_bytes = most_bytes
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], int, int]] = deque()
         self.count = 0
         self.size_bytes = 0
 
-    def try_enter(self, size_bytes: int) -> bool:
-        """Enter if there is room and nobody waits for some."""
-        if self._waiting or not self._fits(size_bytes):
+    def try_enter(self, size_bytes: int, count: int = 1) -> bool:
+        """Enter if there is room and nobody waits for some. ``count``: several at once, ``size_bytes`` in all."""
+        if self._waiting or not self._fits(size_bytes, count):
             return False
-        self._add(size_bytes)
+        self._add(size_bytes, count)
         return True
 
-    async def enter(self, size_bytes: int) -> None:
+    async def enter(self, size_bytes: int, count: int = 1) -> None:
         """Wait for room; ``leave`` must follow unless this is cancelled."""
-        if self.try_enter(size_bytes):
+        if self.try_enter(size_bytes, count):
             return
-        place = (asyncio.get_running_loop().create_future(), size_bytes)
+        place = (asyncio.get_running_loop().create_future(), size_bytes, count)
         self._waiting.append(place)
         try:
             await place[0]
@@ -38,25 +38,30 @@ class Window:
                     self._waiting.remove(place)
                 self._wake()
             else:  # the room was given in the same turn of the loop
-                self.leave(size_bytes)
+                self.leave(size_bytes, count)
             raise
 
-    def leave(self, size_bytes: int) -> None:
+    def leave(self, size_bytes: int, count: int = 1) -> None:
         """A message of ``size_bytes`` is not on its way any more."""
-        self.count -= 1
+        self.count -= count
         self.size_bytes -= size_bytes
         self._wake()
 
-    def _fits(self, size_bytes: int) -> bool:
-        return not self.count or (self.count < self._most and self.size_bytes + size_bytes <= self._most_bytes)
+    def end(self) -> None:
+        """Nothing is bounded any more, nobody waits: it is over."""
+        self._most = self._most_bytes = 1 << 62
+        self._wake()
 
-    def _add(self, size_bytes: int) -> None:
-        self.count += 1
+    def _fits(self, size_bytes: int, count: int) -> bool:
+        return not self.count or (self.count + count <= self._most and self.size_bytes + size_bytes <= self._most_bytes)
+
+    def _add(self, size_bytes: int, count: int) -> None:
+        self.count += count
         self.size_bytes += size_bytes
 
     def _wake(self) -> None:
-        while self._waiting and self._fits(self._waiting[0][1]):
-            place, size_bytes = self._waiting.popleft()
+        while self._waiting and self._fits(self._waiting[0][1], self._waiting[0][2]):
+            place, size_bytes, count = self._waiting.popleft()
             if not place.done():
-                self._add(size_bytes)
+                self._add(size_bytes, count)
                 place.set_result(None)

@@ -23,11 +23,10 @@ from liftpy.errors import ConfigError
 from liftpy.service.outbox import OutputConflictError
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import OUTPUT_DIGEST, OUTPUT_ID, OUTPUT_NUMBER, OUTPUT_SERVICE, OUTPUT_TO, Pairs
+from liftpy.wire.keyed import partition_of
 
 MAX_ROUTES = 16
 _NOT_COPIED = frozenset({OUTPUT_DIGEST, OUTPUT_TO})
-_SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
-_U32 = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def partitions_of(partition: int, instances: int, partitions: int, route: Route)
 
 def place_of(key: bytes | None, places: Sequence[int]) -> int:
     """In which of ``places`` an output with ``key`` belongs."""
-    return places[(murmur2(key) & 0x7FFF_FFFF) % len(places)] if key is not None else places[0]
+    return places[partition_of(key, len(places))] if key is not None else places[0]
 
 
 def sort_in(records: Iterable[Record], route: Route, places: dict[int, Place]) -> None:
@@ -90,17 +89,3 @@ def number_of(record: Record, source: str, service: str, route: Route) -> int:
             "belong to one service alone"
         )
     return int(number)
-
-
-def murmur2(key: bytes) -> int:
-    """The hash by which Kafka's default partitioner chooses, unsigned. Source: Austin Appleby's MurmurHash2, seed 0x9747b28c."""
-    length = len(key)
-    hashed = (_SEED ^ length) & _U32
-    for at in range(0, length - 3, 4):
-        word = int.from_bytes(key[at : at + 4], "little") * _M & _U32
-        word = (word ^ (word >> _R)) * _M & _U32
-        hashed = (hashed * _M & _U32) ^ word
-    if length % 4:
-        hashed = (hashed ^ int.from_bytes(key[length - length % 4 :], "little")) * _M & _U32
-    hashed = (hashed ^ (hashed >> 13)) * _M & _U32
-    return hashed ^ (hashed >> 15)

@@ -374,6 +374,14 @@ def reach(batch: bytes | memoryview, next_offset: int) -> bytes:
     return bytes(stretched)
 
 
+def in_epoch(batch: bytes, producer_epoch: int) -> bytes:
+    """The same batch, in another epoch of its producer."""
+    stamped = bytearray(batch)
+    struct.pack_into("<H", stamped, 52, producer_epoch)
+    _CRC.pack_into(stamped, 0, crc32c.crc32c(memoryview(stamped)[4:]))
+    return bytes(stamped)
+
+
 def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     """The header at ``position``, without its CRC checked.
 

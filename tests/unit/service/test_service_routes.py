@@ -20,11 +20,12 @@ from liftpy.service import Identity, Outbox, Role, Service, ServiceFailedError, 
 from liftpy.service.appending import NotWrittenError
 from liftpy.service.outbox import OutputConflictError
 from liftpy.service.router import Router
-from liftpy.service.routing import Place, Route, headers_of, murmur2, number_of, partitions_of, place_of, sort_in
+from liftpy.service.routing import Place, Route, headers_of, number_of, partitions_of, place_of, sort_in
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record, parse_batch, seal
+from liftpy.wire.keyed import murmur2
 
 ALERTS = Route("alerts", "warnings")
 SOURCE = "u1/0"

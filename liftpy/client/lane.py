@@ -1,0 +1,337 @@
+"""Lane: what a producer has on its way to one partition, in which order it goes out, and what an answer means. Pure.
+
+Goal: every record once and in order, whatever is lost or refused on the way. Constraint: several batches are on their way at once, and
+whoever leads next may know some of them.
+
+Algorithm: go back N. Records are gathered into batches, which are numbered when they are closed and never change again: what is sent a
+second time is what was sent the first time, so that the leader recognises it. When a batch is refused, or its answer does not come,
+everything from the first unanswered batch on goes out again, after a pause that grows; what the log holds already is answered as a
+duplicate. A batch that is answered while an earlier one is not is in the log with it, for nothing is stored out of order; but its
+publisher is told in order.
+
+Worked example: batches at 0, 100, 200 are on their way when the leader dies. The next one has 0 and 100 in its log, their answers are
+lost. All three go out again: it answers 0 and 100 as duplicates once they are committed, and appends 200.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+from liftpy.ingest.digest import RollingDigest
+from liftpy.ingest.producers import after, distance
+from liftpy.wire.batch import build_batch, in_epoch, parse_batch
+from liftpy.wire.headers import Pairs
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Parcel:
+    """One closed batch. ``ticket``: by whom its publishers are told."""
+
+    sequence: int
+    record_count: int
+    batch: bytes
+    digest: RollingDigest
+    """Of all the producer's records before it."""
+    ticket: Any
+    size_bytes: int
+    """That its records take in the buffer."""
+    reset: bool = False
+    """What the log has of the producer counts for nothing."""
+    attempt: int = 0
+    first_at: float = 0.0
+    """Loop time in s: then it was sent first."""
+    answer_by: float = 0.0
+    """Then it is sent again."""
+    placed: Placed | None = None
+
+
+class Placed(NamedTuple):
+    """The answer to a batch. ``offset``: of its first record that was not there before; of its first one if all ``known_records`` were,
+    or none; -1: not known."""
+
+    offset: int
+    leader_epoch: int
+    known_records: int = 0
+
+
+class Refusal(Enum):
+    """What a negative answer means to a lane."""
+
+    AGAIN = "again"
+    """Nobody took it, or there was no room: it goes out again."""
+    OUT_OF_ORDER = "out of order"
+    """An earlier one is missing there."""
+    UNKNOWN = "unknown"
+    """The leader does not know its epoch: it is to be asked for another one."""
+    FINAL = "final"
+    """It will never be stored."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The batch that records are gathered into. ``since``: loop time in s of the first."""
+
+    ticket: Any
+    since: float = 0.0
+    values: list[bytes | None] = field(default_factory=list)
+    keys: list[bytes | None] = field(default_factory=list)
+    headers: list[Pairs] = field(default_factory=list)
+    size_bytes: int = 0
+    has_keys: bool = False
+    has_headers: bool = False
+
+
+class Lane:
+    """To one partition. Sequences have 32 bits and go round. Times are loop times in s."""
+
+    def __init__(
+        self,
+        producer_id: int,
+        *,
+        window: int,
+        batch_bytes: int,
+        batch_records: int,
+        attempt_s: float,
+        linger_s: float = 0.0,
+        new_ticket: Callable[[], Any] = object,
+    ) -> None:
+        """``window``: batches on their way at once. ``linger_s``: a batch that is not full waits so long for more. ``new_ticket``: one
+        for each batch."""
+        self.producer_id = producer_id
+        self._window = window
+        self._batch_bytes = batch_bytes
+        self._batch_records = batch_records
+        self._attempt_s = attempt_s
+        self._linger_s = linger_s
+        self._new_ticket = new_ticket
+        self.epoch = 0
+        self.next_sequence = 0
+        """That the next batch which is closed begins with."""
+        self._digest = RollingDigest()
+        self._reset = False
+        self._asks = True
+        """It has no epoch: nothing is sent."""
+        self._hurries = False
+        """What is gathered waits for no more."""
+        self._open = _Open(new_ticket())
+        self._parcels: deque[Parcel] = deque()
+        self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
+        self._pause_s = FIRST_PAUSE_S
+        self.resume_at = 0.0
+        """Nothing is sent before."""
+        self.resends = 0
+        """Batches that were sent again, ever."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether it is to be given an epoch, by ``begin``."""
+        return self._asks
+
+    def begin(self, epoch: int, next_sequence: int, digest: RollingDigest, *, reset: bool = False) -> None:
+        """As the log has it; before anything is added."""
+        self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
+        self._reset = reset
+        if not next_sequence:  # a new epoch that begins at 0 is begun anew by the log, too
+            self._digest = RollingDigest()
+
+    def begin_again(self, epoch: int) -> None:
+        """In another epoch, for nothing of the last one is in the log: what is not answered goes out again, with the same numbers."""
+        self.epoch, self._asks, self._out_count = epoch, False, 0
+        for parcel in self._parcels:
+            parcel.batch = in_epoch(parcel.batch, epoch)
+
+    @property
+    def unanswered(self) -> tuple[int, RollingDigest]:
+        """Sequence of the first record that is not answered, and the digest of those before it."""
+        first = self.first_unanswered
+        return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything that was added has its answer."""
+        return not self._parcels and not self._open.values
+
+    @property
+    def first_unanswered(self) -> Parcel | None:
+        """The parcel that all others wait behind."""
+        return self._parcels[0] if self._parcels else None
+
+    # ---- what comes in -----------------------------------------------------------------------------------------------
+    def add(self, value: bytes | None, key: bytes | None, headers: Pairs, size_bytes: int, now: float) -> tuple[Any, int]:
+        """One record: the ticket of its batch, and its index there."""
+        gathered = self._open
+        index = len(gathered.values)
+        if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):
+            self._close()
+            gathered, index = self._open, 0
+        if not index:
+            gathered.since = now
+        gathered.values.append(value)
+        gathered.keys.append(key)
+        gathered.headers.append(headers)
+        gathered.size_bytes += size_bytes
+        if key is not None:
+            gathered.has_keys = True
+        if headers:
+            gathered.has_headers = True
+        return gathered.ticket, index
+
+    def add_many(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, sizes: Sequence[int], now: float
+    ) -> list[tuple[Any, int, int]]:
+        """Records without headers, and their sizes in bytes: the ticket of each batch that holds some, the index of their first there,
+        and how many."""
+        ends = list(accumulate(sizes))
+        shares, start = [], 0
+        while start < len(values):
+            gathered = self._gathering(sizes[start])
+            first = len(gathered.values)
+            gathered.since = gathered.since if first else now
+            taken = ends[start - 1] if start else 0
+            room = max(self._batch_bytes - gathered.size_bytes, sizes[start])
+            end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
+            shares.append((gathered.ticket, first, end - start))
+            gathered.values += values[start:end]
+            gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
+            gathered.headers += [()] * (end - start)
+            gathered.size_bytes += ends[end - 1] - taken
+            gathered.has_keys = gathered.has_keys or keys is not None
+            start = end
+        return shares
+
+    def _gathering(self, size_bytes: int) -> _Open:
+        """The batch that takes ``size_bytes`` more."""
+        gathered = self._open
+        full = len(gathered.values) >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes
+        if gathered.values and full:
+            self._close()
+        return self._open
+
+    @property
+    def takes_a_new_batch(self) -> bool:
+        """Whether the next record is the first of its batch."""
+        return not self._open.values
+
+    def hurry(self) -> None:
+        """What is gathered now goes as soon as there is room."""
+        self._hurries = True
+
+    def _close(self) -> None:
+        gathered, self._open = self._open, _Open(self._new_ticket())
+        count = len(gathered.values)
+        batch = build_batch(
+            gathered.values,
+            keys=gathered.keys if gathered.has_keys else None,
+            headers=gathered.headers if gathered.has_headers else None,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            base_sequence=self.next_sequence,
+        )
+        parcel = Parcel(
+            sequence=self.next_sequence,
+            record_count=count,
+            batch=batch,
+            digest=self._digest,
+            ticket=gathered.ticket,
+            size_bytes=gathered.size_bytes,
+            reset=self._reset,
+        )
+        self._reset = False
+        self._parcels.append(parcel)
+        self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
+        self.next_sequence = after(self.next_sequence, count)
+
+    # ---- what goes out -----------------------------------------------------------------------------------------------
+    def next_to_send(self, now: float) -> Parcel | None:
+        """What goes out now; call until None. What is gathered goes as soon as there is room: load makes large batches by itself."""
+        if now < self.resume_at or self._asks:
+            return None
+        while self._out_count < self._window:
+            if self._out_count == len(self._parcels):
+                gathered = self._open
+                if not gathered.values or not (self._hurries or now >= gathered.since + self._linger_s):
+                    return None
+                self._hurries = False
+                self._close()
+            parcel = self._parcels[self._out_count]
+            self._out_count += 1
+            if parcel.placed is None:
+                self.resends += bool(parcel.attempt)
+                parcel.first_at = parcel.first_at if parcel.attempt else now
+                parcel.attempt += 1
+                parcel.answer_by = now + self._attempt_s
+                return parcel
+        return None
+
+    def wake_at(self) -> float | None:
+        """When something is to be done, if no answer comes; None: nothing is."""
+        if self._asks:
+            return None
+        if self._out_count:
+            due = self._parcels[0].answer_by
+        elif self._parcels:
+            return self.resume_at
+        else:
+            due = math.inf
+        if self._open.values and self._out_count < self._window:
+            due = min(due, max(self.resume_at, self._open.since + (0.0 if self._hurries else self._linger_s)))
+        return None if due == math.inf else due
+
+    def late(self, now: float) -> bool:
+        """Whether the first answer is overdue; then everything goes out again."""
+        if not self._parcels or not self._out_count or now < self._parcels[0].answer_by:
+            return False
+        self._go_back(now)
+        return True
+
+    def _go_back(self, now: float) -> None:
+        self._out_count = 0
+        self.resume_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    # ---- answers -----------------------------------------------------------------------------------------------------
+    def placed(self, sequence: int, answer: Placed) -> list[tuple[Parcel, Placed]]:
+        """A batch is in the log; those whose publishers are to be told now, in order. Which attempt it answers is all the same."""
+        parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
+        if parcel is None:
+            return []
+        parcel.placed, self._pause_s = parcel.placed or answer, FIRST_PAUSE_S
+        told = []
+        while self._parcels and (known := self._parcels[0].placed) is not None:
+            told.append((self._parcels.popleft(), known))
+            self._out_count = max(self._out_count - 1, 0)
+        return told
+
+    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0) -> bool:
+        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for."""
+        out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
+        if out is None or out.placed is not None or attempt != out.attempt:
+            return True  # that was before it went back
+        if refusal is Refusal.FINAL:
+            return False
+        self._asks = refusal is Refusal.UNKNOWN
+        if refusal is Refusal.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
+            return False  # what was answered as stored is not there any more: nothing can follow on it
+        self._go_back(now)
+        return True
+
+    @property
+    def tickets(self) -> list[tuple[Any, int]]:
+        """Of everything that is not answered, in order, and how often it was sent."""
+        closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
+        return [*closed, (self._open.ticket, 0)] if self._open.values else closed
+
+    def go_back(self, now: float) -> None:
+        """What is on its way may be lost: it goes out again, at once."""
+        if self._out_count:
+            self._out_count = 0
+            self.resume_at = now

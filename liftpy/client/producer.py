@@ -1,0 +1,386 @@
+"""Producer: many records, each once and in order in its partition's log, whatever fails on the way [A3, A4].
+
+    async with client.producer("orders", id="till-7") as producer:
+        receipt = await producer.send(b"one", key=b"k")
+        ack = await receipt
+        await producer.send_many(lines)
+
+Records travel in batches, one message each, which the leader stores as they are: no Python statement meets a record on the node, and
+few do here. Leaders know a producer by its id: what is sent twice is stored once, and what a process has not heard the answer to is
+there or is not, when it comes back under the same id and asks (``begin``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
+from typing import Any, Literal
+
+from liftpy.client.ending import end_tasks
+from liftpy.client.lane import Lane
+from liftpy.client.outgoing import Address
+from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, Course, ManyReceipt, ProducerOptions, Receipt, Ticket
+from liftpy.client.transport import Transport
+from liftpy.client.window import Window
+from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotAllowedError, OutcomeUnknownError, PublishRejectedError
+from liftpy.ingest.jetstream import first_refused
+from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.wire.keyed import partition_of, partitions_of
+
+Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
+"""``key``: by Kafka's hash of the key, without one as ``sticky``: one partition until its batch is full or gone, then the next.
+``round-robin``: each record to the next one. A function is given the key (or None) and the number of partitions."""
+_CHUNK_RECORDS = 65_536
+_MAX_ID_BYTES = 255
+
+
+class Producer:
+    """Of one stream. Use as ``async with``: leaving it waits for every answer (``flush``).
+
+    ``id`` is the producer's, not the process's: of several processes under one id the newest goes on, the others fail with
+    PublishRejectedError (PRODUCER_FENCED). ``options.begin`` says where a process goes on that comes back: ``resume``: behind the last
+    record that is stored (``next_sequence`` says which); ``repeat``: at the producer's first record; it sends all of them again, what
+    is stored is left out, and if it is not the same ones it is told so (DIVERGED_PRODUCER); ``anew``: at sequence 0, as if there had
+    been nothing. Records keep their order within a partition.
+
+    What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        stream: str,
+        name: str,
+        addresses: Sequence[Address],
+        options: ProducerOptions,
+        partitioner: Partitioner,
+        find: Callable[[int], Awaitable[Address]],
+    ) -> None:
+        """Made by ``Client.producer``."""
+        self._transport = transport
+        self._stream = stream
+        self.name = name
+        self._options = options
+        if isinstance(partitioner, str) and partitioner not in ("key", "sticky", "round-robin"):
+            raise ConfigError(f"a partitioner is key, sticky, round-robin or a function, not {partitioner!r}")
+        self._partitioner = partitioner
+        self._largest = min(options.batch_bytes, transport.max_payload_bytes - BATCH_BYTES)
+        self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
+        self._buffer = Window(options.buffer_records, options.buffer_bytes)
+        instance, producer_id = secrets.randbits(63) + 1, _number_of(name)
+        self._courses = [
+            Course(
+                transport,
+                stream,
+                partition,
+                address,
+                self._lane(partition, producer_id),
+                instance,
+                options,
+                find=lambda partition=partition: find(partition),  # type: ignore[misc]
+                failed=self._fail,
+                left=self._buffer.leave,
+            )
+            for partition, address in enumerate(addresses)
+        ]
+        self._next = secrets.randbelow(len(self._courses))
+        """The partition that the next record without a key goes to."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._subscription: Any = None
+        self._failure: LiftError | None = None
+        self._told = False
+        """Somebody knows of it."""
+        self._loop = asyncio.get_running_loop()
+        self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
+
+    def _lane(self, partition: int, producer_id: int) -> Lane:
+        options = self._options
+        return Lane(
+            producer_id,
+            window=options.window,
+            batch_bytes=self._largest,
+            batch_records=options.batch_records,
+            attempt_s=options.attempt_s,
+            linger_s=options.linger_s,
+            new_ticket=lambda: Ticket(self._stream, partition),
+        )
+
+    @property
+    def partitions(self) -> int:
+        """How many the stream had when the producer was opened."""
+        return len(self._courses)
+
+    @property
+    def unanswered(self) -> tuple[int, int]:
+        """Records that are not answered, and about their bytes: what ``buffer_records`` and ``buffer_bytes`` bound."""
+        return self._buffer.count, self._buffer.size_bytes
+
+    @property
+    def resends(self) -> int:
+        """Batches that were sent again."""
+        return sum(course.lane.resends for course in self._courses)
+
+    def next_sequence(self, partition: int = 0) -> int:
+        """That the next batch to the partition begins with: after ``resume``, before anything is sent, how many of the producer's
+        records are stored there, modulo 2**32."""
+        return self._course(partition).lane.next_sequence
+
+    def _course(self, partition: int) -> Course:
+        if not 0 <= partition < len(self._courses):
+            raise ConfigError(f"{self._stream} has the partitions 0 to {len(self._courses) - 1}, not {partition}")
+        return self._courses[partition]
+
+    # ---- opening and closing ---------------------------------------------------------------------------------------------
+    async def open(self) -> None:
+        """Ask every partition's leader how to go on; raises UnavailableError after ``patience_s``, and what refuses it."""
+        try:
+            inbox = self._transport.connection.new_inbox()
+            self._subscription = await self._transport.listen(f"{inbox}.*", self._on_answer, self._options.attempt_s)
+            for course in self._courses:
+                course.inbox = inbox
+            async with asyncio.TaskGroup() as group:
+                for course in self._courses:
+                    group.create_task(course.begin())
+        except BaseExceptionGroup as group_of:
+            await self.close()
+            raise group_of.exceptions[0] from None
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [
+            asyncio.create_task(course.run(), name=f"producer of {self._stream}/{course.partition}") for course in self._courses
+        ]
+
+    async def flush(self) -> None:
+        """Wait until everything sent before is stored; raise the first error."""
+        self._transport.must_be_at_home()
+        waiting = []
+        for course in self._courses:
+            course.lane.hurry()
+            course.awake.set()
+            waiting += [ticket.future for ticket, _ in course.lane.tickets]
+        if waiting and self._failure is None:
+            await asyncio.wait(waiting)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._told = True
+            raise self._failure
+
+    async def close(self) -> None:
+        """Stop without waiting; what is not answered fails with OutcomeUnknownError, and may be stored."""
+        self._transport.must_be_at_home()
+        self._fail(ClientClosedError(f"the producer {self.name} is closed"))
+        for unwatch in self._unwatch:
+            unwatch()
+        subscription, self._subscription = self._subscription, None
+        try:
+            await end_tasks([*self._tasks, *(course.addressing.task for course in self._courses)])
+        finally:
+            if subscription is not None:
+                with contextlib.suppress(Exception):
+                    await subscription.unsubscribe()
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and not self._told:  # who has handled it is not told again
+                await self.flush()
+        finally:
+            await self.close()
+
+    # ---- sending -----------------------------------------------------------------------------------------------------------
+    async def send(
+        self,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+    ) -> Receipt:
+        """Take one record; waits only for room in the buffer. Awaiting the receipt gives the PublishAck; nobody has to.
+
+        ``value`` None: a tombstone. ``partition``: in place of the partitioner's. Raises what the producer has failed with,
+        ConfigError, and PublishRejectedError (TOO_LARGE: more than a message holds).
+        """
+        self._must_go_on()
+        pairs = _checked(headers) if headers else ()
+        size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
+        if pairs:
+            size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
+        self._must_fit(size_bytes)
+        if not self._buffer.try_enter(size_bytes):
+            await self._buffer.enter(size_bytes)
+            self._must_go_on()
+        course = self._choose(key) if partition is None else self._course(partition)
+        ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
+        course.awake.set()
+        if ticket is not course.newest:  # once a batch the others get their turn
+            course.newest = ticket
+            await asyncio.sleep(0)
+        return Receipt(ticket, index)
+
+    async def send_many(
+        self, values: Sequence[bytes | None], *, keys: Sequence[bytes | None] | None = None, partition: int | None = None
+    ) -> ManyReceipt:
+        """Take many records, in order; waits for room in the buffer. Awaiting the receipt gives where they are, batch by batch.
+
+        Those of one partition stay in order. If it is cancelled, or fails, some are sent. ``keys``: one for each value, or None.
+        """
+        if keys is not None and len(keys) != len(values):
+            raise ConfigError(f"{len(keys)} keys for {len(values)} values")
+        sizes = _sizes_of(values, keys)
+        if sizes:
+            self._must_fit(max(sizes))
+        shares: list[tuple[Ticket, int, int]] = []
+        start, ends = 0, list(accumulate(sizes))
+        step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
+        step_records = min(_CHUNK_RECORDS, max(self._options.buffer_records // 2, 1), self._options.batch_records)
+        while start < len(values):
+            self._must_go_on()
+            end = _chunk_end(ends, start, step_bytes, step_records)
+            taken = ends[end - 1] - (ends[start - 1] if start else 0)
+            if not self._buffer.try_enter(taken, end - start):
+                await self._buffer.enter(taken, end - start)
+                self._must_go_on()
+            some_keys = None if keys is None else keys[start:end]
+            shares += self._add_many(values[start:end], some_keys, sizes[start:end], partition)
+            start = end
+            await asyncio.sleep(0)
+        return ManyReceipt(shares)
+
+    def _add_many(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, sizes: Sequence[int], partition: int | None
+    ) -> list[tuple[Ticket, int, int]]:
+        now, shares = self._loop.time(), []
+        for course, at in self._shared_out(len(values), keys, partition):
+            if at is None:
+                found = course.lane.add_many(values, keys, sizes, now)
+            else:
+                own_keys = None if keys is None else [keys[i] for i in at]
+                found = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now)
+            course.awake.set()
+            shares += found
+        return shares
+
+    def _shared_out(
+        self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
+    ) -> list[tuple[Course, list[int] | None]]:
+        """Which records go where; None: all."""
+        if partition is not None:
+            return [(self._course(partition), None)]
+        if len(self._courses) == 1:
+            return [(self._courses[0], None)]
+        if self._partitioner == "sticky" or (self._partitioner == "key" and keys is None):
+            self._next = (self._next + 1) % len(self._courses)
+            return [(self._courses[self._next], None)]
+        places: dict[int, list[int]] = {}
+        if self._partitioner == "key" and keys is not None and None not in keys:
+            for index, place in enumerate(partitions_of(keys, len(self._courses)).tolist()):  # type: ignore[arg-type]
+                places.setdefault(place, []).append(index)
+        else:
+            for index in range(count):
+                course = self._choose(None if keys is None else keys[index])
+                places.setdefault(course.partition, []).append(index)
+        return [(self._courses[place], at) for place, at in places.items()]
+
+    def _choose(self, key: bytes | None) -> Course:
+        courses, how = self._courses, self._partitioner
+        if len(courses) == 1:
+            return courses[0]
+        if callable(how):
+            return self._course(how(key, len(courses)))
+        if how == "key" and key is not None:
+            return courses[partition_of(key, len(courses))]
+        if how == "round-robin" or courses[self._next].lane.takes_a_new_batch:
+            self._next = (self._next + 1) % len(courses)
+        return courses[self._next]
+
+    def _must_fit(self, size_bytes: int) -> None:
+        if size_bytes > self._most_bytes:
+            text = f"a record of about {size_bytes} bytes is more than a message of this server holds ({self._most_bytes})"
+            raise PublishRejectedError(text, "TOO_LARGE")
+
+    def _must_go_on(self) -> None:
+        if self._failure is not None:
+            self._raise_failure()
+        self._transport.must_be_usable()
+
+    # ---- what happens --------------------------------------------------------------------------------------------------------
+    async def _on_answer(self, message: Any) -> None:
+        found = message.subject.rpartition(".")[2].split("-")
+        if len(found) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 12 for part in found):
+            return
+        partition, sequence, attempt = map(int, found)
+        if partition < len(self._courses):
+            self._courses[partition].answered(sequence, attempt, message)
+
+    def _fail(self, error: LiftError) -> None:
+        """It is over: everybody is told. What was sent and not answered may be stored."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        for course in self._courses:
+            for ticket, attempts in course.lane.tickets:
+                unknown = attempts > 1 or (attempts and not isinstance(error, PublishRejectedError))
+                ticket.fail(OutcomeUnknownError(f"{error}; it was sent, and not answered") if unknown else error)
+            course.awake.set()
+        self._buffer.end()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+
+    def _on_denial(self, is_publish: bool, subject: str) -> None:
+        ours = {course.addressing.address.subject for course in self._courses} if is_publish else set()
+        inbox = self._courses[0].inbox
+        if subject in ours or (inbox and subject == f"{inbox}.*"):
+            what = "publish on" if is_publish else "hear answers on"
+            self._fail(NotAllowedError(f"NATS does not let this user {what} {subject}"))
+
+    def _on_close(self) -> None:
+        self._fail(ClientClosedError("the client is closed"))
+
+
+def _number_of(name: str) -> int:
+    """The 64 bits by which leaders know a producer: of its name."""
+    if not name or len(name.encode()) > _MAX_ID_BYTES:
+        raise ConfigError(f"a producer's id has 1 to {_MAX_ID_BYTES} bytes")
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
+
+
+def _checked(headers: HeadersLike) -> Pairs:
+    pairs = pairs_of(headers)
+    refused = first_refused(name for name, _ in pairs)
+    if refused:
+        raise ConfigError(f"a header {refused!r} asks for what a producer's record can't have: use client.publish")
+    return pairs
+
+
+def _size_of(content: bytes | None) -> int:
+    if content is None:
+        return 0
+    if not isinstance(content, bytes):
+        raise ConfigError(f"values and keys are bytes or None, not {type(content).__name__}")
+    return len(content)
+
+
+def _sizes_of(values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> list[int]:
+    sizes = [len(value) + RECORD_BYTES if type(value) is bytes else _size_of(value) + RECORD_BYTES for value in values]
+    if keys is not None:
+        sizes = [size + _size_of(key) for size, key in zip(sizes, keys, strict=True)]
+    return sizes
+
+
+def _chunk_end(ends: list[int], start: int, most_bytes: int, most_records: int) -> int:
+    """Exclusive end of what is taken at a time from ``start`` on: at least one record."""
+    before = ends[start - 1] if start else 0
+    end = bisect_right(ends, before + most_bytes, start, min(len(ends), start + most_records))
+    return max(end, start + 1)

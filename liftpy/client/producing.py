@@ -1,0 +1,369 @@
+"""What a producer is asked and answers, its buffer, and one partition's course: a lane, and the task that sends what it holds.
+
+The lane decides (``lane.py``); here its batches are put on the wire, answers are read, and who may not go on is told. An answer counts
+only if it is that of the partition that was addressed [A9].
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from liftpy.client.addressing import Addressing
+from liftpy.client.answers import nobody_there
+from liftpy.client.in_flight import PublishAck
+from liftpy.client.lane import Lane, Parcel, Placed, Refusal
+from liftpy.client.outgoing import Address
+from liftpy.client.retrying import retrying
+from liftpy.client.transport import Transport
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.ingest.digest import RollingDigest
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+
+_Ack = client_pb2.Ack
+_REFUSALS = {
+    _Ack.NOT_LEADER: Refusal.AGAIN,
+    _Ack.OVERLOADED: Refusal.AGAIN,
+    _Ack.BELOW_MIN_ISR: Refusal.AGAIN,
+    _Ack.NO_SPACE: Refusal.AGAIN,
+    _Ack.WRONG_STREAM: Refusal.AGAIN,
+    _Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER,
+    _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN,
+}
+RECORD_BYTES = 16
+"""What a record, and each header of it, takes in a batch besides its own bytes, at most."""
+BATCH_BYTES = 4096
+"""What a batch takes in a message besides its records, at most."""
+MOST_ON_THEIR_WAY = 5
+"""Batches to one partition: so many the leader remembers."""
+
+Begin = Literal["resume", "repeat", "anew"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """``linger_s``: a batch that is not full waits so long for more records; 0: it goes as soon as it may, and load makes large ones by
+    itself. ``batch_bytes``, ``batch_records``: of one batch at most, and no more than a message holds. ``window``: batches on their way
+    to a partition at once. ``buffer_bytes``, ``buffer_records``: what is not answered, of all partitions; then ``send`` waits.
+    ``attempt_s``: for the answer to a batch, before it is sent again. ``patience_s``: for a batch in all. ``begin``: where a process
+    goes on, see ``Producer``."""
+
+    linger_s: float = 0.0
+    batch_bytes: int = 256 * 1024
+    batch_records: int = 16_384
+    window: int = MOST_ON_THEIR_WAY
+    buffer_bytes: int = 32 * 1024 * 1024
+    buffer_records: int = 262_144
+    attempt_s: float = 2.0
+    patience_s: float = 120.0
+    begin: Begin = "resume"
+
+    def __post_init__(self) -> None:
+        bounds = {
+            "linger_s": (0, 60),
+            "batch_bytes": (1, 64 << 20),
+            "batch_records": (1, 65_536),
+            "window": (1, MOST_ON_THEIR_WAY),
+            "buffer_bytes": (1, 4 << 30),
+            "buffer_records": (1, 1 << 26),
+            "attempt_s": (0.01, 600),
+            "patience_s": (0.01, 86_400),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+        if self.begin not in ("resume", "repeat", "anew"):
+            raise ConfigError(f"begin is resume, repeat or anew, not {self.begin!r}")
+
+
+class ManyAck(NamedTuple):
+    """Where a piece of what was sent together was stored. ``offset``: of its first record, -1: not known."""
+
+    partition: int
+    offset: int
+    record_count: int
+    leader_epoch: int
+    duplicate: bool
+
+
+class Ticket:
+    """One batch, to those who wait for what became of it."""
+
+    __slots__ = ("future", "partition", "stream")
+
+    def __init__(self, stream: str, partition: int) -> None:
+        self.stream = stream
+        self.partition = partition
+        self.future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: LiftError) -> None:
+        """Whoever waits is told; nobody has to."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()
+
+
+class Receipt:
+    """Of one record; awaiting it gives its PublishAck, or raises why there is none."""
+
+    __slots__ = ("_index", "_ticket")
+
+    def __init__(self, ticket: Ticket, index: int) -> None:
+        self._ticket = ticket
+        self._index = index
+
+    def __await__(self) -> Generator[Any, None, PublishAck]:
+        placed = yield from _settled(self._ticket).__await__()
+        known = self._index < placed.known_records
+        offset, epoch = _offset_of(placed, self._index), placed.leader_epoch
+        return PublishAck(self._ticket.stream, self._ticket.partition, offset, epoch, known)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is answered, or has failed."""
+        return self._ticket.future.done()
+
+
+class ManyReceipt:
+    """Of records that were sent together; awaiting it gives a ManyAck for each piece of them that lies in one batch, in order."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self, shares: list[tuple[Ticket, int, int]]) -> None:
+        self._shares = shares
+
+    def __await__(self) -> Generator[Any, None, list[ManyAck]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[ManyAck]:
+        acks = []
+        for ticket, first, count in self._shares:
+            placed = await _settled(ticket)
+            known = min(max(placed.known_records - first, 0), count)
+            for start, end, duplicate in ((first, first + known, True), (first + known, first + count, False)):
+                if start < end:
+                    offset = _offset_of(placed, start)
+                    acks.append(ManyAck(ticket.partition, offset, end - start, placed.leader_epoch, duplicate))
+        return acks
+
+
+async def _settled(ticket: Ticket) -> Placed:
+    return await asyncio.shield(ticket.future)
+
+
+def _offset_of(placed: Placed, index: int) -> int:
+    """Of the record at ``index`` of a batch: the first that were there before have offsets of their own, which nobody says."""
+    if placed.offset < 0:
+        return -1
+    return placed.offset + index - placed.known_records if index >= placed.known_records else -1
+
+
+class Course:
+    """To one partition. ``failed`` is told of what ends the producer, ``left`` of how many bytes and records are answered."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        stream: str,
+        partition: int,
+        address: Address,
+        lane: Lane,
+        instance: int,
+        options: ProducerOptions,
+        *,
+        find: Callable[[], Awaitable[Address]],
+        failed: Callable[[LiftError], None],
+        left: Callable[[int, int], None],
+    ) -> None:
+        self._transport = transport
+        self._stream = stream
+        self.partition = partition
+        self.lane = lane
+        self._instance = instance
+        self._options = options
+        self._failed = failed
+        self._left = left
+        self.addressing = Addressing(address, find, self._moved, failed)
+        self.awake = asyncio.Event()
+        self.inbox = ""
+        self.newest: Any = None
+        """Ticket of the batch that took the last record."""
+        self._refusal: LiftError | None = None
+
+    # ---- its epoch -----------------------------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        """Ask how to go on, and begin there."""
+        state, how = await self._ask(), self._options.begin
+        digest = RollingDigest.decode(state.digest) if state.digest else RollingDigest()
+        if how == "resume":
+            self.lane.begin(state.epoch, state.nextSequence, digest)
+        else:
+            self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
+
+    async def _begin_again(self) -> None:
+        """The leader that gave the epoch is gone, and nothing of it is in the log."""
+        state = await self._ask()
+        sequence, digest = self.lane.unanswered
+        same = state.nextSequence == sequence and state.digest in (b"", digest.encode())
+        if state.known and self._options.begin == "resume" and not same:
+            text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
+            raise PublishRejectedError(text, "PRODUCER_FENCED")
+        self.lane.begin_again(state.epoch)
+
+    async def _ask(self) -> client_pb2.ProducerState:
+        async for attempt in retrying(self._options.patience_s):
+            with attempt:
+                head = self._head()
+                head.askedProducer = self.lane.producer_id
+                message = await self._transport.exchange(
+                    self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
+                )
+                ack = self._ack_in(message)
+                if ack is None:
+                    raise UnavailableError(f"somebody else answers on {self.addressing.address.subject}")
+                if ack.ackError == _Ack.OK:
+                    return ack.producer
+                self.addressing.doubt()
+                if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
+                    raise UnavailableError(f"{self._stream}/{self.partition} refused: {ack.detail or ack.ackError}")
+                raise self._rejection(ack)
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _head(self) -> client_pb2.BatchPublish:
+        return client_pb2.BatchPublish(
+            stream=self._stream,
+            streamUid=self.addressing.address.uid,
+            partition=self.partition,
+            ackPolicy=client_pb2.ALL,
+            producerInstance=self._instance,
+        )
+
+    # ---- sending -------------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Send what the lane holds, until cancelled."""
+        loop, transport = asyncio.get_running_loop(), self._transport
+        renewed = transport.reconnected
+        while True:
+            self.awake.clear()
+            if renewed.done():  # nobody knows what of the old connection has arrived
+                renewed = transport.reconnected
+                self.lane.go_back(loop.time())
+            try:
+                if self.lane.asks:
+                    await self._begin_again()
+                if self.lane.late(loop.time()):
+                    self.addressing.doubt()
+                self._check_patience(loop.time())
+                while (parcel := self.lane.next_to_send(loop.time())) is not None:
+                    await self._put_on_the_wire(parcel)
+            except LiftError as error:
+                self._failed(error)
+                return
+            await self._until(self.lane.wake_at(), renewed)
+
+    async def _until(self, at: float | None, renewed: asyncio.Future[None]) -> None:
+        """Until then, or until something has happened."""
+        loop, awake = asyncio.get_running_loop(), self.awake
+        timer = None if at is None else loop.call_at(at, awake.set)
+        wake = lambda _: awake.set()  # noqa: E731
+        renewed.add_done_callback(wake)
+        try:
+            await awake.wait()
+        finally:
+            renewed.remove_done_callback(wake)
+            if timer is not None:
+                timer.cancel()
+
+    def _check_patience(self, now: float) -> None:
+        first = self.lane.first_unanswered
+        if first is not None and first.attempt and now >= first.first_at + self._options.patience_s:
+            why = self._refusal or UnavailableError("nobody answers")
+            raise OutcomeUnknownError(f"no ack of {self._stream}/{self.partition} in {self._options.patience_s:g} s: {why}")
+
+    async def _put_on_the_wire(self, parcel: Parcel) -> None:
+        head = self._head()
+        head.producerReset, head.producerDigest = parcel.reset, parcel.digest.encode()
+        reply = f"{self.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
+        payload = frames.batch_publish(head, parcel.batch)
+        now = asyncio.get_running_loop().time()
+        try:
+            await self._transport.publish(self.addressing.address.subject, payload, reply, give_up_at=parcel.answer_by)
+        except ProtocolError as error:
+            raise PublishRejectedError(str(error), "TOO_LARGE") from None
+        except UnavailableError as error:
+            self._refused(parcel.sequence, parcel.attempt, Refusal.AGAIN, error, now)
+
+    # ---- answers -------------------------------------------------------------------------------------------------------
+    def answered(self, sequence: int, attempt: int, message: Any) -> None:
+        """An answer to a batch has come."""
+        now = asyncio.get_running_loop().time()
+        if nobody_there(message):
+            error = UnavailableError(f"nobody listens on {self.addressing.address.subject}: has {self._stream} a leader?")
+            self.addressing.doubt()
+            self._refused(sequence, attempt, Refusal.AGAIN, error, now)
+            return
+        ack = self._ack_in(message)
+        if ack is None:
+            return
+        if ack.ackError == _Ack.OK:
+            self.addressing.sure()
+            self._placed(sequence, ack)
+            return
+        if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
+            self.addressing.doubt()
+        refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
+        self._refused(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence)
+
+    def _placed(self, sequence: int, ack: _Ack) -> None:
+        offset = ack.offset
+        known = ack.recordCount if ack.duplicate else ack.knownRecords
+        if ack.duplicate and self._options.begin != "repeat" and offset >= 0:
+            known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
+        elif ack.duplicate:
+            offset = -1  # it was stored in other batches, perhaps, with others between them
+        for parcel, placed in self.lane.placed(sequence, Placed(offset, ack.leaderEpoch, known)):
+            ticket: Ticket = parcel.ticket
+            if not ticket.future.done():
+                ticket.future.set_result(placed)
+            self._left(parcel.size_bytes, parcel.record_count)
+        self.awake.set()
+
+    def _refused(self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0) -> None:
+        self._refusal = error
+        if not self.lane.refused(sequence, attempt, refusal, now, due):
+            self._failed(error)
+        self.awake.set()
+
+    def _ack_in(self, message: Any) -> _Ack | None:
+        """The partition's own; None: somebody else answers, and says nothing about it."""
+        payload = message if isinstance(message, bytes) else bytes(message.data)
+        try:
+            ack = frames.decode(payload, _Ack)
+        except ProtocolError:
+            ack = None
+        uid = self.addressing.address.uid
+        ours = ack is not None and (ack.stream, ack.partition) == (self._stream, self.partition)
+        ours = ours and ack is not None and (ack.ackError == _Ack.WRONG_STREAM or ack.streamUid in ("", uid) or not uid)
+        if not ours:
+            self._transport.counters["acks by somebody else"] += 1
+            self.addressing.doubt()
+            return None
+        return ack
+
+    def _rejection(self, ack: _Ack) -> PublishRejectedError:
+        reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
+        return PublishRejectedError(f"{self._stream}/{self.partition} refused: {reason} {ack.detail}".rstrip(), reason)
+
+    def _moved(self) -> None:
+        self._failed(NotFoundError(f"{self._stream} was deleted and made again: open the producer anew"))

@@ -1,0 +1,371 @@
+"""A producer's lane against the leader's own rules, over a wire that loses, delays and repeats, and leaders that forget their tails."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from liftpy.client.lane import FIRST_PAUSE_S, LONGEST_PAUSE_S, Lane, Parcel, Placed, Refusal
+from liftpy.ingest.derived_part import NewBatch, Numbering
+from liftpy.ingest.digest import RollingDigest
+from liftpy.ingest.producers import Claim, Finding, Producers
+from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+
+
+def a_lane(window: int = 3, batch_records: int = 2, batch_bytes: int = 1000, linger_s: float = 0.0) -> Lane:
+    lane = Lane(
+        7,
+        window=window,
+        batch_bytes=batch_bytes,
+        batch_records=batch_records,
+        attempt_s=1.0,
+        linger_s=linger_s,
+        new_ticket=list,
+    )
+    lane.begin(0, 0, RollingDigest())
+    return lane
+
+
+def fill(lane: Lane, *values: bytes) -> None:
+    for value in values:
+        ticket, index = lane.add(value, None, (), len(value), 0.0)
+        assert index == len(ticket)
+        ticket.append(value.decode())
+
+
+def sent(lane: Lane, now: float) -> list[Parcel]:
+    found = []
+    while (parcel := lane.next_to_send(now)) is not None:
+        found.append(parcel)
+    return found
+
+
+def values_of(parcel: Parcel) -> list[bytes | None]:
+    return parse_batch(parcel.batch).values()
+
+
+def tokens(told: list[tuple[Parcel, Placed]]) -> list[str]:
+    return [token for parcel, _ in told for token in parcel.ticket]
+
+
+def at(offset: int, known: int = 0) -> Placed:
+    return Placed(offset, 1, known)
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------------------
+def test_what_is_gathered_goes_as_soon_as_there_is_room_and_within_the_bounds() -> None:
+    lane = a_lane(window=2)
+    fill(lane, b"a")
+    assert [values_of(p) for p in sent(lane, 0)] == [[b"a"]]
+    fill(lane, b"b", b"c", b"d", b"e")
+    assert [values_of(p) for p in sent(lane, 0)] == [[b"b", b"c"]]
+    assert sent(lane, 0) == []
+    assert tokens(lane.placed(0, at(0))) == ["a"]
+    assert [values_of(p) for p in sent(lane, 0)] == [[b"d", b"e"]]
+    header = parse_batch(lane._parcels[-1].batch).header
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7, 0, 3)
+
+
+def test_a_batch_is_bounded_in_bytes_but_for_a_record_that_is_larger_alone() -> None:
+    lane = a_lane(window=9, batch_records=10, batch_bytes=5)
+    fill(lane, b"ddddddd", b"aa", b"bbb", b"c", b"ddddddd", b"e")
+    assert [values_of(p) for p in sent(lane, 0)] == [[b"ddddddd"], [b"aa", b"bbb"], [b"c"], [b"ddddddd"], [b"e"]]
+    assert [p.size_bytes for p in lane._parcels] == [7, 5, 1, 7, 1]
+
+
+@pytest.mark.parametrize(("batch_records", "batch_bytes"), [(10, 5), (3, 100), (1, 100), (10, 1), (2, 6)])
+def test_many_at_once_fill_the_batches_that_they_would_fill_one_by_one(batch_records: int, batch_bytes: int) -> None:
+    values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g", b"hh", b"i"]
+    one, many = a_lane(99, batch_records, batch_bytes), a_lane(99, batch_records, batch_bytes)
+    for value in values:
+        one.add(value, None, (), len(value), 0.0)
+    many.add_many(values[:3], None, [len(value) for value in values[:3]], 0.0)
+    many.add_many(values[3:], None, [len(value) for value in values[3:]], 0.0)
+    assert [(p.batch, p.size_bytes) for p in sent(many, 0)] == [(p.batch, p.size_bytes) for p in sent(one, 0)]
+
+
+def test_many_at_once_are_shared_out_as_one_by_one() -> None:
+    values = [b"aa", b"bbb", b"c", b"ddddddd", b"e", b"f", b"g"]
+    keys = [b"k%d" % i for i in range(len(values))]
+    one, many = a_lane(9, 2, 5), a_lane(9, 2, 5)
+    for lane in (one, many):
+        lane.add(b"0", None, (), 1, 0.0)
+    for value, key in zip(values, keys, strict=True):
+        one.add(value, key, (), len(value), 0.0)
+    shares = many.add_many(values, keys, [len(value) for value in values], 0.0)
+    found = sent(many, 0)
+    assert [(p.sequence, p.batch, p.digest, p.size_bytes) for p in found] == [
+        (p.sequence, p.batch, p.digest, p.size_bytes) for p in sent(one, 0)
+    ]
+    assert [(first, count) for _, first, count in shares] == [(1, 1), (0, 2), (0, 1), (0, 2), (0, 1)]
+    assert all(ticket is parcel.ticket for (ticket, _, _), parcel in zip(shares, found, strict=False))
+
+
+def test_keys_headers_and_tombstones_are_in_the_batch() -> None:
+    lane = a_lane(batch_records=3)
+    lane.add(None, b"k", (), 1, 0.0)
+    lane.add(b"v", None, (("h", b"1"),), 1, 0.0)
+    columns = parse_batch(sent(lane, 0)[0].batch).columns
+    assert columns.values.to_list() == [None, b"v"]
+    assert columns.keys is not None
+    assert columns.keys.to_list() == [b"k", None]
+    assert columns.headers is not None
+    assert columns.headers.to_list() == [(), (("h", b"1"),)]
+    bare = a_lane()
+    bare.add_many([b"v"], None, [1], 0.0)
+    plain = parse_batch(sent(bare, 0)[0].batch).columns
+    assert (plain.keys, plain.headers) == (None, None)
+
+
+def test_it_goes_on_where_the_log_is() -> None:
+    lane, digest = a_lane(), RollingDigest(values=5)
+    lane.begin(4, (1 << 32) - 1, digest)
+    fill(lane, b"a", b"b", b"c")
+    first, second = sent(lane, 0)
+    assert (first.sequence, second.sequence, lane.next_sequence) == ((1 << 32) - 1, 1, 2)
+    assert (first.digest, second.digest) == (digest, digest.over(parse_batch(first.batch).columns, 0, 2))
+    assert parse_batch(first.batch).header.producer_epoch == 4
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------------------
+def test_publishers_are_told_in_order_whichever_answer_comes_first() -> None:
+    lane = a_lane()
+    fill(lane, b"a", b"b", b"c", b"d", b"e")
+    sent(lane, 0)
+    assert lane.placed(2, at(2)) == []
+    assert lane.placed(2, at(-1, 1)) == []
+    assert lane.placed(99, at(2)) == []
+    told = lane.placed(0, at(0))
+    assert (tokens(told), [answer.offset for _, answer in told]) == (["a", "b", "c", "d"], [0, 2])
+    assert not lane.is_empty
+    assert tokens(lane.placed(4, at(4))) == ["e"]
+    assert lane.is_empty
+
+
+def test_after_a_refusal_everything_goes_again_behind_a_pause_but_what_is_stored() -> None:
+    lane = a_lane()
+    fill(lane, b"a", b"b", b"c", b"d", b"e")
+    before = sent(lane, 0)
+    lane.placed(4, at(4))
+    assert lane.refused(0, 1, Refusal.AGAIN, 5.0)
+    assert sent(lane, 5.0) == []
+    assert lane.wake_at() == 5.0 + FIRST_PAUSE_S
+    again = sent(lane, 5.0 + FIRST_PAUSE_S)
+    assert again == before[:2]
+    assert [p.attempt for p in again] == [2, 2]
+    assert lane.resends == 2
+    assert lane.refused(0, 1, Refusal.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
+    assert lane.wake_at() == 5.0 + FIRST_PAUSE_S + 1.0
+    assert tokens(lane.placed(0, at(0, 2))) == ["a", "b"]
+    assert tokens(lane.placed(2, at(2, 2))) == ["c", "d", "e"]
+
+
+def test_the_refusals_of_what_came_behind_one_that_was_refused_change_nothing() -> None:
+    lane = a_lane()
+    fill(lane, b"a", b"b", b"c", b"d")
+    sent(lane, 0)
+    assert lane.refused(0, 1, Refusal.AGAIN, 1.0)
+    assert lane.refused(2, 1, Refusal.OUT_OF_ORDER, 1.5, due=0)
+    assert lane.resume_at == 1.0 + FIRST_PAUSE_S
+
+
+def test_pauses_grow_to_a_second_and_begin_anew_when_something_is_stored() -> None:
+    lane = a_lane(window=9)
+    fill(lane, b"a", b"b", b"c")
+    pauses, now = [], 0.0
+    for attempt in range(1, 10):
+        sent(lane, now)
+        lane.refused(0, attempt, Refusal.AGAIN, now)
+        pauses.append(round(lane.resume_at - now, 6))
+        now = lane.resume_at
+    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
+    assert pauses[-1] == LONGEST_PAUSE_S
+    lane.placed(0, at(0))
+    sent(lane, now)
+    lane.refused(2, 10, Refusal.AGAIN, now)
+    assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
+
+
+def test_what_is_not_answered_in_time_goes_again() -> None:
+    lane = a_lane()
+    assert lane.wake_at() is None
+    assert not lane.late(99)
+    fill(lane, b"a")
+    assert lane.wake_at() == 0.0
+    sent(lane, 10.0)
+    assert lane.wake_at() == 11.0
+    assert not lane.late(10.99)
+    assert lane.late(11.0)
+    assert not lane.late(11.0), "it has gone back"
+    assert [p.attempt for p in sent(lane, 11.0 + FIRST_PAUSE_S)] == [2]
+
+
+def test_it_ends_where_order_can_not_be_kept() -> None:
+    lane = a_lane(window=1)
+    fill(lane, b"a", b"b", b"c", b"d", b"e")
+    sent(lane, 0)
+    lane.placed(0, at(0))
+    sent(lane, 0)
+    assert lane.refused(2, 1, Refusal.OUT_OF_ORDER, 1.0, due=2), "a gap before it that another attempt fills"
+    sent(lane, 9.0)
+    assert not lane.refused(2, 2, Refusal.OUT_OF_ORDER, 9.0, due=1), "what was stored is gone"
+    assert not lane.refused(2, 2, Refusal.FINAL, 9.0)
+    assert lane.tickets == [(["c", "d"], 2), (["e"], 0)]
+
+
+def test_a_batch_that_is_not_full_waits_for_more_but_not_for_long() -> None:
+    lane = a_lane(linger_s=0.5)
+    fill(lane, b"a")
+    assert (sent(lane, 0.49), lane.wake_at()) == ([], 0.5)
+    assert [values_of(p) for p in sent(lane, 0.5)] == [[b"a"]]
+    fill(lane, b"b", b"c", b"d")
+    assert not lane.takes_a_new_batch
+    assert [values_of(p) for p in sent(lane, 0.1)] == [[b"b", b"c"]]
+    lane.hurry()
+    assert lane.wake_at() == 0.0
+    assert [values_of(p) for p in sent(lane, 0.1)] == [[b"d"]]
+    assert lane.takes_a_new_batch
+    lane.placed(0, at(0))
+    fill(lane, b"e")
+    assert sent(lane, 0.1) == [], "who was in a hurry has gone"
+    assert lane.wake_at() == 0.5
+
+
+def test_who_is_not_known_asks_and_goes_on_with_the_same_numbers() -> None:
+    lane = a_lane(window=2)
+    fill(lane, b"a", b"b", b"c", b"d", b"e")
+    lane.add_many([b"f"], None, [1], 0.0)
+    before = sent(lane, 0)
+    was = [(p.sequence, values_of(p), p.digest) for p in before]
+    assert lane.refused(0, 1, Refusal.UNKNOWN, 1.0)
+    assert lane.asks
+    assert (sent(lane, 9.0), lane.wake_at()) == ([], None)
+    assert lane.unanswered == (0, RollingDigest())
+    lane.begin_again(5)
+    assert not lane.asks
+    again = sent(lane, 9.0)
+    assert [(p.sequence, values_of(p), p.digest) for p in again] == was
+    assert [parse_batch(p.batch).header.producer_epoch for p in again] == [5, 5]
+    for parcel in again:
+        lane.placed(parcel.sequence, at(0))
+    assert [parse_batch(p.batch).header.producer_epoch for p in sent(lane, 9.0)] == [5]
+    assert lane.unanswered[0] == 4
+
+
+def test_only_the_first_batch_of_a_reset_says_so() -> None:
+    lane = a_lane()
+    lane.begin(3, 0, RollingDigest(values=9), reset=True)
+    fill(lane, b"a", b"b", b"c")
+    first, second = sent(lane, 0)
+    assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
+
+
+def test_when_the_connection_was_renewed_everything_goes_out_again_at_once() -> None:
+    lane = a_lane()
+    lane.go_back(1.0)
+    fill(lane, b"a", b"b", b"c")
+    sent(lane, 0)
+    lane.go_back(5.0)
+    assert (lane.wake_at(), [p.attempt for p in sent(lane, 5.0)]) == (5.0, [2, 2])
+
+
+# ---- with a leader -----------------------------------------------------------------------------------------------------------
+@dataclass
+class Leader:
+    """The leader's rules over a log whose end may be cut at a fail-over, down to what is committed."""
+
+    log: list[tuple[RecordBatch, bool]] = field(default_factory=list)
+    producers: Producers = field(default_factory=lambda: Producers(0, 10))
+    end: int = 0
+    committed: int = 0
+
+    def hear(self, parcel: Parcel) -> tuple[Refusal | None, Placed, int]:
+        batch = parse_batch(parcel.batch)
+        head = batch.header
+        claim = Claim(7, head.producer_epoch, parcel.sequence, parcel.record_count, False, parcel.digest)
+        ruling = self.producers.judge(claim, batch.columns)
+        match ruling.finding:
+            case Finding.APPEND:
+                assert ruling.known == 0, "what is sent again has the same bounds"
+                stored = parse_batch(
+                    build_batch(
+                        batch.values(),
+                        base_offset=self.end,
+                        producer_id=7,
+                        producer_epoch=head.producer_epoch,
+                        base_sequence=head.base_sequence,
+                    )
+                )
+                stamp = Numbering(7, head.producer_epoch, head.base_sequence, stored.columns)
+                self.producers.take(NewBatch(stored.base_offset, stored.last_offset, 0, stored.record_count, {}, stamp))
+                self.log.append((stored, False))
+                self.end += parcel.record_count
+                return None, at(stored.base_offset), 0
+            case Finding.DUPLICATE:
+                return None, at(ruling.offset, parcel.record_count), 0
+            case Finding.OUT_OF_ORDER:
+                return Refusal.OUT_OF_ORDER, at(-1), ruling.next_sequence
+            case Finding.DIVERGED:  # so late that it can't be compared: its answer has come long ago
+                return Refusal.FINAL, at(-1), ruling.next_sequence
+        raise AssertionError(ruling)
+
+    def commit(self) -> None:
+        self.committed = self.end
+        self.producers.committed(self.end - 1)
+
+    def fail_over(self, rng: random.Random) -> None:
+        """The next leader has what is committed, and perhaps some more."""
+        ends = [batch.next_offset for batch, _ in self.log if batch.next_offset >= self.committed] or [self.committed]
+        self.end = rng.choice([self.committed, *ends])
+        self.log = [(batch, known) for batch, known in self.log if batch.next_offset <= self.end]
+        self.producers.cut(self.end)
+
+    def values(self) -> list[bytes | None]:
+        return [value for batch, _ in self.log for value in batch.values()]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed: int) -> None:
+    rng = random.Random(seed)
+    lane, leader = a_lane(window=rng.choice((1, 2, 5)), batch_records=3), Leader()
+    given: list[bytes] = []
+    told: list[str] = []
+    wire: list[Parcel] = []
+    waiting: list[tuple[Parcel, int, Placed]] = []
+    now, quiet = 0.0, False
+    for step in range(1200):
+        quiet = step > 600
+        now += rng.random() / 4
+        if not quiet and rng.random() < 0.4:
+            for _ in range(rng.randrange(5)):
+                given.append(b"%d" % len(given))
+                fill(lane, given[-1])
+        lane.late(now)
+        wire += [p for p in sent(lane, now) if quiet or rng.random() > 0.15]
+        if not quiet and wire and rng.random() < 0.1:
+            wire.append(rng.choice(wire))
+        while wire and (quiet or rng.random() < 0.6):
+            parcel = wire.pop(0 if quiet or rng.random() < 0.8 else rng.randrange(len(wire)))
+            attempt = parcel.attempt
+            refusal, answer, due = leader.hear(parcel)
+            if refusal is not None:
+                assert lane.refused(parcel.sequence, attempt, refusal, now, due), "nothing committed is ever gone"
+            elif quiet or rng.random() > 0.15:
+                waiting.append((parcel, attempt, answer))
+        if not quiet and rng.random() < 0.04:
+            leader.fail_over(rng)
+            waiting = [(p, a, s) for p, a, s in waiting if rng.random() < 0.3 and 0 <= s.offset < leader.committed]
+        if rng.random() < 0.3 or quiet:
+            leader.commit()
+            for parcel, _, answer in waiting:
+                told += tokens(lane.placed(parcel.sequence, answer))
+            waiting = []
+            assert [t.encode() for t in told] == leader.values()[: len(told)], "told what is committed, in order"
+        assert leader.values() == given[: len(leader.values())], "each once, in order, none left out"
+        if quiet and lane.is_empty:
+            break
+    assert lane.is_empty
+    assert leader.values() == given == [t.encode() for t in told]
+    assert len(given) > 100
