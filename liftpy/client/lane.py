@@ -52,10 +52,10 @@ class Parcel:
     """Loop time in s: then it was sent first."""
     answer_by: float = 0.0
     """Then it is sent again."""
-    placed: Placed | None = None
+    placed: Landed | None = None
 
 
-class Placed(NamedTuple):
+class Landed(NamedTuple):
     """The answer to a batch. ``offset``: of its first record that was not there before; of its first one if all ``known_records`` were,
     or none; -1: not known."""
 
@@ -299,7 +299,7 @@ class Lane:
         self.resume_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
-    def placed(self, sequence: int, answer: Placed) -> list[tuple[Parcel, Placed]]:
+    def placed(self, sequence: int, answer: Landed) -> list[tuple[Parcel, Landed]]:
         """A batch is in the log; those whose publishers are to be told now, in order. Which attempt it answers is all the same."""
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:

@@ -18,13 +18,14 @@ import hashlib
 import secrets
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
 from liftpy.client.ending import end_tasks
 from liftpy.client.lane import Lane
 from liftpy.client.outgoing import Address
-from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, Course, ManyReceipt, ProducerOptions, Receipt, Ticket
+from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, Course, Errand, ManyReceipt, ProducerOptions, Receipt, Ticket
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotAllowedError, OutcomeUnknownError, PublishRejectedError
@@ -72,20 +73,19 @@ class Producer:
         self._largest = min(options.batch_bytes, transport.max_payload_bytes - BATCH_BYTES)
         self._most_bytes = transport.max_payload_bytes - BATCH_BYTES
         self._buffer = Window(options.buffer_records, options.buffer_bytes)
-        instance, producer_id = secrets.randbits(63) + 1, _number_of(name)
+        self._inbox = transport.connection.new_inbox()
+        errand = Errand(
+            transport=transport,
+            stream=stream,
+            instance=secrets.randbits(63) + 1,
+            inbox=self._inbox,
+            options=options,
+            failed=self._fail,
+            left=self._buffer.leave,
+        )
+        producer_id = _number_of(name)
         self._courses = [
-            Course(
-                transport,
-                stream,
-                partition,
-                address,
-                self._lane(partition, producer_id),
-                instance,
-                options,
-                find=lambda partition=partition: find(partition),  # type: ignore[misc]
-                failed=self._fail,
-                left=self._buffer.leave,
-            )
+            Course(errand, partition, address, self._lane(partition, producer_id), partial(find, partition))
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
@@ -139,10 +139,7 @@ class Producer:
     async def open(self) -> None:
         """Ask every partition's leader how to go on; raises UnavailableError after ``patience_s``, and what refuses it."""
         try:
-            inbox = self._transport.connection.new_inbox()
-            self._subscription = await self._transport.listen(f"{inbox}.*", self._on_answer, self._options.attempt_s)
-            for course in self._courses:
-                course.inbox = inbox
+            self._subscription = await self._transport.listen(f"{self._inbox}.*", self._on_answer, self._options.attempt_s)
             async with asyncio.TaskGroup() as group:
                 for course in self._courses:
                     group.create_task(course.begin())
@@ -217,10 +214,10 @@ class Producer:
         if pairs:
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
         self._must_fit(size_bytes)
+        course = self._choose(key) if partition is None else self._course(partition)
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
             self._must_go_on()
-        course = self._choose(key) if partition is None else self._course(partition)
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
         if ticket is not course.newest:  # once a batch the others get their turn
@@ -240,6 +237,8 @@ class Producer:
         sizes = _sizes_of(values, keys)
         if sizes:
             self._must_fit(max(sizes))
+        if partition is not None:
+            self._course(partition)
         shares: list[tuple[Ticket, int, int]] = []
         start, ends = 0, list(accumulate(sizes))
         step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
@@ -340,8 +339,7 @@ class Producer:
 
     def _on_denial(self, is_publish: bool, subject: str) -> None:
         ours = {course.addressing.address.subject for course in self._courses} if is_publish else set()
-        inbox = self._courses[0].inbox
-        if subject in ours or (inbox and subject == f"{inbox}.*"):
+        if subject in ours or (not is_publish and subject == f"{self._inbox}.*"):
             what = "publish on" if is_publish else "hear answers on"
             self._fail(NotAllowedError(f"NATS does not let this user {what} {subject}"))
 

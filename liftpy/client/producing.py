@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.in_flight import PublishAck
-from liftpy.client.lane import Lane, Parcel, Placed, Refusal
+from liftpy.client.lane import Landed, Lane, Parcel, Refusal
 from liftpy.client.outgoing import Address
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
@@ -105,7 +105,7 @@ class Ticket:
     def __init__(self, stream: str, partition: int) -> None:
         self.stream = stream
         self.partition = partition
-        self.future: asyncio.Future[Placed] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: LiftError) -> None:
         """Whoever waits is told; nobody has to."""
@@ -158,45 +158,48 @@ class ManyReceipt:
         return acks
 
 
-async def _settled(ticket: Ticket) -> Placed:
+async def _settled(ticket: Ticket) -> Landed:
     return await asyncio.shield(ticket.future)
 
 
-def _offset_of(placed: Placed, index: int) -> int:
+def _offset_of(placed: Landed, index: int) -> int:
     """Of the record at ``index`` of a batch: the first that were there before have offsets of their own, which nobody says."""
     if placed.offset < 0:
         return -1
     return placed.offset + index - placed.known_records if index >= placed.known_records else -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """What all courses of a producer share. ``instance``: of its process."""
+
+    transport: Transport
+    stream: str
+    instance: int
+    inbox: str
+    """Where answers come to."""
+    options: ProducerOptions
+    failed: Callable[[LiftError], None]
+    """Told of what ends the producer."""
+    left: Callable[[int, int], None]
+    """Told how many bytes and records are answered."""
+
+
 class Course:
-    """To one partition. ``failed`` is told of what ends the producer, ``left`` of how many bytes and records are answered."""
+    """To one partition."""
 
     def __init__(
-        self,
-        transport: Transport,
-        stream: str,
-        partition: int,
-        address: Address,
-        lane: Lane,
-        instance: int,
-        options: ProducerOptions,
-        *,
-        find: Callable[[], Awaitable[Address]],
-        failed: Callable[[LiftError], None],
-        left: Callable[[int, int], None],
+        self, errand: Errand, partition: int, address: Address, lane: Lane, find: Callable[[], Awaitable[Address]]
     ) -> None:
-        self._transport = transport
-        self._stream = stream
+        self._transport = errand.transport
+        self._stream = errand.stream
+        self._errand = errand
+        self._options = errand.options
+        self._failed = errand.failed
         self.partition = partition
         self.lane = lane
-        self._instance = instance
-        self._options = options
-        self._failed = failed
-        self._left = left
-        self.addressing = Addressing(address, find, self._moved, failed)
+        self.addressing = Addressing(address, find, self._moved, errand.failed)
         self.awake = asyncio.Event()
-        self.inbox = ""
         self.newest: Any = None
         """Ticket of the batch that took the last record."""
         self._refusal: LiftError | None = None
@@ -225,7 +228,7 @@ class Course:
         async for attempt in retrying(self._options.patience_s):
             with attempt:
                 head = self._head()
-                head.askedProducer = self.lane.producer_id
+                head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
                 message = await self._transport.exchange(
                     self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
                 )
@@ -246,7 +249,7 @@ class Course:
             streamUid=self.addressing.address.uid,
             partition=self.partition,
             ackPolicy=client_pb2.ALL,
-            producerInstance=self._instance,
+            producerInstance=self._errand.instance,
         )
 
     # ---- sending -------------------------------------------------------------------------------------------------------
@@ -294,7 +297,7 @@ class Course:
     async def _put_on_the_wire(self, parcel: Parcel) -> None:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, parcel.digest.encode()
-        reply = f"{self.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
+        reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()
         try:
@@ -332,11 +335,11 @@ class Course:
             known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there
         elif ack.duplicate:
             offset = -1  # it was stored in other batches, perhaps, with others between them
-        for parcel, placed in self.lane.placed(sequence, Placed(offset, ack.leaderEpoch, known)):
+        for parcel, placed in self.lane.placed(sequence, Landed(offset, ack.leaderEpoch, known)):
             ticket: Ticket = parcel.ticket
             if not ticket.future.done():
                 ticket.future.set_result(placed)
-            self._left(parcel.size_bytes, parcel.record_count)
+            self._errand.left(parcel.size_bytes, parcel.record_count)
         self.awake.set()
 
     def _refused(self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0) -> None:

@@ -65,8 +65,8 @@ class MessageColumns:
     """The one message is a whole batch; the other columns are not filled in."""
     claim: Claim | None = None
     """That a producer has numbered."""
-    asked: tuple[int, int] | None = None
-    """(producer, instance): the one message asks how that process may go on; there is nothing to store."""
+    asked: tuple[int, int, int] | None = None
+    """(producer, instance, sequence): the one message asks how that process may go on; there is nothing to store."""
     apart: bool = False
     """One of several messages is a whole batch: they are to be read one by one."""
     unfit: Unfit | None = None
@@ -288,7 +288,7 @@ class MessageReader:
         elif head.askedProducer:
             if batch:
                 columns.unfit = Unfit(RejectReason.MALFORMED, "a question of a producer bears no batch")
-            columns.asked = head.askedProducer, head.producerInstance
+            columns.asked = head.askedProducer, head.producerInstance, head.producerSequence
         else:
             try:
                 columns.batch = published = body_to_store(batch, subject, self._codec)

@@ -332,9 +332,9 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _tell_of_producer(self, producer_id: int, instance: int, publishers: Publishers) -> None:
+    def _tell_of_producer(self, producer_id: int, instance: int, sequence: int, publishers: Publishers) -> None:
         """Answer who wants to go on as a producer, once what he is told is committed."""
-        given = self._desk.ask(producer_id, instance)
+        given = self._desk.ask(producer_id, instance, sequence)
         if given is None:
             self._refuse(publishers, self._no_room())
             return

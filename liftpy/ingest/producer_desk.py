@@ -6,7 +6,8 @@ process may be told of its epoch by a leader that dies before anything of that e
 Algorithm: a process asks before it sends anything, and is given an epoch above the log's. It belongs to that process alone, by the
 number that the process has drawn (``instance``). Until a batch of it is in the log, that is known here only, and only the newest that
 was given counts: who was given one before is fenced, at once, and so is the epoch that the log knows. Once a batch is in the log, the
-log says it. A process whose epoch is neither is told to ask (UNKNOWN): nothing that it has sent in it was stored.
+log says it. A process whose epoch is neither is told to ask (UNKNOWN): nothing that it has sent in it was stored. Who asks says with
+which sequence it goes on: that counts where the log holds nothing of the producer.
 
 Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, is given 5 too, and sends:
 stored. What A sends then in epoch 5 is not by whom it was given to here: fenced. One leader later nobody remembers that; but A's
@@ -42,25 +43,29 @@ class ProducerDesk:
         self._producers = producers
         self._given: dict[int, tuple[int, int]] = {}
         """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
+        self._first: dict[int, int] = {}
+        """Of them: the sequence that is due, if the log holds nothing of the producer."""
 
     def begin(self) -> None:
         """A leadership begins, or ends: nobody was given anything in it."""
         self._given.clear()
+        self._first.clear()
 
     def __len__(self) -> int:
         return len(self._given)
 
-    def ask(self, producer_id: int, instance: int) -> Given | None:
-        """A process wants to go on as ``producer_id``; None: there is no room for one more."""
+    def ask(self, producer_id: int, instance: int, sequence: int = 0) -> Given | None:
+        """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it; None: no room for one more."""
         state, given = self._producers.state_of(producer_id), self._given.pop(producer_id, None)
         if state is None and self._producers.is_full:
             return None
         epoch = self._epoch_for(state, given, instance)
         while len(self._given) >= self._producers.max_count:
-            del self._given[next(iter(self._given))]  # he asks again
-        self._given[producer_id] = epoch, instance
+            gone = next(iter(self._given))  # he asks again
+            del self._given[gone], self._first[gone]
+        self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
         if state is None:
-            return Given(epoch, 0, RollingDigest(), False, -1)
+            return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
         return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state))
 
     @staticmethod
@@ -86,8 +91,15 @@ class ProducerDesk:
         if ahead == 0 and given is not None and given != (claim.epoch, claim.instance):
             return Ruling(Finding.FENCED, next_sequence=due)
         if state is None:
-            return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND, next_sequence=claim.base_sequence)
+            return self._judge_the_first(claim)
         return self._producers.judge(claim, columns)
+
+    def _judge_the_first(self, claim: Claim) -> Ruling:
+        """Nothing is known of its producer. Another than the first that was announced may come behind one that is lost; or what was
+        known is forgotten: it is to be said again, which is the first."""
+        if claim.base_sequence != self._first[claim.producer_id]:
+            return Ruling(Finding.UNKNOWN)
+        return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)
 
 
 def last_offset_of(state: ProducerState) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, PublishOptions, ReadOptions, connect
+from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, connect
 from liftpy.config import AckPolicy
 from liftpy.errors import (
     AlreadyExistsError,
@@ -281,3 +281,26 @@ async def test_a_script_without_asyncio_that_closes_nothing_ends_well(dev: DevCl
         "INCORRECT_OFFSET",
         "True 199",
     ]
+
+
+async def test_a_producer_goes_on_where_it_was_and_fences_who_was_there(client: Client, name: str) -> None:
+    await client.create_stream(name, f"sub.{name}", partitions=2)
+    keys = [b"key %d" % n for n in range(400)]
+    async with client.producer(name, id="p") as first:
+        acks = await (await first.send_many(payloads(0, 400), keys=keys))
+        assert sum(ack.record_count for ack in acks) == 400
+        async with client.producer(name, id="p") as second:
+            assert sum(second.next_sequence(partition) for partition in range(2)) == 400
+            ack = await (await second.send(b"more", partition=1))
+            assert (ack.partition, ack.offset, ack.duplicate) == (1, second.next_sequence(1) - 1, False)
+            await first.send(b"too late", partition=1)
+            with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
+                await first.flush()
+    async with client.producer(name, id="p", options=ProducerOptions(begin="repeat")) as again:
+        await again.send_many(payloads(0, 400), keys=keys)
+    found = [await read(client, name, partition=partition) for partition in range(2)]
+    values = sorted(record.value for record in [*found[0], *found[1]])
+    assert values == sorted([*payloads(0, 400), b"more"])
+    for records in found:
+        sent = [record for record in records if record.key is not None]
+        assert [record.key for record in sent] == sorted((record.key for record in sent), key=keys.index)

@@ -59,7 +59,7 @@ class Message(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
-    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest")
+    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class BatchPublish(_message.Message):
     PRODUCERINSTANCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERRESET_FIELD_NUMBER: _ClassVar[int]
     PRODUCERDIGEST_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     stream: str
     streamUid: str
     partition: int
@@ -82,7 +83,8 @@ class BatchPublish(_message.Message):
     producerInstance: int
     producerReset: bool
     producerDigest: bytes
-    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ...) -> None: ...
+    producerSequence: int
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ...) -> None: ...
 
 class ProducerState(_message.Message):
     __slots__ = ("epoch", "nextSequence", "digest", "known")

@@ -119,6 +119,6 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/window.py",
-        ("the count of a window is not kept", "self.count += 1", "self.count += 0", "a window of messages has no bound"),
+        ("the count of a window is not kept", "self.count += count", "self.count += 0", "a window of messages has no bound"),
     ),
 ]  # fmt: skip

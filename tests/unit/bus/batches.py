@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from unlogged import derived_state
-
 from liftpy.config import AckPolicy, Codec, ReplicationConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
@@ -17,24 +15,27 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import RecordBatch, parse_batch
 from liftpy.wire.inboxes import InboxRule
+from tests.unit.bus.unlogged import derived_state
 
 _Ack = client_pb2.Ack
 
 
 class Bench:
-    """Partition 1 of the stream s, whose uid is u1; what is taken is appended at once, and committed by ``commit``."""
+    """A partition of the stream s, whose uid is u1; what is taken is appended at once, and committed by ``commit``."""
 
     max_payload = 1 << 20
 
-    def __init__(self, policy: AckPolicy = AckPolicy.ALL, codec: Codec = Codec.NONE, *, takes: bool = True) -> None:
+    def __init__(
+        self, policy: AckPolicy = AckPolicy.ALL, codec: Codec = Codec.NONE, *, takes: bool = True, partition: int = 1
+    ) -> None:
         self.batches: list[RecordBatch] = []
         self.events: list[PublishesReceived] = []
         self.repeated: list[DuplicateReceived] = []
         self.lines: list[bytes] = []
-        self.acks = PendingAcks(self, PartitionKey("s", "u1", 1), "ev.1")
+        self.acks = PendingAcks(self, PartitionKey("s", "u1", partition), f"ev.{partition}")
         self.ingest = Ingest(
             shell=self,  # type: ignore[arg-type]
-            subject="ev.1",
+            subject=f"ev.{partition}",
             config=ReplicationConfig(),
             policy=policy,
             codec=codec,
@@ -81,7 +82,7 @@ class Bench:
 
     def arrive(self, *messages: tuple[bytes, bytes, bytes]) -> None:
         for reply, payload, block in messages:
-            self.ingest._arrived(b"ev.1", reply, payload, block)
+            self.ingest._arrived(self.acks._data_subject.encode(), reply, payload, block)
         self.ingest._drain()
 
     def commit(self, policy: AckPolicy = AckPolicy.ALL) -> list[_Ack]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from liftpy.client.lane import FIRST_PAUSE_S, LONGEST_PAUSE_S, Lane, Parcel, Placed, Refusal
+from liftpy.client.lane import FIRST_PAUSE_S, LONGEST_PAUSE_S, Landed, Lane, Parcel, Refusal
 from liftpy.ingest.derived_part import NewBatch, Numbering
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producers import Claim, Finding, Producers
@@ -46,12 +46,12 @@ def values_of(parcel: Parcel) -> list[bytes | None]:
     return parse_batch(parcel.batch).values()
 
 
-def tokens(told: list[tuple[Parcel, Placed]]) -> list[str]:
+def tokens(told: list[tuple[Parcel, Landed]]) -> list[str]:
     return [token for parcel, _ in told for token in parcel.ticket]
 
 
-def at(offset: int, known: int = 0) -> Placed:
-    return Placed(offset, 1, known)
+def at(offset: int, known: int = 0) -> Landed:
+    return Landed(offset, 1, known)
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Leader:
     end: int = 0
     committed: int = 0
 
-    def hear(self, parcel: Parcel) -> tuple[Refusal | None, Placed, int]:
+    def hear(self, parcel: Parcel) -> tuple[Refusal | None, Landed, int]:
         batch = parse_batch(parcel.batch)
         head = batch.header
         claim = Claim(7, head.producer_epoch, parcel.sequence, parcel.record_count, False, parcel.digest)
@@ -333,7 +333,7 @@ def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed
     given: list[bytes] = []
     told: list[str] = []
     wire: list[Parcel] = []
-    waiting: list[tuple[Parcel, int, Placed]] = []
+    waiting: list[tuple[Parcel, int, Landed]] = []
     now, quiet = 0.0, False
     for step in range(1200):
         quiet = step > 600

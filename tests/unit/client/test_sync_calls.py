@@ -11,8 +11,9 @@ import pytest
 
 from liftpy.client import sync
 from liftpy.client.client import Client
+from liftpy.client.producer import Producer
 from liftpy.client.publisher import Publisher
-from liftpy.client.sync import SyncClient, SyncConsumer, SyncPublisher
+from liftpy.client.sync import SyncClient, SyncConsumer, SyncProducer, SyncPublisher
 from liftpy.errors import ClientClosedError
 
 ADMIN = (
@@ -98,6 +99,33 @@ def test_each_argument_of_a_publisher_and_of_a_consumer_goes_on_under_its_name(l
     assert client.threads == {"liftpy-client"}
 
 
+def test_each_argument_of_a_producer_goes_on_under_its_name(loop: Any) -> None:
+    client, producer = Asked(Client), Asked(Producer)
+    given = arguments_of(SyncClient.producer)
+    made: Any = SyncClient(loop, client)  # type: ignore[arg-type]
+
+    class Opening:
+        def __await__(self) -> Any:
+            return "a producer"
+            yield
+
+    client.producer = lambda *args, **named: client.calls.append(("producer", (args, named))) or Opening()  # type: ignore[attr-defined]
+    assert made.producer(**given)._producer == "a producer"
+    stream = given.pop("stream")
+    assert client.calls == [("producer", ((stream,), given))]
+    sync_one: Any = SyncProducer(loop, producer)  # type: ignore[arg-type]
+    for name in ("send", "send_many"):
+        given = arguments_of(getattr(SyncProducer, name))
+        getattr(sync_one, name)(**given)
+        assert producer.calls.pop() == (name, given)
+    assert sync_one.next_sequence(3) == "answer of next_sequence"
+    assert producer.calls.pop() == ("next_sequence", {"partition": 3})
+    sync_one.flush()
+    assert producer.calls.pop() == ("flush", {})
+    sync_one.close()
+    assert producer.closed == 1
+
+
 def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> None:
     ended: list[str] = []
 
@@ -129,7 +157,8 @@ def test_who_stops_reading_before_the_end_leaves_no_reader_behind(loop: Any) -> 
 def test_what_is_left_out_is_what_the_asynchronous_call_takes_for_it() -> None:
     for one, other in (
         (SyncClient.publish, Client.publish), (SyncClient.publisher, Client.publisher), (SyncClient.consume, Client.consume),
-        (SyncPublisher.send, Publisher.send),
+        (SyncPublisher.send, Publisher.send), (SyncClient.producer, Client.producer), (SyncProducer.send, Producer.send),
+        (SyncProducer.send_many, Producer.send_many),
     ):  # fmt: skip
         ours, theirs = ({p.name: p.default for p in inspect.signature(method).parameters.values()} for method in (one, other))
         assert ours == {name: theirs[name] for name in ours}, one

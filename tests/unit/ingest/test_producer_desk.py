@@ -113,14 +113,21 @@ def test_who_is_forgotten_goes_on_where_he_is() -> None:
     bench.desk.ask(P, OLD)
     bench.send(0, 0, OLD, 9)
     bench.producers.begin(None)
-    assert bench.send(0, 9, OLD) is Finding.APPEND, "the epoch is still his here"
-    bench.producers.begin(None)
+    assert bench.send(0, 9, OLD) is Finding.UNKNOWN, "the epoch is still his here; but which one is the first?"
     bench.another_leader()
-    assert bench.send(0, 10, OLD) is Finding.UNKNOWN
-    given = bench.desk.ask(P, OLD)
-    assert given is not None
-    assert (given.epoch, given.known) == (0, False)
+    assert bench.send(0, 9, OLD) is Finding.UNKNOWN
+    assert bench.desk.ask(P, OLD, 9) == Given(0, 9, None, False, -1)
+    assert bench.send(0, 10, OLD) is Finding.UNKNOWN, "one before it is lost, or the leader is behind"
+    assert bench.send(0, 9, OLD) is Finding.APPEND
     assert bench.send(0, 10, OLD) is Finding.APPEND
+
+
+def test_what_comes_first_of_a_new_producer_is_its_first() -> None:
+    bench = Bench()
+    bench.desk.ask(P, OLD)
+    assert bench.send(0, 3, OLD) is Finding.UNKNOWN, "the one before it may be lost"
+    assert bench.send(0, 0, OLD, 3) is Finding.APPEND
+    assert bench.send(0, 3, OLD) is Finding.APPEND
 
 
 def test_epochs_that_are_given_go_round() -> None:

@@ -1,0 +1,575 @@
+"""A producer against the nodes' own ingest, over a wire that loses what it is told to: each record once, in order, each answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.outgoing import Address
+from liftpy.client.producer import Partitioner, Producer
+from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
+from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PublishRejectedError,
+    UnavailableError,
+)
+from liftpy.ingest.jetstream import Unfit
+from liftpy.replica.effects import RejectReason
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.keyed import murmur2, partition_of, partitions_of
+from tests.unit.bus.batches import Bench
+
+_Ack = client_pb2.Ack
+PATIENT: dict[str, Any] = {"attempt_s": 0.05, "patience_s": 30.0}
+
+
+class Wire:
+    """In the place of a Transport: what is published reaches the ingest of its partition at once, and is committed then."""
+
+    max_payload_bytes = 64 * 1024
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.sinks: dict[str, Any] = {}
+        self.nodes = [Bench(partition=partition) for partition in range(partitions)]
+        self.counters: Counter[str] = Counter()
+        self.connection = SimpleNamespace(new_inbox=lambda: f"_INBOX.me{len(self.sinks)}")
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.loses: Callable[[], bool] = lambda: False
+        """Whether the next publish, or the next answer, is lost."""
+        self.commits = True
+        self.answers_as: Callable[[_Ack], _Ack | None] = lambda ack: ack
+        self.denied: Any = None
+        self.closed: Any = None
+        self.usable = True
+        self.published = 0
+        self.left = 0
+        self.asked = 0
+
+    def must_be_usable(self) -> None:
+        if not self.usable:
+            raise ClientClosedError("the client is closed")
+
+    def must_be_at_home(self) -> None:
+        pass
+
+    def tell_of_denials(self, callback: Any) -> Any:
+        self.denied = callback
+        return lambda: None
+
+    def tell_of_close(self, callback: Any) -> Any:
+        self.closed = callback
+        return lambda: None
+
+    async def listen(self, subject: str, callback: Any, timeout_s: float) -> Any:
+        self.sinks[subject.removesuffix(".*")] = callback
+
+        async def unsubscribe() -> None:
+            self.left += 1
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def exchange(self, subject: str, payload: bytes, timeout_s: float) -> Any:
+        self.asked += 1
+        if self.loses():
+            raise NoAnswerError("lost")
+        (answer,) = [data for reply, data in self._through(subject, payload, "_INBOX.asked") if reply == "_INBOX.asked"]
+        return SimpleNamespace(subject="_INBOX.asked", data=answer, headers=None)
+
+    async def publish(self, subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
+        await asyncio.sleep(0)
+        self.published += 1
+        if not self.loses():
+            for to, data in self._through(subject, payload, reply):
+                self.deliver(to, data)
+
+    def _through(self, subject: str, payload: bytes, reply: str) -> list[tuple[str, bytes]]:
+        node = self.nodes[int(subject.rpartition(".")[2])]
+        node.arrive((reply.encode(), payload, b""))
+        if self.commits:
+            self.commit(node)
+        lines, node.lines = node.lines, []
+        found = []
+        for line in lines:
+            head, _, rest = line.partition(b"\r\n")
+            found.append((head.split()[1].decode(), rest[:-2]))
+        return found
+
+    @staticmethod
+    def commit(node: Bench) -> None:
+        node.acks.release(node.ingest.reader._policy, node.end - 1, 3, 0)
+
+    def deliver(self, reply: str, data: bytes) -> None:
+        answer = self.answers_as(frames.decode(data, _Ack))
+        if answer is not None and not self.loses():
+            message = SimpleNamespace(subject=reply, data=frames.encode(answer), headers=None)
+            sink = self.sinks[reply.rpartition(".")[0]]
+            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(sink(message)))
+
+    def values(self, partition: int = 0) -> list[bytes | None]:
+        return [value for batch in self.nodes[partition].batches for value in batch.values()]
+
+    def another_leader(self, partition: int = 0) -> None:
+        """With the whole log, and nothing that the one before had promised."""
+        ingest = self.nodes[partition].ingest
+        ingest.stop()
+        ingest._listener = None
+        ingest.start()
+
+
+async def a_producer(
+    wire: Wire, name: str = "p", partitioner: Partitioner = "key", find: Any = None, uid: str = "u1", **options: Any
+) -> Producer:
+    async def found(partition: int) -> Address:
+        return Address(f"ev.{partition}", uid)
+
+    addresses = [Address(f"ev.{partition}", uid) for partition in range(len(wire.nodes))]
+    made = Producer(wire, "s", name, addresses, ProducerOptions(**PATIENT | options), partitioner, find or found)  # type: ignore[arg-type]
+    await made.open()
+    return made
+
+
+async def test_records_are_stored_in_order_and_each_has_its_ack() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        receipts = [await p.send(b"%d" % n, key=b"k", headers={"h": str(n)}) for n in range(20)]
+        many = await p.send_many([b"m%d" % n for n in range(30)])
+        acks = [await receipt for receipt in receipts]
+        assert [(ack.stream, ack.partition, ack.offset, ack.leader_epoch, ack.duplicate) for ack in acks] == [
+            ("s", 0, n, 3, False) for n in range(20)
+        ]
+        assert all(receipt.done for receipt in receipts)
+        pieces = await many
+        assert pieces[0] == ManyAck(0, 20, pieces[0].record_count, 3, False)
+        assert sum(piece.record_count for piece in pieces) == 30
+        await p.send(None, key=b"k")
+    assert wire.values() == [b"%d" % n for n in range(20)] + [b"m%d" % n for n in range(30)] + [None]
+    records = [record for batch in wire.nodes[0].batches for record in batch.records()]
+    assert (records[7].key, records[7].headers) == (b"k", (("h", b"7"),))
+    assert len(wire.nodes[0].batches) < 25, "load makes batches"
+    assert (p.unanswered, wire.left) == ((0, 0), 1)
+
+
+async def test_who_comes_back_goes_on_behind_what_is_stored_and_fences_who_was_there() -> None:
+    wire = Wire()
+    first = await a_producer(wire)
+    await first.send_many([b"a", b"b"])
+    await first.flush()
+    async with await a_producer(wire) as second:
+        assert (first.next_sequence(), second.next_sequence()) == (2, 2)
+        await second.send(b"c")
+        await second.flush()
+        late = await first.send(b"x")
+        with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
+            await first.flush()
+        with pytest.raises(PublishRejectedError) as raised:
+            await late
+        assert raised.value.reason == "PRODUCER_FENCED"
+        with pytest.raises(PublishRejectedError, match="FENCED"):
+            await first.send(b"y")
+        await first.__aexit__(None)
+        await second.send(b"d")
+    assert wire.values() == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_each_record_once_whatever_is_lost_and_whoever_leads(seed: int) -> None:
+    rng = random.Random(seed)
+    wire = Wire(partitions=2)
+    given: list[list[bytes]] = [[], []]
+    loses = [0.25]
+    wire.loses = lambda: rng.random() < loses[0]
+    p = await a_producer(wire, attempt_s=0.01, batch_records=3, linger_s=rng.choice((0.0, 0.001)))
+    receipts = []
+    for n in range(120):
+        at = rng.randrange(2)
+        given[at].append(b"%d" % n)
+        receipts.append((at, n, await p.send(given[at][-1], partition=at)))
+        if rng.random() < 0.05:
+            wire.another_leader(rng.randrange(2))
+        if rng.random() < 0.05:
+            renewed, wire.reconnected = wire.reconnected, asyncio.get_running_loop().create_future()
+            renewed.set_result(None)
+        if rng.random() < 0.2:
+            await asyncio.sleep(0)
+    loses[0] = 0.1
+    await p.flush()
+    assert [wire.values(at) for at in range(2)] == given
+    for at, n, receipt in receipts:
+        assert wire.values(at)[(await receipt).offset] == b"%d" % n
+    assert p.resends
+    await p.close()
+
+
+async def test_a_leader_that_gave_no_epoch_is_asked_for_one() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    wire.another_leader()
+    await p.send(b"a")
+    await p.flush()
+    assert (wire.values(), wire.asked) == ([b"a"], 2)
+    wire.another_leader()
+    await p.send(b"b")
+    await p.flush()
+    assert (wire.values(), wire.asked) == ([b"a", b"b"], 2), "the log knows its epoch"
+    await p.close()
+
+
+async def test_who_was_overtaken_before_its_first_record_is_told() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    wire.another_leader()
+    async with await a_producer(wire) as other:
+        await other.send(b"theirs")
+    wire.another_leader()
+    receipt = await p.send(b"mine")
+    with pytest.raises(PublishRejectedError):
+        await p.flush()
+    with pytest.raises(LiftError):
+        await receipt
+    await p.close()
+    assert wire.values() == [b"theirs"]
+
+
+async def test_one_that_repeats_itself_is_stored_once_and_one_that_does_not_is_told() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        await p.send_many([b"a", b"b", b"c"])
+    async with await a_producer(wire, begin="repeat") as again:
+        assert again.next_sequence() == 0
+        receipts = [await again.send(value) for value in (b"a", b"b", b"c", b"d")]
+        acks = [await receipt for receipt in receipts]
+    assert [(ack.offset, ack.duplicate) for ack in acks] == [(-1, True), (-1, True), (-1, True), (3, False)]
+    assert wire.values() == [b"a", b"b", b"c", b"d"]
+    other = await a_producer(wire, begin="repeat")
+    await other.send_many([b"a", b"b", b"X", b"d", b"e"])
+    with pytest.raises(PublishRejectedError, match="DIVERGED_PRODUCER"):
+        await other.flush()
+    await other.close()
+    assert wire.values() == [b"a", b"b", b"c", b"d"]
+    many = await a_producer(wire, begin="repeat")
+    assert await (await many.send_many([b"a", b"b", b"c", b"d", b"e"])) == [
+        ManyAck(0, -1, 4, 3, True),
+        ManyAck(0, 4, 1, 3, False),
+    ]
+    await many.close()
+
+
+async def test_one_that_begins_anew_begins_at_nought() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        await p.send_many([b"a", b"b"])
+    async with await a_producer(wire, begin="anew") as again:
+        assert again.next_sequence() == 0
+        await again.send(b"a")
+        await again.flush()
+        await again.send(b"b")
+    assert wire.values() == [b"a", b"b", b"a", b"b"]
+    assert [batch.header.base_sequence for batch in wire.nodes[0].batches][-2:] == [0, 1]
+
+
+async def test_a_batch_that_was_stored_and_whose_answer_was_lost_is_no_duplicate_to_its_publisher() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    lost = iter([False, True])
+    wire.loses = lambda: next(lost, False)
+    ack = await (await p.send(b"a"))
+    assert (ack.offset, ack.duplicate, p.resends) == (0, False, 1)
+    await p.close()
+
+
+# ---- bounds ----------------------------------------------------------------------------------------------------------------------
+async def test_who_finds_the_buffer_full_waits_for_answers() -> None:
+    wire = Wire()
+    wire.commits = True
+    p = await a_producer(wire, buffer_records=3, attempt_s=30.0)
+    wire.commits = False
+    for n in range(3):
+        await p.send(b"%d" % n)
+    waiting = asyncio.create_task(p.send(b"3"))
+    more = asyncio.create_task(p.send(b"4"))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    assert p.unanswered == (3, 3 * (1 + RECORD_BYTES))
+    wire.commit(wire.nodes[0])
+    wire.commits = True
+    for line in wire.nodes[0].lines:
+        wire.deliver(line.split()[1].decode(), line.partition(b"\r\n")[2][:-2])
+    wire.nodes[0].lines = []
+    await asyncio.gather(waiting, more)
+    await p.flush()
+    assert wire.values() == [b"0", b"1", b"2", b"3", b"4"]
+    await p.close()
+
+
+async def test_who_waits_for_room_is_told_when_it_is_over() -> None:
+    wire = Wire()
+    p = await a_producer(wire, buffer_bytes=100, attempt_s=30.0)
+    wire.commits = False
+    await p.send(b"x" * 200)
+    waiting = [asyncio.create_task(p.send(b"y" * 50)) for _ in range(3)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    receipt_count = p.unanswered[0]
+    await p.close()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert receipt_count == 1
+    assert [type(result) for result in results] == [ClientClosedError] * 3
+
+
+async def test_many_are_cut_into_what_the_buffer_and_a_message_hold() -> None:
+    wire = Wire()
+    async with await a_producer(wire, buffer_records=10, buffer_bytes=2000, batch_bytes=300) as p:
+        values = [b"v%d" % n * (1 + n % 9) for n in range(200)]
+        receipt = await p.send_many(values, keys=[b"k%d" % n for n in range(200)])
+        assert sum(piece.record_count for piece in await receipt) == 200
+    assert wire.values() == values
+    assert max(batch.header.size_bytes for batch in wire.nodes[0].batches) < 1000
+    assert list(chain.from_iterable(batch.keys() for batch in wire.nodes[0].batches)) == [b"k%d" % n for n in range(200)]
+
+
+async def test_what_no_message_holds_is_refused_and_nothing_else_is() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        for attempt in (p.send(b"x" * wire.max_payload_bytes), p.send_many([b"x" * wire.max_payload_bytes])):
+            with pytest.raises(PublishRejectedError) as raised:
+                await attempt
+            assert raised.value.reason == "TOO_LARGE"
+        largest = wire.max_payload_bytes - BATCH_BYTES - RECORD_BYTES
+        await p.send(b"y" * largest)
+        await p.send_many([b"z"])
+    assert [len(value or b"") for value in wire.values()] == [largest, 1]
+
+
+async def test_patience_ends() -> None:
+    wire = Wire()
+    p = await a_producer(wire, attempt_s=0.01, patience_s=0.05)
+    wire.loses = lambda: True
+    receipt = await p.send(b"a")
+    with pytest.raises(OutcomeUnknownError, match=r"no ack of s/0 in 0\.05 s: nobody answers"):
+        await p.flush()
+    with pytest.raises(OutcomeUnknownError):
+        await receipt
+    await p.close()
+    with pytest.raises(NoAnswerError):
+        await a_producer(wire, patience_s=0.05)
+    assert wire.left == 2, "one that could not be opened leaves nothing behind"
+
+
+async def test_what_the_last_refusal_was_is_said() -> None:
+    wire = Wire()
+    p = await a_producer(wire, patience_s=0.05)
+    for node in wire.nodes:
+        node.append = lambda event, node=node: node.ingest.reject(event.token, RejectReason.BELOW_MIN_ISR, "", 0)  # type: ignore[method-assign]
+        node.ingest._feed = node.append
+    await p.send(b"a")
+    with pytest.raises(OutcomeUnknownError, match="BELOW_MIN_ISR"):
+        await p.flush()
+    await p.close()
+
+
+# ---- answers ---------------------------------------------------------------------------------------------------------------------
+async def test_only_the_partitions_own_answers_count() -> None:
+    wire, odd = Wire(), iter([{"stream": "other"}, {"partition": 3}, {"streamUid": "u9"}])
+
+    def forged(ack: _Ack) -> _Ack:
+        for name, value in next(odd, {}).items():
+            setattr(ack, name, value)
+        return ack
+
+    p = await a_producer(wire)
+    wire.answers_as = forged
+    await p.send(b"a")
+    await p.flush()
+    assert (wire.counters["acks by somebody else"], wire.values()) == (3, [b"a"])
+    junk = [
+        SimpleNamespace(subject=f"_INBOX.me0.{token}", data=b"x", headers=None) for token in ("9-0-1", "a-0-1", "0-0", "0-0-x")
+    ]
+    for message in junk:
+        await p._on_answer(message)
+    await p._on_answer(SimpleNamespace(subject="_INBOX.me0.0-5-1", data=b"x", headers=None))
+    await p.close()
+
+
+async def test_where_nobody_listens_it_goes_on_asking() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    through, deaf = wire.publish, [True]
+
+    async def publish(subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
+        if deaf:
+            deaf.clear()
+            await p._on_answer(SimpleNamespace(subject=reply, data=b"", headers={"Status": "503"}))
+            return
+        await through(subject, payload, reply, give_up_at=give_up_at)
+
+    wire.publish = publish  # type: ignore[method-assign]
+    await p.send(b"a")
+    await p.flush()
+    assert (wire.values(), p.resends) == ([b"a"], 1)
+    await p.close()
+
+
+async def test_what_can_not_be_written_is_written_later() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    through, full = wire.publish, [UnavailableError("full"), NobodyListensError("none")]
+
+    async def publish(subject: str, payload: bytes, reply: str = "", *, give_up_at: float) -> None:
+        if full:
+            raise full.pop()
+        await through(subject, payload, reply, give_up_at=give_up_at)
+
+    wire.publish = publish  # type: ignore[method-assign]
+    await p.send(b"a")
+    await p.flush()
+    assert wire.values() == [b"a"]
+    await p.close()
+
+
+async def test_a_stream_that_was_made_again_is_another() -> None:
+    wire = Wire()
+
+    async def found(partition: int) -> Address:
+        return Address("ev.0", "u2")
+
+    p = await a_producer(wire, find=found)
+    wire.answers_as = lambda ack: None
+    await p.send(b"a")
+    with pytest.raises(NotFoundError, match="made again"):
+        await p.flush()
+    await p.close()
+
+
+async def test_denials_and_the_end_of_the_client_end_it() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+    wire.denied(True, "elsewhere")
+    wire.denied(False, "elsewhere")
+    await p.send(b"a")
+    await p.flush()
+    wire.denied(True, "ev.0")
+    with pytest.raises(NotAllowedError, match=r"publish on ev\.0"):
+        await p.send(b"b")
+    await p.close()
+    p = await a_producer(wire)
+    wire.denied(False, "_INBOX.me1.*")
+    with pytest.raises(NotAllowedError, match="hear answers"):
+        await p.send(b"b")
+    await p.close()
+    p = await a_producer(wire)
+    wire.closed()
+    with pytest.raises(ClientClosedError):
+        await p.send(b"b")
+    await p.close()
+    p = await a_producer(wire)
+    wire.usable = False
+    with pytest.raises(ClientClosedError):
+        await p.send(b"b")
+    await p.close()
+
+
+async def test_a_refusal_to_be_opened_is_raised() -> None:
+    wire = Wire()
+    wire.nodes[0].ingest._derived.producers.max_count = 0
+    with pytest.raises(UnavailableError, match="0 producers are known"):
+        await a_producer(wire, patience_s=0.05)
+    for node in wire.nodes:
+        node.ingest._desk.ask = lambda *asked: None  # type: ignore[method-assign]
+        node.ingest._no_room = lambda: Unfit(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
+    with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
+        await a_producer(wire)
+
+
+# ---- partitions --------------------------------------------------------------------------------------------------------------------
+async def test_keys_decide_and_without_one_batches_take_turns() -> None:
+    wire = Wire(partitions=3)
+    async with await a_producer(wire) as p:
+        keys = [b"key-%d" % n for n in range(40)]
+        for key in keys[:20]:
+            await p.send(key, key=key)
+        await p.send_many(keys[20:], keys=keys[20:])
+        await p.flush()
+        for partition in range(3):
+            assert wire.values(partition) == [key for key in keys if partition_of(key, 3) == partition]
+        assert p.partitions == 3
+        before = [len(wire.values(partition)) for partition in range(3)]
+        for n in range(6):
+            await p.send(b"%d" % n)
+            await p.flush()
+        await p.send_many([b"x"] * 2)
+        await p.send_many([b"y"] * 2, keys=[None, b"k"])
+    assert sum(len(wire.values(partition)) for partition in range(3)) == sum(before) + 10
+    assert all(len(wire.values(partition)) - count >= 2 for partition, count in enumerate(before)), "one after the other"
+
+
+async def test_other_partitioners() -> None:
+    wire = Wire(partitions=3)
+    async with await a_producer(wire, "a", "round-robin") as p:
+        await p.send_many([b"%d" % n for n in range(6)], keys=[b"same"] * 6)
+        for _ in range(3):
+            await p.send(b"n", key=b"same")
+    assert [len(wire.values(partition)) for partition in range(3)] == [3, 3, 3]
+    async with await a_producer(wire, "b", lambda key, count: len(key or b"") % count) as p:
+        await p.send_many([b"one"], keys=[b"1"])
+        await p.send(b"two", key=b"22")
+    assert (wire.values(1)[-1], wire.values(2)[-1]) == (b"one", b"two")
+    async with await a_producer(wire, "c", "sticky") as p:
+        await p.send_many([b"%d" % n for n in range(6)], keys=[b"%d" % n for n in range(6)])
+    assert sorted(len(wire.values(partition)) for partition in range(3))[-1] >= 9
+
+
+@pytest.mark.parametrize("length", range(10))
+def test_many_keys_are_hashed_as_one(length: int) -> None:
+    rng = random.Random(length)
+    keys = [rng.randbytes(length) for _ in range(9)] + [rng.randbytes(n) for n in range(23)]
+    assert (
+        partitions_of(keys, 7).tolist()
+        == [(murmur2(key) & 0x7FFF_FFFF) % 7 for key in keys]
+        == [partition_of(key, 7) for key in keys]
+    )
+
+
+# ---- what is no record ---------------------------------------------------------------------------------------------------------------
+async def test_what_can_not_be_sent_is_said_at_once() -> None:
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        wrong: list[tuple[Any, str]] = [
+            (p.send("text"), "values and keys are bytes or None, not str"),  # type: ignore[arg-type]
+            (p.send(b"", key="text"), "not str"),  # type: ignore[arg-type]
+            (p.send_many([b"", "x"]), "not str"),  # type: ignore[list-item]
+            (p.send_many([b""], keys=["x"]), "not str"),  # type: ignore[list-item]
+            (p.send_many([b""], keys=[]), "0 keys for 1 values"),
+            (p.send(b"", headers={"Lift-Key": "x"}), "reserved"),
+            (p.send(b"", headers={"Nats-Expected-Last-Sequence": "1"}), "use client.publish"),
+            (p.send(b"", partition=1), "the partitions 0 to 0, not 1"),
+            (p.send_many([b""], partition=-1), "not -1"),
+        ]
+        for attempt, text in wrong:
+            with pytest.raises(ConfigError, match=text):
+                await attempt
+        with pytest.raises(ConfigError, match="not 5"):
+            p.next_sequence(5)
+        assert await (await p.send_many([])) == []
+    assert wire.values() == []
+    assert p.unanswered == (0, 0)
+    for options, text in (({"window": 6}, "window = 6 is outside 1..5"), ({"begin": "later"}, "resume, repeat or anew")):
+        with pytest.raises(ConfigError, match=text):
+            ProducerOptions(**options)  # type: ignore[arg-type]
+    for name, partitioner in (("", "key"), ("x" * 256, "key"), ("p", "odd")):
+        with pytest.raises(ConfigError):
+            await a_producer(wire, name, partitioner)  # type: ignore[arg-type]
