@@ -23,6 +23,8 @@ UNREFERENCED = {
     "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
+    "liftpy.client.producer.Producer.send_many": "for applications",
+    "liftpy.client.sync.SyncProducer.send_many": "for applications",
     "liftpy.client.producer.Producer.resends": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.cluster.checks.LeadershipHistory": _CHECKS,

@@ -129,7 +129,7 @@ class Lane:
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
         """Nothing is sent before."""
-        self.resends = 0
+        self.sent_again = 0
         """Batches that were sent again, ever."""
 
     @property
@@ -266,7 +266,7 @@ class Lane:
             parcel = self._parcels[self._out_count]
             self._out_count += 1
             if parcel.placed is None:
-                self.resends += bool(parcel.attempt)
+                self.sent_again += bool(parcel.attempt)
                 parcel.first_at = parcel.first_at if parcel.attempt else now
                 parcel.attempt += 1
                 parcel.answer_by = now + self._attempt_s

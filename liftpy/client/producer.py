@@ -123,7 +123,7 @@ class Producer:
     @property
     def resends(self) -> int:
         """Batches that were sent again."""
-        return sum(course.lane.resends for course in self._courses)
+        return sum(course.lane.sent_again for course in self._courses)
 
     def next_sequence(self, partition: int = 0) -> int:
         """That the next batch to the partition begins with: after ``resume``, before anything is sent, how many of the producer's

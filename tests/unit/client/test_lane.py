@@ -155,7 +155,7 @@ def test_after_a_refusal_everything_goes_again_behind_a_pause_but_what_is_stored
     again = sent(lane, 5.0 + FIRST_PAUSE_S)
     assert again == before[:2]
     assert [p.attempt for p in again] == [2, 2]
-    assert lane.resends == 2
+    assert lane.sent_again == 2
     assert lane.refused(0, 1, Refusal.FINAL, 6.0), "the answer to an earlier attempt says nothing any more"
     assert lane.wake_at() == 5.0 + FIRST_PAUSE_S + 1.0
     assert tokens(lane.placed(0, at(0, 2))) == ["a", "b"]
