@@ -1,0 +1,257 @@
+"""The shell around the metadata group at its edges: bounds given back, outcomes that stay unknown, a feed that is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata import control, feed, heartbeats
+from sidecar.metadata.feed import FeedPublisher, FeedSubscriber
+from sidecar.metadata.forwarding import Forwarder
+from tests.unit.metadata.test_control_desk import DELETE, REQUEST, Controller, Message
+
+S = 1_000_000_000
+BARRIER = pb.ControlRequest(barrier=pb.Barrier())
+
+
+async def turns(condition: Callable[[], object] = lambda: False, most: int = 50) -> None:
+    """Until ``condition``, and some turns of the loop at most."""
+    for _ in range(most):
+        if condition():
+            return
+        await asyncio.sleep(0)
+
+
+# ---- the desk ------------------------------------------------------------------------------------------------------------
+def test_a_clock_that_falls_takes_no_allowance_away() -> None:
+    allowance = control.Allowance(1.0, 3)
+    assert allowance.take(10 * S)
+    assert [allowance.take(5 * S) for _ in range(3)] == [True, True, False]
+    assert [allowance.take(at_ns) for at_ns in (5 * S + S // 2, 6 * S, 6 * S)] == [False, True, False]
+
+
+@pytest.fixture
+async def desk() -> Controller:
+    made = Controller()
+    await made.desk.open()
+    return made
+
+
+async def test_room_is_given_back_when_a_request_is_answered(desk: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_WAITING_BYTES", 2 * len(REQUEST))
+    for _ in range(3):
+        desk.may_decide.clear()
+        for _ in range(2):
+            await desk.receive(Message(REQUEST))
+        assert desk.desk._under_way_bytes == 2 * len(REQUEST)
+        desk.may_decide.set()
+        await desk.settled()
+        await turns(lambda: not desk.desk._under_way)
+        assert desk.desk._under_way_bytes == 0
+    assert [response.index for _, response in desk.replies] == [7] * 6
+    assert desk.desk.counters == {}
+
+
+@pytest.mark.parametrize("reply", ["space.inbox.n1.*", "space.inbox.n1.>", "space.inbox.n1.a b", "space.inbox.n1.\r\nPUB x 0"])
+async def test_what_is_no_subject_is_answered_nowhere(desk: Controller, reply: str) -> None:
+    await desk.receive(Message(REQUEST, reply))
+    await desk.settled()
+    assert (desk.replies, desk.decided, desk.desk.counters) == ([], [], {"refused: reply subject": 1})
+
+
+async def test_what_may_not_be_asked_there_is_counted(desk: Controller) -> None:
+    await desk.receive(Message(frames.encode(DELETE), "_INBOX.1", "space.info"))
+    assert [response.error for _, response in desk.replies] == [pb.ControlResponse.INVALID]
+    assert desk.desk.counters == {"refused: control request": 1}
+
+
+async def test_what_was_given_up_is_answered_by_nobody_later(desk: Controller) -> None:
+    desk.may_decide.clear()
+    await desk.receive(Message(REQUEST))
+    await turns(lambda: desk.begun)
+    await desk.desk.close()
+    desk.may_decide.set()
+    await turns()
+    assert (desk.decided, desk.replies, desk.listening, len(desk.desk._under_way)) == ([], [], {}, 0)
+
+
+# ---- forwarding ----------------------------------------------------------------------------------------------------------
+class Asked:
+    """Each request is answered by the next of ``answers``: an exception is raised, None is silence, bytes name the operation."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[pb.ControlRequest] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append(frames.decode(payload, pb.ControlRequest))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is None:
+            await asyncio.sleep(timeout)
+            raise nats.errors.TimeoutError
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(data=frames.encode(pb.ControlResponse(operationId=answer)))
+
+
+UNREACHED, UNKNOWN = pb.ControlResponse.UNAVAILABLE, pb.ControlResponse.OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([nats.errors.NoRespondersError()], UNREACHED),
+        ([nats.errors.ConnectionClosedError()], UNREACHED),
+        ([nats.errors.OutboundBufferLimitError()], UNREACHED),
+        ([b"another request!", nats.errors.NoRespondersError()], UNKNOWN),
+        ([nats.errors.TimeoutError(), nats.errors.NoRespondersError()], UNKNOWN),
+        ([TimeoutError(), nats.errors.NoRespondersError()], UNKNOWN),
+    ],
+    ids=str,
+)
+async def test_what_was_sent_once_may_have_been_decided(answers: list[Any], error: int) -> None:
+    bus = Asked(*answers)
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    request = pb.ControlRequest(barrier=pb.Barrier(), operationId=b"this very one...")
+    response = await made.until_decided(request, 0.3)
+    assert response.error == error
+    assert len(bus.asked) > 1 or len(answers) == 1
+    assert {asked.operationId for asked in bus.asked} == {b"this very one..."}
+
+
+async def test_what_was_asked_before_the_leader_changed_may_have_been_decided() -> None:
+    bus = Asked(None, nats.errors.NoRespondersError())
+    made = Forwarder(bus, Subjects("space"), "n1")  # type: ignore[arg-type]
+    made.leader_is("n1")
+    deciding = asyncio.create_task(made.until_decided(BARRIER, 0.3))
+    await turns(lambda: bus.asked)
+    waits_for = made._changed
+    for same in ("n1", ""):
+        made.leader_is(same)
+        await turns()
+        assert (len(bus.asked), made._changed is waits_for, waits_for.is_set()) == (1, True, False), "nobody new to ask"
+    made.leader_is("n2")
+    assert (await deciding).error == UNKNOWN
+    assert len(bus.asked) > 1
+
+
+# ---- heartbeats ----------------------------------------------------------------------------------------------------------
+async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept, takes = [100.0], list[float](), [0.2, 0.9, 0.0]
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow:
+        async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+            now[0] += takes[len(slept)]
+            return pb.ControlResponse()
+
+    class Over(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        slept.append(round(seconds, 6))
+        if len(slept) == len(takes):
+            raise Over
+
+    group: Any = Slow()
+    running = heartbeats.Heartbeats(group, pb.Heartbeat(), 0.5, 1.0, 3.0, lambda *_: None)
+    monkeypatch.setattr(heartbeats, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(Over):
+        await running.run()
+    assert slept == [0.3, 0.0, 0.5]
+
+
+# ---- the feed ------------------------------------------------------------------------------------------------------------
+async def test_a_snapshot_for_the_feed_is_the_image_without_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, ready, sent = replace(ClusterImage(), index=5), list[Any](), list[Any]()
+
+    class Producer:
+        def answer(self, request: pb.FeedSnapshotRequest) -> pb.FeedSnapshotResponse | None:
+            return pb.FeedSnapshotResponse(index=5) if ready else None
+
+        def snapshot_is_ready(self, index: int, data: bytes) -> None:
+            ready.append((index, data))
+
+    async def publish(reply: str, payload: bytes) -> None:
+        sent.append((reply, frames.decode(payload, pb.FeedSnapshotResponse).index))
+
+    monkeypatch.setattr(feed, "encode_snapshot", lambda what, **how: (what, how))
+    bus, producer, outgoing = SimpleNamespace(publish=publish), Producer(), SimpleNamespace()
+    given: Any = (bus, Subjects("ns"), outgoing, lambda reply: reply == b"box", producer, lambda: image)
+    await FeedPublisher(*given)._asked(SimpleNamespace(reply="box", data=frames.sealed(pb.FeedSnapshotRequest())))
+    assert ready == [(5, (image, {"operations": False}))]
+    assert sent == [("box", 5)]
+
+
+class Feed:
+    """A connection whose requests fail one after the other as the test says, then are not answered; ``left``: unsubscribed."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures, self.asked, self.left = list(failures), 0, 0
+
+    async def subscribe(self, subject: str, **_: Any) -> Any:
+        async def unsubscribe() -> None:
+            self.left += 1
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        await asyncio.Event().wait()
+
+
+async def test_a_feed_that_does_not_answer_is_asked_again_until_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "_POLL_S", 0.0)
+    now = [S]
+    monkeypatch.setattr(feed.clock, "now_ns", lambda: now.__setitem__(0, now[0] + 10 * S) or now[0])
+    bus = Feed(TimeoutError(), nats.errors.TimeoutError(), OSError(), nats.errors.NoRespondersError())
+    node: Any = FeedSubscriber("n9", bus, Subjects("ns"))  # type: ignore[arg-type]
+    starting = asyncio.create_task(node.start())
+    async with asyncio.timeout(30):
+        while bus.asked < 5:
+            await asyncio.sleep(0)
+    assert not node._task.done()
+    await node.stop()
+    assert (node._task.cancelled(), bus.left) == (True, 1)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_an_image_that_is_not_believed_is_fetched_anew_and_that_is_counted() -> None:
+    node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
+    anew: list[int] = []
+    node._subscription.start_again = lambda: anew.append(1)
+    node.distrust()
+    assert anew == [1]
+    assert node.counters == {}
+    node._subscription.resync_count = 3
+    node._refused["refused: no envelope"] = 2
+    assert node.counters == {"refused: no envelope": 2, "images fetched anew": 3}
+
+
+async def test_a_part_of_the_node_that_can_not_follow_the_image_ends_it_loudly() -> None:
+    node: Any = FeedSubscriber("n9", Feed(), Subjects("ns"))  # type: ignore[arg-type]
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def fails(before: ClusterImage, image: ClusterImage) -> None:
+        raise KeyError("a bug")
+
+    node.watch(fails)
+    node._show(ClusterImage())
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert [(context["message"], repr(context["exception"])) for context in told] == [
+        ("following the feed has ended", "KeyError('a bug')")
+    ]
