@@ -141,8 +141,10 @@ async def test_the_end_is_told_behind_the_last_byte(bench: Bench, how: str) -> N
 
 async def test_an_error_of_the_taker_is_the_tasks_to_tell(bench: Bench) -> None:
     bench.receiver.data_received(b"x")
+    bench.receiver.data_received(b"behind it")
     with pytest.raises(ValueError, match="no"):
         await bench.reading
+    assert (bench.left, bench.taker.taken, list(bench.receiver._left)) == ([], [], []), "nothing is read again"
 
 
 async def test_a_stopped_one_takes_nothing(bench: Bench) -> None:

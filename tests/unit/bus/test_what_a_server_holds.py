@@ -83,6 +83,16 @@ def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> 
     assert asker.ask() == 1, "who has answered may be asked at once"
 
 
+def test_an_answer_that_nobody_asked_for_is_nothing(asker: Asker) -> None:
+    """Whatever it says: anybody may send to an inbox."""
+    asker.bus.answer(9, server="", cid=0)
+    asker.ask()
+    asker.bus.answer(9, server="", cid=0)
+    assert asker.heard == []
+    asker.bus.answer(1)
+    assert len(asker.heard) == 1
+
+
 def test_another_servers_answer_is_not_the_answer(asker: Asker) -> None:
     asker.ask()
     asker.bus.answer(1, server="s2")

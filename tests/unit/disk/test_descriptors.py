@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from liftpy.config import StreamConfig
 from liftpy.errors import StorageError
 from liftpy.log.log import Log
 from liftpy.wire.batch import build_batch, split_batches
+from sidecar.disk import descriptors
 from sidecar.disk.descriptors import RESERVE, budget_of, open_count, raise_limit
 from sidecar.disk.files import FolderStorage, OpenMaps
 
@@ -112,3 +114,17 @@ def test_the_soft_limit_becomes_the_hard_one_and_budgets_follow_from_it() -> Non
         if limit > 1000:
             assert budget.partitions + budget.maps + RESERVE < limit
     assert budget_of(20_000).partitions >= 10_000
+
+
+def test_a_system_that_does_not_tell_its_descriptors_has_minus_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listdir(path: str) -> list[str]:
+        assert path == "/proc/self/fd"
+        if not told:
+            raise FileNotFoundError
+        return told
+
+    monkeypatch.setattr(descriptors, "os", SimpleNamespace(listdir=listdir))
+    told = ["0", "1", "2", "7"]
+    assert open_count() == 3, "less the one that looks"
+    told = []
+    assert open_count() == -1

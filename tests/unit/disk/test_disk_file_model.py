@@ -182,8 +182,10 @@ def test_a_replacement_that_failed_leaves_nothing_that_the_next_could_take(
 
     with monkeypatch.context() as broken:
         broken.setattr(os, fails_at, fails)
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError) as raised:
             replace_file(tmp_path / "small", b"new")
+    assert isinstance(raised.value.__cause__, OSError)
+    assert raised.value.__cause__.errno == errno.EIO, "what went wrong, and not what followed from it"
     assert [path.name for path in tmp_path.iterdir()] == ["small"]
     assert (tmp_path / "small").read_bytes() == b"old"
 

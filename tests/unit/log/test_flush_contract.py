@@ -21,6 +21,7 @@ def test_a_flush_proves_what_had_been_appended_when_it_began() -> None:
     flush = log.begin_flush()
     assert flush is not None
     add(log, 2)
+    assert log.flush() == 0, "one is under way, and proves nothing yet"
     flush.run()
     assert log.complete_flush(flush) == 3
     assert (log.flushed_end_offset, log.durable_end_offset) == (3, 3)

@@ -140,6 +140,9 @@ def test_a_right_folder_is_told_segment_by_segment() -> None:
     ]  # fmt: skip
     size = found[1][0]
     assert [position for position, _ in found] == [0, size, 2 * size]
+    for name in ("notes.log", ".log", "00000000000000000099.tmp", "00000000000000000006.bak"):
+        storage.replace(name, b"somebody's")
+    assert inspect(storage).segments == report.segments, "only a number before .log is a segment"
     empty = inspect(MemoryStorage())
     assert (empty.segments, empty.log_end_offset, empty.epochs, empty.checkpoint_found) == ((), 0, [], False)
 

@@ -185,8 +185,11 @@ async def test_duties_end_before_a_successor_is_asked_for(made: Made, monkeypatc
 
 async def test_each_tick_looks_at_probation_and_has_done_what_is_decided(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     told = made.calls(monkeypatch, (made.log.probation, "look"), (made.member._orders, "look"))
+    leaders: list[str] = []
+    monkeypatch.setattr(made.member._forwarder, "leader_is", leaders.append)
     made.member._ticked()
     assert sorted(told) == ["look", "look"]
+    assert leaders == [made.log.leader_id], "what the one before has not answered is asked again"
 
 
 async def test_an_image_is_shown_once_and_before_what_follows_from_it(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
