@@ -22,7 +22,8 @@ liftpy.config: FlushPolicy.interval_s 0.0, StreamConfig.min_isr 0, StreamConfig.
   ReplicationConfig.service_grace_s 5.0, ReplicationConfig.service_hold_bytes 1Gi, ReplicationConfig.copy_bytes_per_second
   32Mi, ReplicationConfig.copy_share 0.2, ReplicationConfig.copy_least_bytes_per_second 4Mi,
   ReplicationConfig.copy_piece_bytes 128Ki, ReplicationConfig.preferred_leaders_every 0.0,
-  ReplicationConfig.replacement_grace_s 300.0, ReplicationConfig.copies_at_once 64, ReplicationConfig.copies_per_node 8
+  ReplicationConfig.replacement_grace_s 300.0, ReplicationConfig.copies_at_once 64, ReplicationConfig.copies_per_node 8,
+  ReplicationConfig.producer_bytes 32Mi, ReplicationConfig.producer_expiry_s 86400.0, ReplicationConfig.subjects_bytes 64Mi
 liftpy.ids: MAX_SUBJECT_LENGTH 255, _SHOWN_LENGTH 80, NO_OFFSET -1
 liftpy.partition: PartitionState.unclean_elected no, PartitionState.leaderships 0, PartitionState.copy_epoch 0
 """
