@@ -3,6 +3,7 @@ whether the marker of a clean stop is left [S9]."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 import sidecar.node
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.predecessor import Predecessor
 from liftpy.errors import ConfigError, LiftError
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
@@ -288,6 +290,72 @@ async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) 
     node._heard(5)
     held: Any = node.partitions
     assert held.heard == [5]
+    await node.stop()
+
+
+async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module, made = sidecar.node, dict[str, Any]()
+    now_ns = 77 * 10**9
+    monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns)
+
+    def record(name: str, real: Callable[..., Any]) -> None:
+        def make(*given: Any) -> Any:
+            made[name] = given
+            return real(*given)
+
+        monkeypatch.setattr(module, name, make)
+
+    asked: list[tuple[Any, ...]] = []
+    waited = module.wait_for_predecessor
+
+    async def nobody_before(bus: Any, subjects: Any, node_id: str, inquiry: Predecessor) -> None:
+        asked.append((bus, subjects, node_id, inquiry._silences, inquiry._deadline_ns))
+        await waited(bus, subjects, node_id, inquiry)
+
+    monkeypatch.setattr(module, "wait_for_predecessor", nobody_before)
+    for name in ("open_links", "Membership", "GroupThread", "Promises"):
+        record(name, getattr(module, name))
+    monkeypatch.setattr(module, "GroupLink", lambda *given: given)
+    monkeypatch.setattr(Members, "live", lambda self, timeout_s: world.part("members").live(made.setdefault("live", timeout_s)))
+    for name in ("orders-U1/0", "gone-U2/1"):
+        (world.folder / "streams" / name).mkdir(parents=True)
+    node = Node(NodeSettings("n1", world.folder))
+    address = node.status.url
+    with caplog.at_level("INFO", "liftpy.node"):
+        said = await node.start()
+    settings, folder = node.settings, node._folder
+    assert said == {"node": "n1", "incarnation": 1, "status": address, "pid": os.getpid()}
+    first = Predecessor(now_ns)
+    bus = node._links.replication  # type: ignore[union-attr]
+    assert asked == [
+        (bus, node.subjects, "n1", first._silences, first._deadline_ns),
+        (bus, node.subjects, "n1", 1, first._deadline_ns),
+    ]
+    assert first._silences > 1
+    assert made["open_links"] == (settings, node._intake)
+    assert made["Membership"] == (settings, node.group, node._heard, node.fatal)
+    assert made["GroupThread"][0]() == (settings, folder, node.subjects, node._inboxes, node.counters)
+    assert made["Promises"][1:] == (node._pool, node.counters, node.fatal)
+    assert made["live"] == 5.0
+    starts = world.registered.pop("starts")
+    assert (starts.starts, world.registered) == (
+        1,
+        {
+            "previous_incarnation": 0, "clean_stop": False, "flushed_always": True, "status_address": address,
+            "partition_budget": node._budget.partitions,
+        },
+    )  # fmt: skip
+    assert "left behind" in world.told
+    assert [text for text in caplog.messages if "incarnation" in text or "does not know" in text] == [
+        "node n1 is up as incarnation 1",
+        *(
+            f"the cluster does not know {name}: its data is kept; remove the folder if it is not needed"
+            for name in ("gone-U2", "orders-U1")
+        ),
+    ]
+    assert not node._rights._is_starting
     await node.stop()
 
 

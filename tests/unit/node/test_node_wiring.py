@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import sidecar.node
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, LiftError
 from liftpy.ids import PartitionKey
 from liftpy.replica.copying import pace_of
 from liftpy.wire._pb import replication_pb2, service_pb2
+from sidecar.disk.files import OpenMaps
 from sidecar.node import Node, run_node
 from sidecar.settings import NodeSettings
 
@@ -205,6 +206,101 @@ async def test_everything_that_was_opened_is_closed_in_its_turn(built: Built) ->
     ]  # fmt: skip
     with pytest.raises(RuntimeError, match="shutdown"):
         node._pool.submit(int)
+
+
+# ---- how it ends ---------------------------------------------------------------------------------------------------------
+class Ending:
+    """A node that is asked to end; ``left``: in how many seconds the process is to be gone."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        self.left: list[float] = []
+        patch.setattr(sidecar.node, "leave_the_process_in", self.left.append)
+        self.node = Node(NodeSettings("n1", folder))
+        self._log = caplog
+
+    def stops(self) -> tuple[bool, bool, bool, list[float], list[str]]:
+        """(is to stop, hands over, repairs, left, what was said since)."""
+        said = [*self._log.messages]
+        self._log.clear()
+        return self.node._stopping.is_set(), self.node._hand_over, self.node._repairs, self.left, said
+
+
+@pytest.fixture
+async def ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Ending:
+    return Ending(tmp_path, monkeypatch, caplog)
+
+
+async def test_the_first_failure_is_the_reason_and_begins_the_last_seconds(ending: Ending) -> None:
+    assert ending.stops() == (False, False, False, [], [])
+    first = LiftError("the disk")
+    ending.node.fatal(first)
+    assert ending.stops() == (True, False, False, [12.0], ["node n1 stops: the disk"])
+    ending.node.fatal(LiftError("what followed"))
+    ending.node.repair("s/0: damage")
+    assert ending.stops() == (True, False, False, [12.0], []), "nothing is repaired by a node that failed"
+    assert ending.node._failure is first
+
+
+async def test_a_repair_is_begun_once_and_an_operator_who_stops_the_node_means_it(ending: Ending) -> None:
+    for said in (["node n1 restarts to repair s/0: damage"], []):
+        ending.node.repair("s/0: damage")
+        assert ending.stops() == (True, True, True, [12.0], said)
+    async with asyncio.timeout(30):
+        await ending.node.wait()
+    ending.node.request_stop(hand_over=False)
+    assert ending.stops() == (True, False, False, [12.0], [])
+    assert await ending.node.stop() == 0
+
+
+@pytest.mark.parametrize(("failure", "code"), [(OSError(5, "I/O"), 75), (LiftError("a bug"), 1)])
+async def test_a_failure_that_the_next_start_may_heal_says_so(ending: Ending, failure: Exception, code: int) -> None:
+    ending.node.fatal(failure)
+    assert await ending.node.stop() == code
+
+
+# ---- its surroundings ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("asks", "said", "warned"), [(True, False, 0), (False, True, 0), (False, False, 1)])
+async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is_denied(
+    built: Built, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asks: bool, said: bool, warned: int
+) -> None:
+    one, other = Part("one", built.told), Part("other", built.told)
+    built.bus.asks_who_comes = asks
+    monkeypatch.setattr(sidecar.node, "was_said_to_be_open", lambda: said)
+    built.links.all = lambda: [one, other]
+    built.told.clear()
+    built.node._look_at_rights(built.links)
+    assert built.told == [("one.on_denial", built.node._rights.denied), ("other.on_denial", built.node._rights.denied)]
+    assert sum("lets everybody in" in text for text in caplog.messages) == warned
+
+
+async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Path] = []
+    monkeypatch.setattr(sidecar.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
+    built.told.clear()
+    built.node._try_out_flushes(built.folder)
+    async with asyncio.timeout(30):
+        while not built.told:
+            await asyncio.sleep(0.001)
+    assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
+
+
+async def test_what_is_shown_of_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = built.node
+    monkeypatch.setattr(sidecar.node, "open_count", lambda: 33)
+    node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
+    bound = OpenMaps().bound
+    shown = {"limit": 1024, "open": 33, "partition_budget": 400, "maps": 0, "maps_bound": bound, "maps_opened": 0}
+    assert node._descriptors() == shown
+
+    class Maps:
+        bound, opened = 17, 99
+
+        def __len__(self) -> int:
+            return 5
+
+    built.folder.maps = Maps()
+    node._folder = built.folder
+    assert node._descriptors() == {**shown, "maps": 5, "maps_bound": 17, "maps_opened": 99}
 
 
 # ---- one process ---------------------------------------------------------------------------------------------------------

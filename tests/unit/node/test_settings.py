@@ -143,7 +143,11 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         ("rack = []", "rack = [] is not a text: a text is expected"),
         ("controllers = [true]", "controllers = [True] is not a list of texts: a text is expected"),
         ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no"),
-        ("nonsense = 1", "unknown setting 'nonsense'; known are node_id, data, nats,"),
+        (
+            "nonsense = 1",
+            "unknown setting 'nonsense'; known are node_id, data, nats, namespace, controllers, rack, weight, status_port, elections, "
+            "bootstrap_majority, log_level, scrub_bytes_per_s, inbox_prefixes",
+        ),
     ],
 )
 def test_an_error_says_what_was_given_but_no_secret_and_not_at_any_length(text: str, says: str, tmp_path: Path) -> None:
@@ -162,6 +166,19 @@ def test_an_empty_word_of_the_environment_is_none(tmp_path: Path) -> None:
     assert (settings.rack, settings.weight, settings.status_port) == ("", 3.0, 0), (
         "a flag that was given counts, whatever it says"
     )
+
+
+def test_sections_are_no_settings_of_their_own(tmp_path: Path) -> None:
+    head = 'node_id = "n1"\ndata = "/x"\n[replication]\nlease_s = 1.25\n'
+    env = {"LIFTPY_CREDENTIALS": "x", "LIFTPY_REPLICATION": "x", "LIFTPY_LEASE_S": "9", "LIFTPY_REPLICATION_SESSION_S": "2.5"}
+    settings = load(head, {"session_s": 99.0, "lease_s": 99.0}, env, tmp_path)
+    assert (settings.replication.lease_s, settings.replication.session_s) == (1.25, 2.5)
+    for name in ("node_id", "data"):
+        without = "\n".join(line for line in head.splitlines() if not line.startswith(name))
+        flag = name.replace("_", "-")
+        with pytest.raises(ConfigError) as raised:
+            load(without, folder=tmp_path)
+        assert str(raised.value) == f"{name} is missing: give --{flag}, LIFTPY_{name.upper()} or set it in the file"
 
 
 def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:
