@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, get_args
+from unittest.mock import ANY
 
 import pytest
 
@@ -74,6 +75,57 @@ async def test_every_field_of_an_effect_arrives_where_it_is_carried_out(kind: ty
         missing = [value for value in wanted if value not in given and not any(callable(g) for g in given)]
         assert not missing, f"{field.name} of {effect} is in none of {calls}"
     assert calls, "nobody did anything"
+
+
+CALLS: dict[type[Any], Any] = {
+    do.AppendBatch: lambda e, feed: [
+        ("ingest.seal", (e,)), ("log.append", (b"batch", ANY)), ("ingest.appended", (e, b"batch")), ("flusher.appended", ()),
+    ],
+    do.RejectPublishes: lambda e, feed: [("ingest.reject", (e.token, e.reason, "n9", 43))],
+    do.DropPublishes: lambda e, feed: [("ingest.drop", (e.token, e.reason))],
+    do.SendAcks: lambda e, feed: [("acks.release", (e.policy, e.through_offset, e.leader_epoch, ANY))],
+    do.DropPendingAcks: lambda e, feed: [("acks.drop", ())],
+    do.SendFetch: lambda e, feed: [("fetches.send_fetch", (e, 41))],
+    do.WaitQuietly: lambda e, feed: [("quiet.wait", (KEY, e, feed))],
+    do.StopWaiting: lambda e, feed: [("quiet.stop", (KEY,))],
+    do.ConfirmQuiet: lambda e, feed: [("quiet.confirm", (e,))],
+    do.SendEpochQuery: lambda e, feed: [("fetches.send_epoch_query", (e,))],
+    do.SendFetchResponse: lambda e, feed: [("replication.send_response", (e, "log", 42))],
+    do.AnswerWaiter: lambda e, feed: [("replication.answer_waiter", (e, "log", 42))],
+    do.TellWaiter: lambda e, feed: [("replication.tell_waiter", (e, 42))],
+    do.SendFetchRefusal: lambda e, feed: [("replication.send_refusal", (e,))],
+    do.SendEpochAnswer: lambda e, feed: [("replication.send_epoch_answer", (e,))],
+    do.NotifyReplica: lambda e, feed: [("notifications.wake", (KEY, e))],
+    do.ProbeReplica: lambda e, feed: [("probes.ask", (e.replica, ANY))],
+    do.SendNotice: lambda e, feed: [("notifications.send_notice", (KEY, e))],
+    do.ProposeIsr: lambda e, feed: [("proposals.propose_isr", (KEY, e, feed))],
+    do.StepAside: lambda e, feed: [
+        ("proposals.give_up_leadership", (KEY, do.GiveUpLeadership(leader_epoch=e.leader_epoch, reason=e.reason), e.toward)),
+    ],
+    do.ReportLeader: lambda e, feed: [("proposals.report_leader", (KEY, e))],
+    do.LeaveIsr: lambda e, feed: [("proposals.leave_isr", (KEY, e))],
+    do.GiveUpLeadership: lambda e, feed: [("proposals.give_up_leadership", (KEY, e))],
+    do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
+    do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
+    do.StartServing: lambda e, feed: [("replication.start", ())],
+    do.OpenSubject: lambda e, feed: [("ingest.start", ())],
+    do.RaiseHighWatermark: lambda e, feed: [
+        ("log.raise_high_watermark", (e.high_watermark,)), ("derived.committed", (e.high_watermark,)), ("reads.advanced", ()),
+    ],
+    do.PersistLeaderEpoch: lambda e, feed: [("promises.store", (KEY.folder, e.leader_epoch, ANY))],
+    do.RecheckLog: lambda e, feed: [("log.complaint", (e.offset, e.replica, ANY))],
+}  # fmt: skip
+"""What is called for an effect, in order."""
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
+async def test_what_is_called_for_an_effect_is_given_in_its_order(kind: type[Any]) -> None:
+    runner, calls, _ = executor()
+    effect = filled(kind)
+    runner.execute(effect)
+    told = [(name, tuple("log" if arg is runner._t.log else arg for arg in args)) for name, args, _ in calls]
+    assert told == CALLS[kind](effect, runner._t.feed)
+    assert [more for *_, more in calls] == [{}] * len(calls)
 
 
 @pytest.mark.parametrize(("last_offset", "taken"), [(10, 3), (9, 2), (8, 2), (7, 1), (6, 1)])

@@ -159,9 +159,15 @@ async def test_after_the_end_nothing_is_planned_any_more(monkeypatch: pytest.Mon
     keys = [PartitionKey("orders", "u1", number) for number in range(3)]
     loop = asyncio.get_running_loop()
     handles = [loop.call_later(3600, seen.append, key) for key in keys]
+    closed: list[str] = []
+    node._node.deletions.close = lambda: closed.append("deletions")
     node._retries.update(zip(keys, handles, strict=True))
     assert await node.stop()
     assert [handle.cancelled() for handle in handles] == [True, True, True]
+    assert closed == ["deletions"], "who asks whether data may go is not waited for"
+    node._changed.add(keys)
+    node._leases.add([Fed(KEY)])
+    assert (len(node._changed), len(node._leases), seen) == (0, 0, [])
 
 
 # ---- stepping aside ------------------------------------------------------------------------------------------------------------
