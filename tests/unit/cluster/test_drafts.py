@@ -104,3 +104,13 @@ def test_a_batch_takes_what_may_be_in_one_and_gives_each_number_once() -> None:
 def test_a_node_that_nobody_knows_is_not_live() -> None:
     draft = Draft(an_image(a_stream(), "abc", "b"), 9, Rules())
     assert [draft.is_live(node_id) for node_id in ("a", "b", "z", "")] == [True, False, False, False]
+
+
+def test_who_is_appointed_in_one_decision_counts_each_time() -> None:
+    """Or one fenced node's leaderships would all go to the same successor."""
+    draft = Draft(an_image(a_stream()), 1, Rules())
+    counts = []
+    for node_id in ("b", "b", "a", "b"):
+        draft.appointed(node_id)
+        counts.append([draft.leader_count(other) for other in "abc"])
+    assert counts == [[1, 1, 0], [1, 2, 0], [2, 2, 0], [2, 3, 0]]

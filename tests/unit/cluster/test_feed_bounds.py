@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from liftpy.cluster import feed as feed_module
+from liftpy.cluster import feed_subscription as subscription_module
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import StreamImage
@@ -56,6 +57,29 @@ def subscribed() -> FeedSubscription:
     del data
     made.synced = True
     return made
+
+
+def test_behind_a_gap_so_many_entries_wait_and_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond are asked for again."""
+    found = entries(9)
+    size_bytes = found[3].ByteSize()
+    assert {entry.ByteSize() for entry in found[2:]} == {size_bytes}
+    for bounds, waiting in (
+        ({"MAX_WAITING_ENTRIES": 3}, [3, 4, 5]), ({"MAX_WAITING_BYTES": 3 * size_bytes}, [3, 4, 5]),
+        ({"MAX_WAITING_BYTES": 3 * size_bytes - 1}, [3, 4]), ({"MAX_WAITING_ENTRIES": 6}, [3, 4, 5, 6, 7, 8]),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            for name, value in bounds.items():
+                patch.setattr(subscription_module, name, value)
+            made = subscribed()
+            for entry in found[2:]:
+                made.entry_received(entry)
+            made_waiting = sorted(entry.index for entry in made._waiting.values())
+            assert made_waiting == waiting, bounds
+            assert made.known_index == 9
+            for entry in found[:2]:
+                made.entry_received(entry)
+            assert made.image.index == waiting[-1]
 
 
 def test_a_feed_that_contradicts_itself_is_not_believed() -> None:

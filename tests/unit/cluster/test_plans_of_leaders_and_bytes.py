@@ -44,6 +44,12 @@ def test_nobody_who_has_its_share_of_the_bytes_is_given_more() -> None:
     assert (free.moved_bytes, free.held_bytes) == (90, {"a": 90, "b": 90, "c": 90})
 
 
+def test_who_leads_too_little_is_given_one_though_nobody_leads_too_much() -> None:
+    plan = plan_leaderships(cluster("abc"), held_by("ac", "ac", "bc", "bc"))
+    assert (sorted(plan.led.values()), plan.led["c"], plan.fewest) == ([1, 1, 2], 1, 1)
+    assert [transfer.into for transfer in plan.transfers] == ["c"]
+
+
 def test_leaderships_that_are_even_stay() -> None:
     assert plan_leaderships(cluster("abc"), held_by("abc", "bca", "cab")).transfers == ()
     assert plan_leaderships([], {}).transfers == ()
