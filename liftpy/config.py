@@ -80,7 +80,7 @@ def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
-    """Settings of one stream, fixed at its creation. 0 means unlimited for every ``retention_*``.
+    """Settings of one stream; those of ``ALTERABLE`` may change later. 0 means unlimited for every ``retention_*``.
 
     ``min_isr`` 0 means the default: 2, or 1 when there is only one replica.
     """
@@ -99,6 +99,15 @@ class StreamConfig:
     codec: Codec = Codec.NONE
     failover_standby: bool = True
     dedup_window_s: float = 120.0
+    read_only: bool = False
+    """What is published is refused; what is held or under way when that is said may still be stored."""
+    max_message_bytes: int = 0
+    """Of payload and headers as they were sent, of each record where a batch was; 0: what a log takes."""
+    optimistic_concurrency: bool = False
+    """Each publish names the offset that it expects; one that names none is refused."""
+    max_held_s: float = 0.0
+    """What nobody waits for is held so long at most while the ISR is too short to commit, then dropped and counted; 0: as long as there
+    is room."""
 
     def __post_init__(self) -> None:
         year_s = 366 * 86_400.0
@@ -113,12 +122,30 @@ class StreamConfig:
                 "retention_records": (0, 1 << 62),
                 "delete_retention_s": (0, 100 * year_s),
                 "dedup_window_s": (0, 86_400.0),
+                "max_message_bytes": (0, 1 << 31),
+                "max_held_s": (0, year_s),
             },
         )
+        if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
+            raise ConfigError("optimistic_concurrency needs answers: choose the ack policy leader or all")
 
     def effective_min_isr(self, replica_count: int) -> int:
         """``min_isr`` for a partition of ``replica_count`` replicas: 2 by default, never more than there are replicas."""
         return min(self.min_isr or 2, replica_count)
+
+
+ALTERABLE = (
+    "read_only",
+    "max_message_bytes",
+    "optimistic_concurrency",
+    "max_held_s",
+    "retention_age_s",
+    "retention_bytes",
+    "retention_records",
+    "segment_bytes",
+    "segment_age_s",
+)
+"""Settings that a stream may be given anew, while it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

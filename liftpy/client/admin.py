@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
@@ -18,8 +19,8 @@ from liftpy.cluster import codec
 from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.pages import ClusterPages, StreamPages
-from liftpy.cluster.stream_config import config_to_pb
-from liftpy.config import StreamConfig
+from liftpy.cluster.stream_config import camel_case, config_to_pb
+from liftpy.config import ALTERABLE, StreamConfig
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
@@ -297,12 +298,32 @@ class Admin:
                     refused.append(f"{wish.stream}/{wish.partition}: {answer.detail if answer is not None else 'no answer'}")
         return refused
 
-    async def alter_stream(self, name: str, replication_factor: int, *, uid: str = "", dry_run: bool = False) -> StreamImage:
-        """Give every partition of a stream so many replicas: the stream as it is decided, with the targets of its partitions, which
-        get there one swap at a time. ``dry_run``: nothing is done. Raises NotFoundError, ConfigError (not enough nodes),
-        UnavailableError."""
+    async def alter_stream(
+        self,
+        /,
+        name: str,
+        replication_factor: int = 0,
+        *,
+        uid: str = "",
+        dry_run: bool = False,
+        config_version: int | None = None,
+        **settings: Any,
+    ) -> StreamImage:
+        """Give every partition of a stream so many replicas (0: leave that), and the stream other ``settings``, by the names of
+        StreamConfig's fields (those of ``ALTERABLE``). Returns the stream as it is decided: with the targets of its partitions, which
+        get there one swap at a time; settings hold within the time in which nodes hear of it. ``dry_run``: nothing is done.
+        ``config_version``: only if the stream's is that one. Raises NotFoundError, ConfigError (not enough nodes, or a setting that
+        is wrong or fixed), StaleRequestError (another config_version), UnavailableError."""
         check_name(name, "stream")
+        fixed = sorted(set(settings) - set(ALTERABLE))
+        if fixed:
+            raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
         wish = cluster_pb2.AlterStream(name=name, uid=uid, replicationFactor=replication_factor, dryRun=dry_run)
+        if settings:
+            wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
+            wish.changed.extend(map(camel_case, sorted(settings)))
+        if config_version is not None:
+            wish.configVersion = config_version
         return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:

@@ -228,9 +228,11 @@ class Client:
         """The same of many partitions; see ``Admin.reassign_all``."""
         return await self._admin.reassign_all(wishes)
 
-    async def alter_stream(self, name: str, replication_factor: int, *, uid: str = "", dry_run: bool = False) -> StreamImage:
-        """Give every partition of a stream so many replicas; see ``Admin.alter_stream``."""
-        return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run)
+    async def alter_stream(
+        self, /, name: str, replication_factor: int = 0, *, uid: str = "", dry_run: bool = False, **settings: Any
+    ) -> StreamImage:
+        """Another number of replicas, or other settings, as ``read_only=True``; see ``Admin.alter_stream``."""
+        return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run, **settings)
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Change who forms the metadata group; see ``Admin.change_controllers``."""

@@ -171,6 +171,7 @@ def stream_to_pb(stream: StreamImage) -> pb.Stream:
         placement=stream.placement,
         replicationFactor=stream.replication_factor,
         waiting=stream.waiting,
+        configVersion=stream.config_version,
     )
 
 
@@ -187,6 +188,7 @@ def stream_from_pb(message: pb.Stream, names: Names | None = None) -> StreamImag
         placement=message.placement,
         replication_factor=message.replicationFactor,
         waiting=message.waiting,
+        config_version=message.configVersion,
     )
 
 

@@ -15,7 +15,7 @@ from liftpy.partition import PartitionState
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that came (``old`` None), went (``new`` None) or changed."""
+    """A partition that came (``old`` None), went (``new`` None) or changed, itself or by its stream's settings."""
 
     stream: StreamImage
     """The stream that the partition belongs to: the new one, or the old one when it is gone."""
@@ -90,8 +90,9 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
 
 
 def _partitions(old: StreamImage, new: StreamImage) -> Iterator[PartitionChange]:
+    others_too = old.config is not new.config and old.config != new.config
     for before, after in zip_longest(old.partitions, new.partitions):
-        if before is not after and before != after:
+        if others_too or (before is not after and before != after):
             yield PartitionChange(new, before, after)
 
 

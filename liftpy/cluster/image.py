@@ -76,6 +76,8 @@ class StreamImage:
     """0: as many replicas as partition 0 has."""
     waiting: int = 0
     """So many partitions wait until there are enough nodes for them (``insufficient-nodes``); there are none yet."""
+    config_version: int = 0
+    """Grows with each change of ``config``."""
 
     @property
     def replica_count(self) -> int:
@@ -271,10 +273,9 @@ class ClusterImage:
             trail=self.trail.step(stream.name),
         )
 
-    def with_replication_factor(self, stream: StreamImage, replication_factor: int) -> ClusterImage:
-        """With another number of replicas that ``stream`` (which is in the image) is to have."""
-        fresh = replace(stream, replication_factor=replication_factor)
-        return replace(self, streams=self.streams.set(stream.name, fresh), trail=self.trail.step(stream.name))
+    def with_altered(self, stream: StreamImage) -> ClusterImage:
+        """With ``stream`` (which is in the image, with the same partitions and the same subject) in the place of what has its name."""
+        return replace(self, streams=self.streams.set(stream.name, stream), trail=self.trail.step(stream.name))
 
     def with_partition(self, stream: StreamImage, changed: PartitionState) -> ClusterImage:
         """With one partition of ``stream`` (which is in the image) replaced; a new leadership clears its reports [C9], and so does

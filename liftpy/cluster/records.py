@@ -13,6 +13,8 @@ from liftpy.cluster import codec
 from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_to_pb
 from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.config import StreamConfig
 from liftpy.errors import ProtocolError
 from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -44,11 +46,15 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class StreamAltered:
-    """The stream ``stream`` with the unique id ``uid`` is to have so many replicas of each partition."""
+    """The stream ``stream`` with the unique id ``uid`` is to have so many replicas of each partition, and these settings."""
 
     stream: str
     uid: str
     replication_factor: int
+    config: StreamConfig | None = None
+    """None: as they are."""
+    config_version: int = 0
+    """Of ``config``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +135,12 @@ def record_to_pb(record: Record) -> pb.Record:
         case PartitionsAdded(stream_name, uid, partitions):
             added = pb.PartitionsAdded(stream=stream_name, uid=uid, partitions=map(codec.partition_to_pb, partitions))
             return pb.Record(partitionsAdded=added)
-        case StreamAltered(stream_name, uid, factor):
-            return pb.Record(streamAltered=pb.StreamAltered(stream=stream_name, uid=uid, replicationFactor=factor))
+        case StreamAltered(stream_name, uid, factor, config, version):
+            altered = pb.StreamAltered(stream=stream_name, uid=uid, replicationFactor=factor)
+            if config is not None:
+                altered.config.CopyFrom(config_to_pb(config))
+                altered.configVersion = version
+            return pb.Record(streamAltered=altered)
         case NodeChanged(node):
             return pb.Record(nodeRegistered=codec.node_to_pb(node))
         case NodeRemoved(node_id):
@@ -164,7 +174,8 @@ def record_from_pb(message: pb.Record) -> Record:
             return PartitionsAdded(more.stream, more.uid, tuple(codec.partition_from_pb(p, names) for p in more.partitions))
         case "streamAltered":
             altered = message.streamAltered
-            return StreamAltered(altered.stream, altered.uid, altered.replicationFactor)
+            config = config_from_pb(altered.config) if altered.HasField("config") else None
+            return StreamAltered(altered.stream, altered.uid, altered.replicationFactor, config, altered.configVersion)
         case "nodeRegistered":
             return NodeChanged(codec.node_from_pb(message.nodeRegistered))
         case "nodeRemoved":

@@ -50,11 +50,12 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
             for partition in partitions:
                 check_partition(partition)
             return image.with_partitions_added(held, partitions)
-        case StreamAltered(stream_name, uid, factor):
+        case StreamAltered(stream_name, uid, factor, config, version):
             held = image.streams.get(stream_name)
             check(held is not None and held.uid == uid, "M11", "other settings of", stream_name, uid)
             assert held is not None
-            return image.with_replication_factor(held, factor)
+            fresh = replace(held, replication_factor=factor)
+            return image.with_altered(fresh if config is None else replace(fresh, config=config, config_version=version))
         case NodeChanged(node):
             return replace(image, nodes=image.nodes.set(node.node_id, node))
         case NodeRemoved(node_id):

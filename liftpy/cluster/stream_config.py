@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
 
-from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.config import ALTERABLE, AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -30,6 +31,10 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         codec=config.codec.name.lower(),
         failoverStandby=config.failover_standby,
         dedupWindowS=config.dedup_window_s,
+        readOnly=config.read_only,
+        maxMessageBytes=config.max_message_bytes,
+        optimisticConcurrency=config.optimistic_concurrency,
+        maxHeldS=config.max_held_s,
     )
 
 
@@ -50,7 +55,31 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         codec=_codec(message.codec),
         failover_standby=message.failoverStandby if message.HasField("failoverStandby") else _DEFAULT.failover_standby,
         dedup_window_s=message.dedupWindowS if message.HasField("dedupWindowS") else _DEFAULT.dedup_window_s,
+        read_only=message.readOnly,
+        max_message_bytes=message.maxMessageBytes,
+        optimistic_concurrency=message.optimisticConcurrency,
+        max_held_s=message.maxHeldS,
     )
+
+
+def camel_case(field: str) -> str:
+    """The name in the protobuf of a field of StreamConfig."""
+    first, *others = field.split("_")
+    return first + "".join(word.capitalize() for word in others)
+
+
+_ALTERABLE = {camel_case(field): field for field in ALTERABLE}
+
+
+def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
+    """``config`` with the fields of ``wanted`` that ``changed`` names, as the protobuf has them; raise ConfigError for one that is
+    fixed, or out of its bounds."""
+    whole = config_to_pb(config)
+    for name in changed:
+        if name not in _ALTERABLE:
+            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(ALTERABLE)} can")
+        setattr(whole, name, getattr(wanted, name))
+    return config_from_pb(whole)
 
 
 def _choice(kind: type[E], what: str, value: str) -> E:

@@ -18,7 +18,7 @@ from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.jetstream import Expected, Unfit
 from liftpy.ingest.producers import Claim
-from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store
+from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
@@ -40,6 +40,11 @@ _TYPE_POSITION = 7
 _PUBLISH, _BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _TOO_MANY_HEADERS = Unfit(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
+_TOO_LARGE = "message size exceeds maximum allowed"
+_NO_OFFSET = Unfit(
+    RejectReason.INCORRECT_OFFSET,
+    "wrong last sequence: this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)",
+)
 _NO_TOMBSTONE = Unfit(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
 
@@ -95,6 +100,10 @@ class MessageReader:
         """Replies outside the inbox prefixes: never answered [A5]."""
         self.protocol_frames = 0
         """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
+        self.max_message_bytes = 0
+        """Of payload and header block, of a record where a batch comes; 0: no bound of the stream's own."""
+        self.wants_offsets = False
+        """Whether a publish that expects no offset is refused (optimistic concurrency)."""
         self._own_is_protocol = is_protocol_shaped(own_subject)
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
@@ -131,7 +140,22 @@ class MessageReader:
                 break
             else:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
+        if columns.unfit_then is None and (self.max_message_bytes or self.wants_offsets):
+            columns.unfit_then = self._why_not_here(columns, messages)
         return columns
+
+    def _why_not_here(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> Unfit | None:
+        """What this stream's own settings have against it, though another stream would take it."""
+        if self.wants_offsets and len(columns.expected) < len(messages):
+            return _NO_OFFSET
+        most = self.max_message_bytes
+        if columns.batch is not None:
+            size_bytes = largest_record_bytes(columns.batch.columns)
+        else:
+            size_bytes = max(len(payload) + len(block) for _, _, payload, block in messages)
+        return (
+            Unfit(RejectReason.TOO_LARGE, f"{_TOO_LARGE}: {size_bytes} bytes, {most} here") if 0 < most < size_bytes else None
+        )
 
     def is_command(self, columns: MessageColumns, index: int) -> bool:
         """Whether the record names who is to answer it: sent again under its message id it is stored again, for the service that

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import AckShell, Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
@@ -171,6 +171,11 @@ class Ingest:
         """Of all ``_InHand.again``."""
         self._next_token = 1
 
+    def settings_changed(self, stream: StreamConfig) -> None:
+        """The stream's settings, at first and whenever they change."""
+        self.reader.max_message_bytes = stream.max_message_bytes
+        self.reader.wants_offsets = stream.optimistic_concurrency
+
     @property
     def _batch_bytes(self) -> int:
         """What is put together from several messages: so much that the batch fits one answer to a follower, mostly. What one message
@@ -290,7 +295,7 @@ class Ingest:
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
             return
-        if columns.unfit_then is not None:
+        if columns.unfit_then is not None and not (columns.claim is not None and self._is_known(columns.claim, columns)):
             if self._alone(messages):
                 self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
             return

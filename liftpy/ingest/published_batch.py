@@ -113,10 +113,24 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return sizes
 
 
+def largest_record_bytes(columns: ColumnSet) -> int:
+    """Value, key and headers of one record, at most."""
+    sizes = _sizes(columns.values)
+    if columns.keys is not None:
+        sizes = sizes + _sizes(columns.keys)
+    if columns.headers is not None:
+        sizes = sizes + _header_bytes(columns.headers)
+    return int(sizes.max())
+
+
+def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Names and values, by record."""
+    size_bytes = np.concatenate(([0], headers.names.ends.astype(np.int64) + headers.values.ends))[headers.ends.astype(np.int64)]
+    return np.diff(size_bytes, prepend=0)
+
+
 def _check_sizes(headers: HeadersColumn) -> None:
-    ends = headers.ends.astype(np.int64)
-    size_bytes = np.concatenate(([0], headers.names.ends.astype(np.int64) + headers.values.ends))[ends]
-    if np.diff(ends, prepend=0).max() > MAX_HEADERS or np.diff(size_bytes, prepend=0).max() > MAX_HEADER_BYTES:
+    if np.diff(headers.ends.astype(np.int64), prepend=0).max() > MAX_HEADERS or _header_bytes(headers).max() > MAX_HEADER_BYTES:
         raise UnfitBatchError(
             f"more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them in one record", RejectReason.TOO_LARGE
         )

@@ -62,7 +62,8 @@ class Intake:
         self._config = config
         self._uncommitted: deque[tuple[int, int]] = deque()
         """(last offset, inclusive; bytes) of each batch above HW that this leader has appended."""
-        self._held: deque[PublishesReceived] = deque()
+        self._held: deque[tuple[PublishesReceived, int]] = deque()
+        """And since when, monotonic."""
         self.uncommitted_bytes = 0
         self.held_bytes = 0
         self._full = False
@@ -94,12 +95,12 @@ class Intake:
             self.uncommitted_bytes -= size_bytes
             self._node.unreplicated_bytes -= size_bytes
 
-    def hold(self, event: PublishesReceived) -> bool:
+    def hold(self, event: PublishesReceived, now_ns: int) -> bool:
         """Keep it for later, behind what is held already; False: there is no room."""
         size_bytes, node = size_in_memory(event), self._node
         if self.held_bytes + size_bytes > self._config.ingest_queue_bytes or node.held_bytes + size_bytes > self._node_bound:
             return False
-        self._held.append(event)
+        self._held.append((event, now_ns))
         self.held_bytes += size_bytes
         node.held_bytes += size_bytes
         self._see_whether_full()
@@ -107,7 +108,7 @@ class Intake:
 
     def next(self) -> PublishesReceived:
         """Take out what was held first."""
-        event = self._held.popleft()
+        event, _ = self._held.popleft()
         size_bytes = size_in_memory(event)
         self.held_bytes -= size_bytes
         self._node.held_bytes -= size_bytes
@@ -117,11 +118,19 @@ class Intake:
 
     def withdraw_answerable(self) -> list[PublishesReceived]:
         """Take out, in order, what somebody waits for an answer to."""
-        events = [self.next() for _ in range(len(self._held))]
-        for event in events:
+        held = list(self._held)
+        events = [self.next() for _ in held]
+        for event, since_ns in held:
             if event.is_plain:
-                self.hold(event)
+                self.hold(event, since_ns)
         return [event for event in events if not event.is_plain]
+
+    def withdraw_held_before(self, since_ns: int) -> list[PublishesReceived]:
+        """Take out, in order, what has been held since ``since_ns`` or longer."""
+        old = []
+        while self._held and self._held[0][1] <= since_ns:
+            old.append(self.next())
+        return old
 
     def close(self) -> Iterator[PublishesReceived]:
         """The leadership ends: all that was held, in order; nothing is left behind."""

@@ -178,18 +178,20 @@ class LeaderRole(ReplicaRole):
         told no, is never refused for a short ISR [D20, D22]."""
         self._look_soon(now_ns, out)
         short = self._is_short
-        if short and not event.is_plain and self.may_refuse(now_ns):
+        if self.shared.held.config.read_only:
+            out.append(self._no(event, RejectReason.READ_ONLY, now_ns))
+        elif short and not event.is_plain and self.may_refuse(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
         elif not (self.intake.holds or (short and event.is_plain)) and self.intake.may_append():
             self._append(event, out)
-        elif event.conditional or not self.intake.hold(event):
-            reason = RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED
-            may_tell = not event.is_plain and self.may_refuse(now_ns)
-            out.append(
-                RejectPublishes(token=event.token, reason=reason)
-                if may_tell
-                else DropPublishes(token=event.token, reason=reason)
-            )
+        elif event.conditional or not self.intake.hold(event, now_ns):
+            out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
+
+    def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
+        """Said where somebody waits who may be told."""
+        if not event.is_plain and self.may_refuse(now_ns):
+            return RejectPublishes(token=event.token, reason=reason)
+        return DropPublishes(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
         """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
@@ -214,6 +216,13 @@ class LeaderRole(ReplicaRole):
             event = self.intake.next()
             size_bytes += size_in_memory(event)
             self._append(event, out)
+
+    def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
+        """Drop what was held for longer than the stream allows while nothing can be committed; seen once in a look at the followers."""
+        bound_ns = nanoseconds(self.shared.held.config.max_held_s)
+        if bound_ns and self._is_short:
+            old = self.intake.withdraw_held_before(now_ns - bound_ns)
+            out.extend(self._no(event, RejectReason.BELOW_MIN_ISR, now_ns) for event in old)
 
     def may_refuse(self, now_ns: int) -> bool:
         """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader
@@ -496,6 +505,7 @@ class LeaderRole(ReplicaRole):
         if unreachable:
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._look_at_own_flush(late_ns, interval_ns, now_ns)
+        self._give_up_what_is_old(now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._step_aside(now_ns, out)

@@ -7,7 +7,7 @@ The counterpart of the daemon's executor, synchronous and over the simulated net
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,7 @@ from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.log.pieces import read_portion
 from liftpy.log.scrub import scrubbed
-from liftpy.partition import PartitionState
+from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.assembling import FetchAssembly
@@ -116,6 +116,13 @@ class SimReplica(Asking):
         self.cluster.network.subscribe(self.host, subject, self._notified)
         read = f"{self.subject}.read.{self.node_id}"
         self.cluster.network.subscribe(self.host, read, lambda message, reply: self.reads.asked(message.frame, reply))
+
+    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+        """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        if held.config is not self.log.config:
+            self.log.config = held.config
+            self.publishers.ingest.settings_changed(held.config)
+        self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:

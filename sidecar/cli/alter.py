@@ -1,8 +1,9 @@
-"""``liftpy stream alter``: another replication factor for a stream that is there."""
+"""``liftpy stream alter``: another replication factor, other settings for a stream that is there."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 from rich.console import Console
@@ -13,26 +14,40 @@ from liftpy.cluster.movements import movements
 from sidecar.cli.movement import follow, timeout_option, wait_option
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
+from sidecar.cli.stream_settings import SETTINGS, alterable_options, shown
 from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 
 @click.command()
 @click.argument("name")
-@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), required=True, help="Replicas of each partition.")
+@click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
+@alterable_options
 @click.option("--dry-run", is_flag=True, help="Show where they would be, and do nothing.")
 @wait_option
 @timeout_option
 @json_option
 @connection_options
-def alter(name: str, factor: int, dry_run: bool, wait: bool, timeout_s: float, as_json: bool, target: Target) -> None:
-    """Give every partition of stream NAME more replicas, or fewer. The leader always stays; it goes on whatever is killed."""
+def alter(
+    name: str,
+    factor: int | None,
+    settings: dict[str, Any],
+    dry_run: bool,
+    wait: bool,
+    timeout_s: float,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Give stream NAME other settings, and every partition of it more replicas, or fewer. The leader always stays; a move goes on
+    whatever is killed. What is not named stays as it is."""
+    if factor is None and not settings:
+        raise click.UsageError("name a --replication-factor or a setting: nothing would change")
 
     async def work(client: Client) -> tuple[StreamImage, StreamImage]:
-        decided = await client.alter_stream(name, factor, dry_run=dry_run)
+        decided = await client.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
         if not as_json:
-            _show(decided, factor, dry_run)
-        if dry_run or not wait:
+            _show(decided, factor, settings, dry_run)
+        if dry_run or not wait or factor is None:
             return decided, decided
         uid = decided.uid
         await follow(
@@ -50,13 +65,21 @@ def alter(name: str, factor: int, dry_run: bool, wait: bool, timeout_s: float, a
             {"partition": p.partition, "replicas": list(p.replicas), "target": list(p.target or p.replicas)}
             for p in (decided if dry_run else now).partitions
         ]
-        click.echo(json.dumps({"stream": name, "replication_factor": factor, "dry_run": dry_run, "partitions": partitions}))
-    elif wait and not dry_run:
+        facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
+        click.echo(json.dumps(facts | {"settings": shown(decided.config, decided.replica_count)}))
+    elif wait and not dry_run and factor is not None:
         click.echo(f"every partition of {name} has {factor} replicas")
 
 
-def _show(stream: StreamImage, factor: int, dry_run: bool) -> None:
+def _show(stream: StreamImage, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
     console = Console()
+    if settings:
+        now = shown(stream.config, stream.replica_count)
+        words = ", ".join(f"{setting.key} {now[setting.key]}" for setting in SETTINGS if setting.field in settings)
+        would = "would be at" if dry_run else "is at"
+        console.print(f"{words}; {stream.name} {would} version {stream.config_version} of its settings", highlight=False)
+    if factor is None:
+        return
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]
     if rows:
         console.print(table(("partition", "replicas", "then"), rows, folds=("replicas", "then"), title=stream.name))

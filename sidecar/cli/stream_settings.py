@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from liftpy.config import Codec, FlushPolicy, StreamConfig
+from liftpy.config import ALTERABLE, Codec, FlushPolicy, StreamConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +58,25 @@ SETTINGS = (
         "dedup_window_s",
         "A Nats-Msg-Id is stored once within so many seconds of log time; 0: ids mean nothing.",
     ),
+    Setting("read_only", "--read-only", "read_only", "Refuse what is published; readers go on."),
+    Setting(
+        "max_message_bytes",
+        "--max-message-bytes",
+        "max_message_bytes",
+        "Refuse a larger message (payload and headers); 0: what a log takes.",
+    ),
+    Setting(
+        "optimistic_concurrency",
+        "--optimistic-concurrency",
+        "optimistic_concurrency",
+        "Refuse a publish that does not name the offset it expects.",
+    ),
+    Setting(
+        "max_held_s",
+        "--max-held",
+        "max_held_s",
+        "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
+    ),
 )
 _DEFAULT = StreamConfig()
 
@@ -72,6 +91,21 @@ def setting_options(function: F) -> F:
 
     for setting in reversed(SETTINGS):
         command = _option(setting)(command)
+    return command  # type: ignore[return-value]
+
+
+def alterable_options(function: F) -> F:
+    """Add an option for each setting that may change later; the command gets ``settings``: those that were given, by field."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        given = {field: kwargs.pop(field) for field in ALTERABLE}
+        settings = {field: _value(getattr(_DEFAULT, field), text) for field, text in given.items() if text is not None}
+        return function(*args, settings=settings, **kwargs)
+
+    for setting in reversed(SETTINGS):
+        if setting.field in ALTERABLE:
+            command = _option(setting, altered=True)(command)
     return command  # type: ignore[return-value]
 
 
@@ -93,13 +127,14 @@ def changed(config: StreamConfig, replica_count: int) -> dict[str, Any]:
     return {key: value for key, value in every.items() if key in always or value != ordinary[key]}
 
 
-def _option(setting: Setting) -> Callable[[Any], Any]:
+def _option(setting: Setting, *, altered: bool = False) -> Callable[[Any], Any]:
+    """``altered``: what is not given stays as it is."""
     default = getattr(_DEFAULT, setting.field)
+    shows = "[default:" not in setting.help and not altered
+    words: dict[str, Any] = {"default": None if altered else _text(default), "show_default": shows, "help": setting.help}
     if isinstance(default, bool):
         negative = setting.flag.replace("--", "--no-", 1)
-        return click.option(f"{setting.flag}/{negative}", setting.field, default=default, show_default=True, help=setting.help)
-    shows = "[default:" not in setting.help
-    words: dict[str, Any] = {"default": _text(default), "show_default": shows, "help": setting.help}
+        return click.option(f"{setting.flag}/{negative}", setting.field, **words)
     if isinstance(default, Enum):
         kind: Any = click.Choice([_text(member) for member in type(default)])
     else:

@@ -44,6 +44,18 @@ from sidecar.raft.journal import GroupJournal
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
 
+def read_only_is_not_heeded() -> Patches:
+    real = LeaderRole.publishes_received
+
+    def heedless(self: LeaderRole, event: Any, now_ns: int, out: list) -> None:
+        held = self.shared.held
+        self.shared.held = replace(held, config=replace(held.config, read_only=False))
+        real(self, event, now_ns, out)
+        self.shared.held = held
+
+    return [method(LeaderRole, "publishes_received", heedless)]
+
+
 def one_report_deposes() -> Patches:
     return [method(elections, "_most_have_reported", lambda *args: True)]
 
@@ -503,6 +515,7 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
     Mutant("does not flush sealed segments on opening", "S12", sealed_segments_are_not_flushed_on_opening),
+    Mutant("a leader heeds no read-only", "none: a script asks for the refusal", read_only_is_not_heeded),
     Mutant("one report deposes", "C9", one_report_deposes),
     Mutant("reports of any leadership count", "C9", reports_of_any_leadership_count),
     Mutant("nobody is passed over", "L1", nobody_is_passed_over),

@@ -1,4 +1,5 @@
-"""AlterStream: another replication factor. What is wanted is stored, and a target for every partition; the moves follow one by one."""
+"""AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
+one by one. Settings hold as soon as a replica's node knows them."""
 
 from __future__ import annotations
 
@@ -14,19 +15,53 @@ from liftpy.cluster.movements import replicas_to_come
 from liftpy.cluster.placement.takers import Takers, resized
 from liftpy.cluster.records import StreamAltered
 from liftpy.cluster.steps import PER_STEP, Steps
+from liftpy.cluster.stream_config import altered
+from liftpy.errors import ConfigError
 from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
 def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
-    """So many replicas of every partition: more go where least is, on other racks if there are; of fewer, those that serve least go."""
+    """So many replicas of every partition: more go where least is, on other racks if there are; of fewer, those that serve least go.
+    And the settings that the request names, by compare-and-set where it names their version."""
     held = draft.image.streams.get(request.name)
     if held is None or request.uid not in ("", held.uid):
         detail = f"there is no stream {request.name!r}" + (f" of the id {request.uid!r}" if held is not None else "")
         return refuse(pb.ControlResponse.NOT_FOUND, detail)
     factor = request.replicationFactor
-    if not 1 <= factor <= MAX_REPLICAS:
+    if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
+    try:
+        stream = _with_settings(held, request)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    if request.HasField("configVersion") and request.configVersion != held.config_version:
+        detail = f"the settings of {held.name!r} are at version {held.config_version}, not {request.configVersion}: look again"
+        return refuse(pb.ControlResponse.STALE, detail)
+    partitions = (yield from _resized(draft, held, factor)) if factor else list(held.partitions)
+    if isinstance(partitions, Decision):
+        return partitions
+    stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
+    if request.dryRun:
+        return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
+    if stream.config != held.config:
+        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor, stream.config, stream.config_version))
+    elif stream.replication_factor != held.replication_factor:
+        draft.add(StreamAltered(held.name, held.uid, stream.replication_factor))
+    for number, changed in enumerate(partitions):
+        if changed != held.partitions[number]:
+            partitions[number] = draft.change(held, changed)
+        if number % PER_STEP == PER_STEP - 1:
+            yield
+    return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
+
+
+def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
+    config = altered(held.config, request.config, request.changed)
+    return replace(held, config=config, config_version=held.config_version + (config != held.config))
+
+
+def _resized(draft: Draft, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:
     facts = facts_of(draft.image)
     on = Counter({node.node_id: node.replicas for node in facts})
     for partition in held.partitions:
@@ -43,20 +78,7 @@ def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
         partitions.append(partition if target == wanted else settled(held, changed))
         if len(partitions) % PER_STEP == 0:
             yield
-    if request.dryRun:
-        return Decision((), pb.ControlResponse(stream=stream_to_pb(_with(held, factor, partitions))))
-    if factor != held.replication_factor:
-        draft.add(StreamAltered(held.name, held.uid, factor))
-    for number, changed in enumerate(partitions):
-        if changed != held.partitions[number]:
-            partitions[number] = draft.change(held, changed)
-        if number % PER_STEP == PER_STEP - 1:
-            yield
-    return draft.done(pb.ControlResponse(stream=stream_to_pb(_with(held, factor, partitions))))
-
-
-def _with(stream: StreamImage, factor: int, partitions: list[PartitionState]) -> StreamImage:
-    return replace(stream, replication_factor=factor, partitions=tuple(partitions))
+    return partitions
 
 
 def _nobody(stream: StreamImage, partition: PartitionState, factor: int, takers: Takers) -> str:

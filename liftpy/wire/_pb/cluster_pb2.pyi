@@ -34,7 +34,7 @@ FACTOR: MoveReason
 LEADERSHIPS: MoveReason
 
 class StreamConfig(_message.Message):
-    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS")
+    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS", "readOnly", "maxMessageBytes", "optimisticConcurrency", "maxHeldS")
     ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
     MINISR_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +49,10 @@ class StreamConfig(_message.Message):
     CODEC_FIELD_NUMBER: _ClassVar[int]
     FAILOVERSTANDBY_FIELD_NUMBER: _ClassVar[int]
     DEDUPWINDOWS_FIELD_NUMBER: _ClassVar[int]
+    READONLY_FIELD_NUMBER: _ClassVar[int]
+    MAXMESSAGEBYTES_FIELD_NUMBER: _ClassVar[int]
+    OPTIMISTICCONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    MAXHELDS_FIELD_NUMBER: _ClassVar[int]
     ackPolicy: str
     minIsr: int
     flush: str
@@ -63,7 +67,11 @@ class StreamConfig(_message.Message):
     codec: str
     failoverStandby: bool
     dedupWindowS: float
-    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ...) -> None: ...
+    readOnly: bool
+    maxMessageBytes: int
+    optimisticConcurrency: bool
+    maxHeldS: float
+    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ..., readOnly: _Optional[bool] = ..., maxMessageBytes: _Optional[int] = ..., optimisticConcurrency: _Optional[bool] = ..., maxHeldS: _Optional[float] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand", "leaving")
@@ -146,7 +154,7 @@ class Partition(_message.Message):
     def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ..., copyEpoch: _Optional[int] = ...) -> None: ...
 
 class Stream(_message.Message):
-    __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting")
+    __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting", "configVersion")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +164,7 @@ class Stream(_message.Message):
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    CONFIGVERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     uid: str
     subject: str
@@ -165,7 +174,8 @@ class Stream(_message.Message):
     placement: str
     replicationFactor: int
     waiting: int
-    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ..., placement: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    configVersion: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., subject: _Optional[str] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ..., createdTimeNs: _Optional[int] = ..., placement: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., waiting: _Optional[int] = ..., configVersion: _Optional[int] = ...) -> None: ...
 
 class CreateStream(_message.Message):
     __slots__ = ("name", "subject", "partitions", "replicationFactor", "config", "placement", "manual", "allowOffline", "dryRun")
@@ -258,16 +268,22 @@ class Reassign(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class AlterStream(_message.Message):
-    __slots__ = ("name", "uid", "replicationFactor", "dryRun")
+    __slots__ = ("name", "uid", "replicationFactor", "dryRun", "config", "changed", "configVersion")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
     DRYRUN_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    CONFIGVERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     uid: str
     replicationFactor: int
     dryRun: bool
-    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., dryRun: _Optional[bool] = ...) -> None: ...
+    config: StreamConfig
+    changed: _containers.RepeatedScalarFieldContainer[str]
+    configVersion: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., dryRun: _Optional[bool] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., changed: _Optional[_Iterable[str]] = ..., configVersion: _Optional[int] = ...) -> None: ...
 
 class BeginCopy(_message.Message):
     __slots__ = ("stream", "uid", "partition", "epoch", "node")
@@ -847,14 +863,18 @@ class PartitionsAdded(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[_Iterable[_Union[Partition, _Mapping]]] = ...) -> None: ...
 
 class StreamAltered(_message.Message):
-    __slots__ = ("stream", "uid", "replicationFactor")
+    __slots__ = ("stream", "uid", "replicationFactor", "config", "configVersion")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     REPLICATIONFACTOR_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    CONFIGVERSION_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     replicationFactor: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ...) -> None: ...
+    config: StreamConfig
+    configVersion: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., configVersion: _Optional[int] = ...) -> None: ...
 
 class StreamDeleted(_message.Message):
     __slots__ = ("name", "uid")

@@ -9,7 +9,7 @@ import crc32c
 import pytest
 from batches import Bench, published
 
-from liftpy.config import AckPolicy, Codec
+from liftpy.config import AckPolicy, Codec, StreamConfig
 from liftpy.ingest.published_batch import MAX_BATCH_RECORDS
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
@@ -44,6 +44,52 @@ def test_it_is_stored_as_one_batch_with_the_leaders_stamps_and_its_subject(codec
     assert (ack.offset, ack.recordCount, ack.ackError, ack.correlationId, ack.streamUid) == (0, 3, _Ack.OK, "c", "u1")
     assert bench.acks.count == 0
     assert (bench.ingest.counters.records, bench.ingest.counters.batches) == (3, 1)
+
+
+def test_a_record_of_a_batch_is_as_large_as_its_value_key_and_headers_and_no_larger_than_the_stream_takes() -> None:
+    headers = [None, [("name", b"12345"), ("n", b"")], None]
+    batch = build_batch([b"a" * 9, b"12", b""], keys=[b"k", b"keykey", None], headers=headers)  # 10, 2 + 6 + 10, 0 bytes
+    for most, taken in ((18, True), (17, False), (0, True)):
+        bench = Bench()
+        bench.ingest.settings_changed(StreamConfig(max_message_bytes=most))
+        bench.arrive((REPLY, published(batch), b""))
+        assert len(bench.batches) == taken
+        if not taken:
+            (ack,) = bench.answers()
+            assert (ack.ackError, ack.detail) == (_Ack.TOO_LARGE, "message size exceeds maximum allowed: 18 bytes, 17 here")
+
+
+def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
+    bench = Bench()
+    bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
+    bench.arrive((REPLY, published(THREE), b""))
+    (ack,) = bench.answers()
+    assert (ack.ackError, bench.batches) == (_Ack.INCORRECT_OFFSET, [])
+    bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
+    assert len(bench.batches) == 1
+
+
+def test_a_record_of_a_batch_is_as_large_as_its_value_key_and_headers_and_no_larger_than_the_stream_takes() -> None:
+    headers = [None, [("name", b"12345"), ("n", b"")], None]
+    batch = build_batch([b"a" * 9, b"12", b""], keys=[b"k", b"keykey", None], headers=headers)  # 10, 2 + 6 + 10, 0 bytes
+    for most, taken in ((18, True), (17, False), (0, True)):
+        bench = Bench()
+        bench.ingest.settings_changed(StreamConfig(max_message_bytes=most))
+        bench.arrive((REPLY, published(batch), b""))
+        assert len(bench.batches) == taken
+        if not taken:
+            (ack,) = bench.answers()
+            assert (ack.ackError, ack.detail) == (_Ack.TOO_LARGE, "message size exceeds maximum allowed: 18 bytes, 17 here")
+
+
+def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
+    bench = Bench()
+    bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
+    bench.arrive((REPLY, published(THREE), b""))
+    (ack,) = bench.answers()
+    assert (ack.ackError, bench.batches) == (_Ack.INCORRECT_OFFSET, [])
+    bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
+    assert len(bench.batches) == 1
 
 
 def test_batches_and_single_messages_keep_their_order() -> None:

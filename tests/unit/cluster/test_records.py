@@ -41,6 +41,7 @@ RECORDS: list[Record] = [
     StreamDeleted("s", "u1"),
     PartitionsAdded("s", "u1", MORE),
     StreamAltered("s", "u1", 5),
+    StreamAltered("s", "u1", 5, StreamConfig(read_only=True, min_isr=1), 9),
     NodeChanged(NODE),
     NodeRemoved("d"),
     PartitionStateChanged("s", "u1", a_partition(epoch=7, isr=("a", "b"))),
@@ -66,11 +67,13 @@ def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
 def test_what_each_does_to_an_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
-    created, deleted, added, altered, changed, _, state, done, counters, reported, led = RECORDS
+    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led = RECORDS
     assert set(replay(image, created).streams) == {"s", "t"}
     assert not replay(image, deleted).streams
     assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
     assert replay(image, altered).streams["s"] == replace(stream, replication_factor=5)
+    settings = StreamConfig(read_only=True, min_isr=1)
+    assert replay(image, set_anew).streams["s"] == replace(stream, replication_factor=5, config=settings, config_version=9)
     assert replay(image, changed).nodes["d"] == NODE
     assert set(replay_all(image, (changed, NodeRemoved("d"))).nodes) == set("abc")
     assert replay(image, state).streams["s"].partitions[0].isr == ("a", "b")

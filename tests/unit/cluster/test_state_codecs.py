@@ -67,7 +67,7 @@ def test_every_field_of_every_state_comes_back() -> None:
     )
     operation = Operation(b"0123456789abcdef", 5, b"answer", 6)
     counters = Counters(1, 2, 3, 4, 5)
-    stream = dataclasses.replace(a_stream(state), placement="rack", replication_factor=3, waiting=2)
+    stream = dataclasses.replace(a_stream(state), placement="rack", replication_factor=3, waiting=2, config_version=4)
     codecs: tuple[tuple[Any, Any, Any], ...] = (
         (node, codec.node_to_pb, codec.node_from_pb),
         (state, codec.partition_to_pb, codec.partition_from_pb),

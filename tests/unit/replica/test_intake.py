@@ -273,7 +273,7 @@ def test_a_partition_that_is_about_to_hold_no_more_is_counted_once_and_taken_off
     counts = []
     order = (one, one, one, other, one, other, other)
     for intake in order:
-        assert intake.hold(held(250))
+        assert intake.hold(held(250), 0)
         counts.append(node.full_count)
     assert counts == [0, 0, 1, 1, 1, 1, 2], "three quarters of what it may hold"
     for intake in order:
@@ -288,13 +288,13 @@ def test_where_the_node_is_about_to_hold_no_more_every_partition_that_holds_some
     wide = ReplicationConfig(ingest_queue_bytes=1 << 20, ingest_buffer_bytes=8192)
     busy, quiet = Intake(node, wide), Intake(node, wide)
     while not node.full_count:
-        assert busy.hold(held(128))
+        assert busy.hold(held(128), 0)
     assert busy.held_bytes == node.held_bytes == 3072, "three quarters of half the buffer"
-    assert quiet.hold(held(128))
+    assert quiet.hold(held(128), 0)
     assert node.full_count == 2
     quiet.next()
     assert node.full_count == 1
-    while busy.hold(held(128)):
+    while busy.hold(held(128), 0):
         assert node.held_bytes <= 4096
     assert node.held_bytes == 4096, "its bound, exactly"
-    assert not quiet.hold(held(128))
+    assert not quiet.hold(held(128), 0)

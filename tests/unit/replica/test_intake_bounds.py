@@ -30,7 +30,7 @@ def test_intake_counts_every_byte_in_and_out() -> None:
     event = publishes(3, 1000)
     assert size_in_memory(event) == 1000 + 3 * RECORD_OVERHEAD_BYTES
     for intake in intakes:
-        assert intake.hold(event)
+        assert intake.hold(event, 0)
         intake.appended(4, 100)
         intake.appended(9, 200)
     assert (node.held_bytes, node.unreplicated_bytes) == (2 * size_in_memory(event), 600)
@@ -55,7 +55,7 @@ def test_what_is_held_has_a_bound(of_node: bool) -> None:
     if of_node:
         node.held_bytes = bounds["ingest_buffer_bytes"] // 2 - size * 3
         bound = size * 3
-    taken = sum(1 for _ in itertools.takewhile(bool, (intake.hold(publishes(1, 1000)) for _ in range(5000))))
+    taken = sum(1 for _ in itertools.takewhile(bool, (intake.hold(publishes(1, 1000), 0) for _ in range(5000))))
     assert taken == bound // size
     assert intake.held_bytes == taken * size
 

@@ -1,0 +1,66 @@
+"""A stream's largest message and its wish for offsets: said behind duplicates and wrong offsets, before anything is appended."""
+
+from __future__ import annotations
+
+from test_ingest import Bench, turn
+from test_jetstream_promises import REPLY, answered, block
+
+from liftpy.config import StreamConfig
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import parse_batch
+
+
+def bench(**settings: object) -> Bench:
+    made = Bench()
+    made.ingest.settings_changed(StreamConfig(**settings))  # type: ignore[arg-type]
+    return made
+
+
+async def test_payload_and_header_block_count_as_they_were_sent() -> None:
+    headers = block(k="v")
+    small = bench(max_message_bytes=1 + len(headers))
+    assert await answered(small, headers) == {"stream": "s", "seq": 1}
+    text = f"message size exceeds maximum allowed: {1 + len(headers)} bytes, {len(headers)} here"
+    smaller = bench(max_message_bytes=len(headers))
+    error = {"code": 400, "err_code": 10054, "description": text}
+    assert (await answered(smaller, headers))["error"] == error
+    assert smaller.batches == []
+    smaller.ingest.settings_changed(StreamConfig())
+    assert "error" not in await answered(smaller, headers)
+
+
+async def test_one_that_is_too_large_costs_its_neighbours_nothing_and_is_counted() -> None:
+    small = bench(max_message_bytes=2)
+    for payload in (b"a", b"12", b"123", b"b"):
+        small.publish(payload)
+    await turn()
+    assert [value for batch in small.batches for value in parse_batch(batch).values()] == [b"a", b"12", b"b"]
+    assert small.ingest.counters.dropped == {"too_large": 1}
+
+
+async def test_what_is_stored_is_a_duplicate_however_large_messages_may_be_now() -> None:
+    small = bench()
+    assert await answered(small, block(Nats_Msg_Id="m")) == {"stream": "s", "seq": 1}
+    small.ingest.settings_changed(StreamConfig(max_message_bytes=1, optimistic_concurrency=True))
+    assert await answered(small, block(Nats_Msg_Id="m")) == {"stream": "s", "seq": 1, "duplicate": True}
+    assert (await answered(small, block(Nats_Msg_Id="n")))["error"]["err_code"] == 10071, "the offset is judged first"
+    late = block(Nats_Msg_Id="n", Nats_Expected_Last_Sequence="7")
+    assert (await answered(small, late))["error"]["description"] == "wrong last sequence: 1"
+    right = block(Nats_Msg_Id="n", Nats_Expected_Last_Sequence="1")
+    assert (await answered(small, right))["error"]["err_code"] == 10054
+
+
+async def test_where_offsets_are_wanted_one_without_is_refused_and_its_neighbours_are_judged_alone() -> None:
+    asked = bench(optimistic_concurrency=True)
+    asked.publish(b"first", REPLY, block(Nats_Expected_Last_Sequence="0"))
+    asked.publish(b"none", REPLY)
+    asked.publish(b"plain")
+    asked.publish(b"second", REPLY, block(Nats_Expected_Last_Sequence="1"))
+    envelope = client_pb2.Message(offset=2, value=b"third", ackPolicy=client_pb2.ALL)
+    asked.publish(frames.encode(envelope), REPLY)
+    await turn()
+    assert [value for batch in asked.batches for value in parse_batch(batch).values()] == [b"first", b"second", b"third"]
+    assert asked.ingest.counters.dropped == {"incorrect_offset": 1}
+    (refused,) = asked.bus.lines
+    assert b"this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)" in refused

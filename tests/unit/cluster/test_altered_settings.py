@@ -1,0 +1,112 @@
+"""AlterStream: other settings, by compare-and-set on their version; what is fixed stays, and every replica hears of it."""
+
+from __future__ import annotations
+
+import pytest
+from cluster_driver import Driver, Error
+
+from liftpy.cluster.diff import diff
+from liftpy.cluster.stream_config import altered, camel_case, config_to_pb
+from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
+from liftpy.errors import ConfigError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def driver(**settings: object) -> Driver:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2, config=config_to_pb(StreamConfig(**settings)))  # type: ignore[arg-type]
+    return driver
+
+
+def alter(driver: Driver, changed: list[str], **more: object) -> pb.ControlResponse:
+    settings = {name: more.pop(name) for name in list(more) if name in pb.StreamConfig.DESCRIPTOR.fields_by_name}
+    wish = pb.AlterStream(name="orders", changed=changed, config=pb.StreamConfig(**settings), **more)  # type: ignore[arg-type]
+    return driver.ask(alterStream=wish)
+
+
+def test_what_is_named_changes_and_all_else_stays() -> None:
+    cluster = driver(min_isr=1, retention_age_s=9.0, retention_bytes=5000)
+    before = cluster.fsm.image
+    answer = alter(cluster, ["readOnly", "retentionAgeS"], readOnly=True, retentionAgeS=0.0, retentionBytes=7)
+    assert answer.error == Error.OK
+    stream = cluster.fsm.image.streams["orders"]
+    assert stream.config == StreamConfig(min_isr=1, retention_bytes=5000, read_only=True)
+    assert (stream.config_version, answer.stream.configVersion) == (1, 1)
+    assert answer.stream.config == config_to_pb(stream.config)
+    assert stream.partitions == before.streams["orders"].partitions
+    assert stream.replication_factor == before.streams["orders"].replication_factor
+    changes = diff(before, cluster.fsm.image)
+    assert [(change.key.partition, change.old == change.new) for change in changes.partitions] == [(0, True), (1, True)]
+    assert not diff(cluster.fsm.image, cluster.fsm.image)
+
+
+def test_what_is_so_already_is_no_new_version() -> None:
+    cluster = driver(read_only=True)
+    before = cluster.fsm.image.streams["orders"]
+    assert alter(cluster, ["readOnly"], readOnly=True).error == Error.OK
+    assert cluster.fsm.image.streams["orders"] == before
+    assert alter(cluster, ["readOnly"], readOnly=False).stream.configVersion == 1
+
+
+def test_a_dry_run_shows_it_and_does_nothing() -> None:
+    cluster = driver()
+    before = cluster.fsm.image
+    answer = alter(cluster, ["maxMessageBytes"], maxMessageBytes=100, dryRun=True)
+    assert (answer.stream.config.maxMessageBytes, answer.stream.configVersion) == (100, 1)
+    assert cluster.fsm.image.streams == before.streams
+
+
+def test_another_version_is_stale_and_the_right_one_is_taken() -> None:
+    cluster = driver()
+    assert alter(cluster, ["readOnly"], readOnly=True, configVersion=0).error == Error.OK
+    answer = alter(cluster, ["readOnly"], readOnly=False, configVersion=0)
+    assert answer.error == Error.STALE
+    assert answer.detail == "the settings of 'orders' are at version 1, not 0: look again"
+    assert cluster.fsm.image.streams["orders"].config.read_only
+    assert alter(cluster, ["readOnly"], readOnly=False, configVersion=1).error == Error.OK
+
+
+def test_with_a_factor_both_change_in_one() -> None:
+    cluster = driver()
+    answer = alter(cluster, ["readOnly"], readOnly=True, replicationFactor=2)
+    assert (answer.stream.replicationFactor, answer.stream.config.readOnly) == (2, True)
+    stream = cluster.fsm.image.streams["orders"]
+    assert (stream.replication_factor, stream.config.read_only, stream.config_version) == (2, True, 1)
+    assert all(len(partition.target) == 2 for partition in stream.partitions)
+
+
+@pytest.mark.parametrize(
+    ("changed", "values", "text"),
+    [
+        (["ackPolicy"], {"ackPolicy": "none"}, "'ackPolicy' can't be changed any more"),
+        (["dedupWindowS"], {"dedupWindowS": 1.0}, "'dedupWindowS' can't be changed any more"),
+        (["nonsense"], {}, "'nonsense' can't be changed any more"),
+        (["segmentBytes"], {"segmentBytes": 5}, "segment_bytes = 5 is outside"),
+        (["maxHeldS"], {"maxHeldS": -1.0}, "max_held_s = -1.0 is outside"),
+        ([], {"readOnly": True}, "replication factor = 0 is outside"),
+    ],
+)
+def test_what_is_wrong_or_fixed_is_refused(changed: list[str], values: dict[str, object], text: str) -> None:
+    cluster = driver()
+    before = cluster.fsm.image
+    answer = alter(cluster, changed, **values)
+    assert answer.error == Error.INVALID
+    assert text in answer.detail
+    assert cluster.fsm.image.streams == before.streams
+
+
+def test_a_stream_that_answers_nobody_can_not_ask_for_offsets() -> None:
+    cluster = driver(ack_policy=AckPolicy.NONE)
+    answer = alter(cluster, ["optimisticConcurrency"], optimisticConcurrency=True)
+    assert (answer.error, "optimistic_concurrency needs answers" in answer.detail) == (Error.INVALID, True)
+
+
+def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
+    values = {"read_only": True, "optimistic_concurrency": True, "segment_bytes": 8192}
+    wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
+    assert altered(StreamConfig(), config_to_pb(wanted), [camel_case(name) for name in ALTERABLE]) == wanted
+    for name in ALTERABLE:
+        one = altered(StreamConfig(), config_to_pb(wanted), [camel_case(name)])
+        assert {field for field in ALTERABLE if getattr(one, field) != getattr(StreamConfig(), field)} == {name}
+    with pytest.raises(ConfigError, match="codec"):
+        altered(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])

@@ -1,0 +1,79 @@
+"""What a stream's settings ask of its leader: read-only, and how long publishes are held while nothing can be committed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from liftpy.partition import HeldPartition
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from tests.unit.replica.stepping import S, Stepped, state
+
+
+def with_settings(held: HeldPartition, **settings: object) -> HeldPartition:
+    return replace(held, config=replace(held.config, **settings))  # type: ignore[arg-type]
+
+
+def publish(leader: Stepped, *, plain: bool) -> int:
+    leader.tokens += 1
+    count = 1 if plain else 0
+    leader.step(ev.PublishesReceived(token=leader.tokens, record_count=1, size_bytes=10, received_wall_ns=0, plain_count=count))
+    return leader.tokens
+
+
+def test_a_read_only_stream_takes_nothing_and_says_so_where_it_may() -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1)
+    leader.fetch("c", -1)
+    publish(leader, plain=False)
+    assert leader.has(do.AppendBatch)
+    leader.told(with_settings(state(leader_epoch=2), read_only=True))
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.RejectPublishes(token=token, reason=do.RejectReason.READ_ONLY)]
+    token = publish(leader, plain=True)
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.READ_ONLY)]
+    leader.told(state(leader_epoch=2))
+    publish(leader, plain=True)
+    assert leader.has(do.AppendBatch), "and takes all again"
+    leader.told(with_settings(state(leader_epoch=2), read_only=True))
+    leader.now_ns += 30 * S
+    token = publish(leader, plain=False)
+    assert leader.sent() == [do.DropPublishes(token=token, reason=do.RejectReason.READ_ONLY)], (
+        "without a lease nobody is told [A2]"
+    )
+
+
+def short(max_held_s: float) -> Stepped:
+    return Stepped("a").leads(with_settings(state(isr="a", leader_epoch=2), max_held_s=max_held_s))
+
+
+def looked(leader: Stepped) -> list[do.Effect]:
+    leader.heard()
+    leader.fire(ev.Deadline.LAG)
+    return [effect for effect in leader.sent() if isinstance(effect, do.DropPublishes | do.RejectPublishes)]
+
+
+def test_what_is_held_for_too_long_while_the_isr_is_short_is_dropped_in_order() -> None:
+    leader = short(10.0)
+    first = publish(leader, plain=True)
+    leader.now_ns += 4 * S
+    second = publish(leader, plain=True)
+    assert leader.sent() == []
+    leader.now_ns = 110 * S - 1
+    third = publish(leader, plain=True)
+    leader.step(ev.DeadlineReached(kind=ev.Deadline.LAG))
+    assert not leader.has(do.DropPublishes)
+    leader.now_ns = 110 * S
+    assert looked(leader) == [do.DropPublishes(token=first, reason=do.RejectReason.BELOW_MIN_ISR)]
+    leader.told(with_settings(state(isr="ab", leader_epoch=2, epoch=2), max_held_s=10.0))
+    kept = [effect.token for effect in leader.out if isinstance(effect, do.AppendBatch)]
+    assert kept == [second, third]
+
+
+def test_nothing_is_too_old_without_the_setting_or_with_a_long_enough_isr() -> None:
+    leader = short(0.0)
+    publish(leader, plain=True)
+    leader.now_ns += 3600 * S
+    assert looked(leader) == []
+    held = Stepped("a").leads(with_settings(state(leader_epoch=2), max_held_s=1.0))
+    assert looked(held) == []
