@@ -54,7 +54,6 @@ class SimIngest:
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )
-        self.ingest.settings_changed(replica.log.config)
 
     def _wall_ns(self) -> int:
         return self._replica.now_ns() + self._replica.process.node.wall_offset_ns

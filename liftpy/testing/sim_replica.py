@@ -119,9 +119,8 @@ class SimReplica(Asking):
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
-        if held.config is not self.log.config:
-            self.log.config = held.config
-            self.publishers.ingest.settings_changed(held.config)
+        self.log.config = held.config
+        self.publishers.ingest.settings_changed(held.config)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
 
     # ---- events in, effects out --------------------------------------------------------------------------------------

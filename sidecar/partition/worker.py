@@ -113,7 +113,6 @@ class PartitionWorker:
         self.key = key
         self.config = config
         self.log = log
-        self._settings: StreamConfig | None = None  # as the metadata has shown them last
         self.compacted = config.compaction
         self.set_aside = set_aside
         """Files that recovery set aside, which are still there."""
@@ -227,9 +226,8 @@ class PartitionWorker:
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, or the set of live nodes, in a new state."""
         self.state = held.state
-        if held.config is not self._settings:
-            self._settings = self.config = self.log.config = held.config
-            self.ingest.settings_changed(held.config)
+        self.config = self.log.config = held.config
+        self.ingest.settings_changed(held.config)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()

@@ -122,7 +122,14 @@ MUTANTS = [
         ("nulls with bytes", "bool(_sizes(column)[~column.valid()].any())", "False", "tombstones hold values for some readers"),
         ("only the first record's names are looked at", "        if same and bool((", "        if bool((", "a publisher writes reserved headers"),
         ("header pairs may be distributed", "        if same and bool((np.diff(headers.ends, prepend=0) == width).all()):", "        if same or width:", "a publisher writes reserved headers"),
-        ("headers of any size", "> MAX_HEADERS or np.diff(size_bytes, prepend=0).max() > MAX_HEADER_BYTES:", "> MAX_HEADERS:", "a record has megabytes of headers"),
+        ("a key is no part of a record's size", "        sizes = sizes + _sizes(columns.keys)\n", "        pass\n", "a record larger than the stream takes is stored"),
+        ("headers of any size", "> MAX_HEADERS or _header_bytes(headers).max() > MAX_HEADER_BYTES:", "> MAX_HEADERS:", "a record has megabytes of headers"),
+    ),
+    *rows(
+        "liftpy/ingest/columns.py",
+        ("a stream's largest message is not heeded", " if 0 < most < size_bytes else None", " if 0 < most < 0 else None", "a message larger than the stream takes is stored"),
+        ("headers are no part of a message's size", "size_bytes = max(len(payload) + len(block) for", "size_bytes = max(len(payload) for", "a message larger than the stream takes is stored"),
+        ("who names no offset is taken", "if self.wants_offsets and len(columns.expected) < len(messages):", "if self.wants_offsets and not messages:", "an update is lost on a stream with optimistic concurrency"),
     ),
     *rows(
         "liftpy/ingest/producers.py",

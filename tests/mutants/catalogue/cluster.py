@@ -32,6 +32,19 @@ MUTANTS = [
         ("operators register nodes", "if door is Door.ADMIN and asked_by is AskedBy.OPERATORS else", "if door is Door.ADMIN else", "an operator's user deposes nodes"),
     ),
     *rows(
+        "liftpy/cluster/decisions/altering.py",
+        ("another version of the settings is as good", "if request.HasField(\"configVersion\") and request.configVersion != held.config_version:", "if request.configVersion and request.configVersion > held.config_version:", "one operator undoes what another has just done"),
+        ("settings change without a version", "config_version=held.config_version + (config != held.config))", "config_version=held.config_version)", "one operator undoes what another has just done"),
+    ),
+    *rows(
+        "liftpy/cluster/stream_config.py",
+        ("all settings change", "    for name in changed:\n        if name not in _ALTERABLE:", "    for name in _ALTERABLE:\n        if name not in _ALTERABLE:", "retention ends when a stream becomes read-only"),
+    ),
+    *rows(
+        "liftpy/cluster/diff.py",
+        ("other settings are no news", "if others_too or (before is not after and before != after):", "if before is not after and before != after:", "a stream is read-only in status, and takes publishes"),
+    ),
+    *rows(
         "liftpy/cluster/draft.py",
         ("leaderships are counted with each change", "begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)", "begins = bool(partition.leader)", "a new leader waits for leases of leaders that never were"),
         ("answers have no bound", "if len(detail) > MAX_DETAIL_LENGTH:", "if len(detail) > 1000 * MAX_DETAIL_LENGTH:", "a forged request fills all controllers' memory with its answer"),

@@ -14,7 +14,8 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.horizon import Horizon
-from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, StopRequested
+from liftpy.partition import HeldPartition, PartitionState
+from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
 from sidecar.partition import set as partitions_module
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
@@ -163,3 +164,19 @@ async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: boo
         with pytest.raises(StorageError, match="seen enough"):
             await worker_module.open_worker(node, KEY, "shop", StreamConfig())
     assert given["clean"] is clean_stop
+
+
+# ---- the settings of the stream ---------------------------------------------------------------------------------------------
+def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_replica() -> None:
+    given: list[Any] = []
+    worker: Any = SimpleNamespace(
+        log=SimpleNamespace(config=None), ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
+        reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
+        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
+    )  # fmt: skip
+    state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
+    held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
+    PartitionWorker.update(worker, held, {"a": 2})
+    assert worker.config is worker.log.config is held.config
+    assert worker.state is state
+    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), True, "advanced"]
