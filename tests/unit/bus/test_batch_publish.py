@@ -69,29 +69,6 @@ def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
     assert len(bench.batches) == 1
 
 
-def test_a_record_of_a_batch_is_as_large_as_its_value_key_and_headers_and_no_larger_than_the_stream_takes() -> None:
-    headers = [None, [("name", b"12345"), ("n", b"")], None]
-    batch = build_batch([b"a" * 9, b"12", b""], keys=[b"k", b"keykey", None], headers=headers)  # 10, 2 + 6 + 10, 0 bytes
-    for most, taken in ((18, True), (17, False), (0, True)):
-        bench = Bench()
-        bench.ingest.settings_changed(StreamConfig(max_message_bytes=most))
-        bench.arrive((REPLY, published(batch), b""))
-        assert len(bench.batches) == taken
-        if not taken:
-            (ack,) = bench.answers()
-            assert (ack.ackError, ack.detail) == (_Ack.TOO_LARGE, "message size exceeds maximum allowed: 18 bytes, 17 here")
-
-
-def test_where_offsets_are_wanted_a_batch_names_its_own() -> None:
-    bench = Bench()
-    bench.ingest.settings_changed(StreamConfig(optimistic_concurrency=True))
-    bench.arrive((REPLY, published(THREE), b""))
-    (ack,) = bench.answers()
-    assert (ack.ackError, bench.batches) == (_Ack.INCORRECT_OFFSET, [])
-    bench.arrive((REPLY, published(THREE, expectedOffset=0), b""))
-    assert len(bench.batches) == 1
-
-
 def test_batches_and_single_messages_keep_their_order() -> None:
     bench = Bench()
     one = frames.encode(client_pb2.Message(offset=-1, value=b"one", ackPolicy=client_pb2.ALL))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from batches import Bench, published
 
-from liftpy.config import AckPolicy, Codec, ReplicationConfig
+from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
@@ -230,3 +230,18 @@ def test_a_stream_that_answers_nobody_tells_no_producer() -> None:
     send(bench, 0, 2)
     assert (bench.answers(), bench.commit(), bench.acks.count) == ([], [], 0)
     assert values_in(bench) == [value for value, _, _ in RECORDS[:2]]
+
+
+def test_what_is_stored_is_known_whatever_the_stream_takes_by_now() -> None:
+    bench = begun()
+    send(bench, 0, 3)
+    bench.commit()
+    for settings in (StreamConfig(max_message_bytes=1), StreamConfig(optimistic_concurrency=True)):
+        bench.ingest.settings_changed(settings)
+        send(bench, 0, 3)
+        (ack,) = bench.commit()
+        assert (ack.ackError, ack.duplicate) == (_Ack.OK, True)
+        send(bench, 3, 5)
+        (ack,) = bench.answers()
+        assert ack.ackError == (_Ack.TOO_LARGE if settings.max_message_bytes else _Ack.INCORRECT_OFFSET)
+        assert len(bench.batches) == 1
