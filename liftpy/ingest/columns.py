@@ -146,7 +146,7 @@ class MessageReader:
 
     def _why_not_here(self, columns: MessageColumns, messages: Sequence[RawMessage]) -> Unfit | None:
         """What this stream's own settings have against it, though another stream would take it."""
-        if self.wants_offsets and len(columns.expected) < len(messages):
+        if self.wants_offsets and len(columns.expected.keys() | columns.of_others.keys()) < len(messages):
             return _NO_OFFSET
         most = self.max_message_bytes
         if columns.batch is not None:

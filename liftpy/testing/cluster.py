@@ -13,6 +13,7 @@ from typing import Any
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import CommitPolicy
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
@@ -192,7 +193,7 @@ class Cluster:
     def _create(self, name: str, partitions: int) -> None:
         request = pb.CreateStream(
             name=name, subject=f"shop.{name}", partitions=partitions, replicationFactor=self.plan.replication_factor,
-            config=pb.StreamConfig(minIsr=self.plan.min_isr, commitPolicy=self.plan.policy.value),
+            config=config_to_pb(self.stream_configs[name]),
         )  # fmt: skip
         response = self.group.apply(pb.ControlRequest(createStream=request))
         check(response.error == pb.ControlResponse.OK, "C3", response.detail)

@@ -129,7 +129,7 @@ MUTANTS = [
         "liftpy/ingest/columns.py",
         ("a stream's largest message is not heeded", " if 0 < most < size_bytes else None", " if 0 < most < 0 else None", "a message larger than the stream takes is stored"),
         ("headers are no part of a message's size", "size_bytes = max(len(payload) + len(block) for", "size_bytes = max(len(payload) for", "a message larger than the stream takes is stored"),
-        ("who names no offset is taken", "if self.wants_offsets and len(columns.expected) < len(messages):", "if self.wants_offsets and not messages:", "an update is lost on a stream with optimistic concurrency"),
+        ("who names no offset is taken", "if self.wants_offsets and len(columns.expected.keys() | columns.of_others.keys()) < len(messages):", "if self.wants_offsets and not messages:", "an update is lost on a stream with optimistic concurrency"),
     ),
     *rows(
         "liftpy/ingest/producers.py",

@@ -63,4 +63,7 @@ async def test_where_offsets_are_wanted_one_without_is_refused_and_its_neighbour
     assert [value for batch in asked.batches for value in parse_batch(batch).values()] == [b"first", b"second", b"third"]
     assert asked.ingest.counters.dropped == {"incorrect_offset": 1}
     (refused,) = asked.bus.lines
+    asked.publish(b"of its subject", REPLY, block(Nats_Expected_Last_Subject_Sequence="99"))
+    await turn()
+    assert b'"wrong last sequence: 0"' in asked.bus.lines.pop(), "the last of its subject is named: that is judged"
     assert b"this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)" in refused
