@@ -14,6 +14,7 @@ from inspect import isawaitable
 from typing import Any
 
 from liftpy.errors import ConfigError, LiftError
+from liftpy.ingest.jetstream import first_refused
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
 from liftpy.service.log_timers import LogTimers
@@ -425,6 +426,8 @@ class ServiceMachine:
             raise ServiceFailedError(
                 f"an output's header names are unique and not empty; Lift-* and {EXPECTED_HEADER} are reserved"
             )
+        if asks := first_refused(names):
+            raise ServiceFailedError(f"an output can't ask {asks!r} of its stream: leave out what a record asked of its own")
         source.index += 1
         source.emitted.append(output)
 

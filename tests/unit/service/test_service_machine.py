@@ -234,6 +234,23 @@ def test_headers_that_the_output_stream_could_not_keep_are_refused(headers: list
         machine.apply([record(0)])
 
 
+@pytest.mark.parametrize("name", ["Nats-TTL", "Nats-Expected-Last-Msg-Id", "Nats-Rollup", "Nats-Schedule-Target"])
+def test_what_a_record_asked_of_its_stream_is_no_header_of_an_output(name: str) -> None:
+    """It would be stored in no output stream, now or later."""
+    service, machine = started()
+    service.on_record = lambda record: service.emit(b"x", headers=[("a", b""), (name, b"1")])  # type: ignore[method-assign]
+    with pytest.raises(ServiceFailedError, match=f"an output can't ask '{name}' of its stream: leave out"):
+        machine.apply([record(0)])
+
+
+def test_a_message_id_may_be_given_on() -> None:
+    service, machine = started()
+    service.on_record = lambda record: service.emit(b"x", headers=[("Nats-Msg-Id", b"1")])  # type: ignore[method-assign]
+    machine.apply([record(0)])
+    assert machine.outbox is not None
+    assert machine.outbox.output_count == 1
+
+
 def test_a_state_that_diverges_from_what_was_written_ends_even_if_the_service_catches_everything() -> None:
     _, machine = started()
     assert machine.outbox is not None
