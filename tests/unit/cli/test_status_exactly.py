@@ -1,0 +1,181 @@
+"""What ``liftpy status --json`` says of nodes and partitions, field by field; what ``liftpy dev`` is told; stand-ins that compare."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.admin import ClusterState
+from liftpy.cluster.image import NodeImage
+from liftpy.errors import NotFoundError
+from liftpy.partition import PartitionStatus
+from liftpy.service.poison import Unit
+from sidecar.cli import controllers, service_orders, sidecar, status
+from sidecar.cli import dev as dev_module
+from tests.unit.cli.test_cli_endings import run
+from tests.unit.cli.test_cli_exactly import Asked, Dev
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+SERVICES = [{"service": "bank", "position": 7}]
+
+
+def test_a_partition_is_told_field_by_field() -> None:
+    partition = a_partition(
+        partition=3, replicas=("b", "a", "c", "d"), isr=("a", "b"), leader="b", leader_epoch=5, epoch=9, status=PartitionStatus.ONLINE
+    )  # fmt: skip
+    said: Any = {
+        "a": {("u1", 3): {"newest_offset": 90, "high_watermark": 80, "log_start_offset": 1}},
+        "b": {("u1", 3): {"newest_offset": 100, "high_watermark": 85, "log_start_offset": 2, "services": SERVICES,
+                          "gone_services": [{"service": "old"}]}},
+        "c": {("u2", 3): {"newest_offset": 999}, ("u1", 2): {"newest_offset": 998}},
+    }  # fmt: skip
+    assert status._partition(a_stream(), partition, said) == {
+        "stream": "s", "uid": "u1", "partition": 3, "status": "ONLINE", "leader": "b", "leader_epoch": 5, "epoch": 9,
+        "replicas": ["b", "a", "c", "d"], "isr": ["a", "b"], "high_watermark": 85, "newest_offset": 100, "log_start_offset": 2,
+        "services": {"a": [], "b": SERVICES}, "gone_services": {"a": [], "b": [{"service": "old"}]},
+        "lag": {"a": 10, "b": 0, "c": None, "d": None},
+    }  # fmt: skip
+    del said["b"]
+    found = status._partition(a_stream(), partition, said)
+    assert [found[name] for name in ("high_watermark", "newest_offset", "log_start_offset")] == [None] * 3
+    assert found["lag"] == dict.fromkeys("bacd"), "nobody knows how far the leader is"
+    ahead: Any = {"a": {("u1", 3): {"newest_offset": 101}}, "b": {("u1", 3): {"newest_offset": 100}}}
+    assert status._partition(a_stream(), partition, ahead)["lag"]["a"] == 0, "nobody is less than nothing behind"
+
+
+def test_a_node_is_told_field_by_field() -> None:
+    image = an_image(a_stream(a_partition(), a_partition(partition=1, leader="b")), nodes="abc")
+    node = NodeImage(
+        node_id="a", incarnation=8, rack="r1", weight=2.5, version="1.2", status_address="h:1", fenced=True, leaving=True
+    )
+    members: Any = (SimpleNamespace(node_id="a"), SimpleNamespace(node_id="b"))
+    state = ClusterState(image=replace(image, nodes=image.nodes.set("a", node)), metadata_leader="b", controllers=members)
+    assert status._node(state, "a", answers=True) == {
+        "node_id": "a", "fenced": True, "leaving": True, "replicas": 2, "answers": True, "incarnation": 8, "rack": "r1", "weight": 2.5,
+        "version": "1.2", "status_address": "h:1", "leads": 1, "controller": True, "metadata_leader": False,
+    }  # fmt: skip
+    other = status._node(state, "b", answers=False)
+    assert (other["answers"], other["controller"], other["metadata_leader"], other["leads"]) == (False, True, True, 1)
+    assert not status._node(state, "c", answers=True)["controller"]
+
+
+async def test_a_status_is_of_all_streams_or_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = an_image(a_stream(a_partition(), a_partition(partition=1)), nodes="ab", fenced="")
+    state = ClusterState(image=image, metadata_leader="b", controllers=())
+
+    class Client:
+        async def describe_cluster(self) -> ClusterState:
+            return state
+
+    async def ask_nodes(client: Any, nodes: list[str]) -> Any:
+        assert nodes == ["a", "b"]
+        return {"b": {}}
+
+    monkeypatch.setattr(status, "ask_nodes", ask_nodes)
+    client: Any = Client()
+    for only in (None, "s"):
+        found = await status.gather(client, only)
+        assert (found["metadata_leader"], found["index"], found["moves"], found["waiting"]) == ("b", 3, [], [])
+        assert [(node["node_id"], node["answers"]) for node in found["nodes"]] == [("a", False), ("b", True)]
+        assert [partition["partition"] for partition in found["partitions"]] == [0, 1]
+    with pytest.raises(NotFoundError, match="there is no stream 'other'; there are: s"):
+        await status.gather(client, "other")
+
+
+def test_a_dev_cluster_is_made_as_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Dev.made = []
+    monkeypatch.setattr(dev_module, "DevCluster", Dev)
+    monkeypatch.setattr(dev_module.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(dev_module, "_WATCH_S", 0.0)
+    words = ("--nodes", "2", "--data", str(tmp_path), "--port", "0", "--namespace", "mine", "--restart-after", "7", "--json")
+    run(capsys, "dev", *words)
+    (made,) = Dev.made
+    given = dict(made.given)
+    assert made.count == 2
+    assert given.pop("on_line") is dev_module._print_line
+    assert given == {"data": tmp_path, "port": 0, "nats_url": "", "namespace": "mine", "settings": {}}
+    run(capsys, "dev", "--json")
+    assert (Dev.made[1].count, Dev.made[1].given["data"], Dev.made[1].given["port"]) == (3, None, 4222)
+
+
+async def test_the_partition_that_is_asked_for_is_the_one_that_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Client(Asked):
+        async def bounds(self, stream: str, partition: int) -> Any:
+            asked.append((stream, partition))
+            return await super().bounds(stream, partition)
+
+    class Writer:
+        def __init__(self, client: Any, dead_letter: str) -> None: ...
+
+        async def pass_over(self, identity: Any, *_: Any) -> int:
+            asked.append((identity.service, identity.stream, identity.uid, identity.partition))
+            return 42
+
+    monkeypatch.setattr(service_orders, "DecisionWriter", Writer)
+    client: Any = Client(n1={"position": 5})
+    assert await service_orders.pass_over(client, "counter", "s", 0, Unit(5, "")) == 42
+    assert asked == [("s", 0), ("counter", "s", "u1", 0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("add", "n4"), {"add": "n4", "remove": ""}), (("remove", "n3"), {"add": "", "remove": "n3"}),
+        (("replace", "n3", "n4"), {"add": "n4", "remove": "n3"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("as_json", [True, False])
+def test_who_forms_the_group_is_changed_as_it_was_asked_for(
+    words: tuple[str, ...],
+    asked: dict[str, str],
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls: list[Any] = []
+
+    class Client:
+        async def change_controllers(self, **wanted: str) -> str:
+            calls.append(wanted)
+            return "as you wish"
+
+        async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
+            calls.append(linearizable)
+            return ClusterState(image=an_image(), metadata_leader="b", controllers=())
+
+    def with_client(target: Any, work: Any) -> Any:
+        calls.append(target.namespace)
+        return asyncio.run(work(Client()))
+
+    monkeypatch.setattr(controllers, "with_client", with_client)
+    code, out, err = run(capsys, "controllers", *words, "--namespace", "mine", *(("--json",) if as_json else ()))
+    assert (code, calls) == (0, ["mine", asked, True, False]), "decided, done, and looked at"
+    head = {"metadata_leader": "b", "index": 3, "changed_at": 0, "under_way": "", "controllers": []}
+    assert not as_json or json.loads(out) == head
+    assert err.splitlines() == ([] if as_json else ["as you wish"])
+
+
+def test_a_sidecar_logs_from_the_level_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    levels: dict[str, int] = {}
+    monkeypatch.setattr(sidecar.logging, "basicConfig", lambda **how: given.update(how))
+    monkeypatch.setattr(logging.Logger, "setLevel", lambda self, level: levels.update({self.name: level}))
+    settings: Any = SimpleNamespace(log_level="debug")
+    sidecar._configure_logging(settings)
+    assert given == {
+        "stream": sys.stderr, "level": "DEBUG", "force": True, "datefmt": "%H:%M:%S",
+        "format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    }  # fmt: skip
+    assert levels == dict.fromkeys(("nats", "pysyncobj", "asyncio"), logging.WARNING)
