@@ -127,8 +127,12 @@ def test_another_factor(run: Cli) -> None:
     planned = run.json("stream", "alter", "orders", "--replication-factor", "3", "--dry-run")
     assert [len(p["target"]) for p in planned["partitions"]] == [3] * 4
     assert not movements(run.moved.image)
+    code, said = run("stream", "alter", "orders", "--replication-factor", "3", "--dry-run")
+    assert (code, "4 partitions change; nothing was done: this is a dry run" in said) == (0, True)
+    assert "every partition" not in said
     code, said = run("stream", "alter", "orders", "--replication-factor", "3")
     assert code == 0
+    assert "4 partitions change; replication factor 3" in said
     assert "every partition of orders has 3 replicas" in said
     assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
     assert run.json("stream", "alter", "orders", "--replication-factor", "1")["replication_factor"] == 1
