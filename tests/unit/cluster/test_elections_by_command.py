@@ -77,6 +77,20 @@ def test_a_candidate_from_outside_the_isr_that_is_gone_is_one_no_more() -> None:
     assert (cluster.now, cluster.partition().isr) == ((OFFLINE, "", ""), ("a",))
 
 
+def test_who_was_passed_over_may_lead_again_after_the_election() -> None:
+    cluster = Cluster("abc")
+    cluster.fence("a")
+    cluster.conclude()
+    first = cluster.now[2]
+    assert cluster.now == (CANDIDATE_FOUND, "", first)
+    cluster.pass_over()
+    assert cluster.partition().passed_over == (first,)
+    cluster.promote()
+    led = cluster.now[1]
+    assert led not in ("a", first)
+    assert cluster.partition().passed_over == ()
+
+
 def test_who_left_while_hw_stood_still_may_lead_when_nobody_of_the_isr_can() -> None:
     cluster = Cluster("abc")
     cluster.change_isr(["a", "c"])
