@@ -135,7 +135,11 @@ def test_another_factor(run: Cli) -> None:
     assert "4 partitions change; replication factor 3" in said
     assert "every partition of orders has 3 replicas" in said
     assert [list(p.replicas) for _, p in run.moved.partitions()] == [p["target"] for p in planned["partitions"]]
-    assert run.json("stream", "alter", "orders", "--replication-factor", "1")["replication_factor"] == 1
+    altered = run.json("stream", "alter", "orders", "--replication-factor", "1")
+    assert (altered["replication_factor"], altered["dry_run"]) == (1, False)
+    assert [p["replicas"] for p in altered["partitions"]] == [list(p.replicas) for _, p in run.moved.partitions()], (
+        "as it is now"
+    )
     assert all(len(p.replicas) == 1 for _, p in run.moved.partitions())
     code, said = run("stream", "alter", "orders", "--replication-factor", "9")
     assert (code, "there are 5" in said) == (2, True)

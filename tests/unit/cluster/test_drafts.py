@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from liftpy.cluster.batches import decide_batch
+from liftpy.cluster.decisions.moving import evicted
 from liftpy.cluster.deletion import may_go
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.draft import Draft, Rules, refuse
@@ -114,3 +115,13 @@ def test_who_is_appointed_in_one_decision_counts_each_time() -> None:
         draft.appointed(node_id)
         counts.append([draft.leader_count(other) for other in "abc"])
     assert counts == [[1, 1, 0], [1, 2, 0], [2, 2, 0], [2, 3, 0]]
+
+
+def test_of_who_is_evicted_nothing_is_left_and_of_the_others_everything() -> None:
+    partition = a_partition(
+        replicas=("c", "a", "b", "d"), isr=("a", "b"), incomplete=("d", "b"), complete=("b", "c"), passed_over=("b", "a")
+    )
+    assert evicted(partition, "b") == dataclasses.replace(
+        partition, replicas=("c", "a", "d"), isr=("a",), incomplete=("d",), complete=("c",), passed_over=("a",)
+    )
+    assert evicted(partition, "z") == partition
