@@ -52,10 +52,12 @@ def test_plans_move_little_more_than_they_must_and_end_even() -> None:
 @pytest.mark.processes
 async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CASES", ((100, 1000),))
+    monkeypatch.setattr(peer, "PRODUCERS", ((100, "many"),))
     found = await peer.rows(0.3, 1)
     cases = {(row["system"], row["case"]) for row in found}
     expected = ("100 B, window 1000", peer.REPLAY)
-    assert cases == {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
+    shared = {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
+    assert cases == shared | {(peer.OURS, peer.producer_case(100, "many"))}
     assert all(row["records_per_s"] > 0 for row in found)
 
 

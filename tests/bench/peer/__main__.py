@@ -3,8 +3,8 @@
 Three systems in turn, each with three replicas on this machine: liftpy as it comes (flushed on the in-sync replicas before the ack),
 JetStream with ``sync_interval: always`` (the same promise) and JetStream as it comes (written, flushed within two minutes: a power
 cut may take what was acknowledged). Publishes with an ack for each, by one publisher that is the same for all; then a replay from
-the first record on, record by record, with each system's own Python client. Figures are medians of the rounds; the ratio is to
-JetStream with the same promise.
+the first record on, record by record, with each system's own Python client. Beside them liftpy's producer, whose counterpart is
+JetStream's fastest case of that size. Figures are medians of the rounds; the ratio is to JetStream with the same promise.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ CASES = ((100, 1), (100, 64), (100, 4000), (1000, 4000))
 """(bytes of a message, messages that may be unanswered)"""
 OURS, SAFE, AS_IT_COMES = "liftpy", "JetStream, sync always", "JetStream as it comes"
 REPLAY = "replay"
+PRODUCERS = tuple((size_bytes, how) for size_bytes in (100, 1000) for how in ("one", "many"))
+"""(bytes of a record, one by one or many at a time)"""
 _FETCH = 1000
 
 Replay = Callable[[str, float], Awaitable[int]]
@@ -65,11 +67,31 @@ async def publisher(port: int, seconds: float, size_bytes: int, window: int) -> 
     """One run of the publisher, in a process of its own."""
     words = [sys.executable, "-m", "tests.bench.peer.publisher", str(port), "bench", str(seconds), str(size_bytes), str(window)]
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    return await _found(process)
+
+
+async def _found(process: asyncio.subprocess.Process) -> dict[str, float]:
     printed, _ = await process.communicate()
     if process.returncode:
         raise SystemExit("the publisher failed")
     found: dict[str, float] = json.loads(printed)
     return found
+
+
+async def producers(port: int, seconds: float) -> list[dict[str, Any]]:
+    """Our producer, in a process of its own."""
+    found = []
+    for size_bytes, how in PRODUCERS:
+        words = [sys.executable, "-m", "tests.bench.peer.producer", str(port), "bench", str(seconds), str(size_bytes), how]
+        run = await _found(await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE))
+        figures = {"records_per_s": run["acked"] / run["took_s"], "cpu_us": run["cpu_s"] / run["acked"] * 1e6}
+        found.append({"system": OURS, "case": producer_case(size_bytes, how), **figures})
+    return found
+
+
+def producer_case(size_bytes: int, how: str) -> str:
+    """Its name."""
+    return f"{size_bytes} B, producer, {how}"
 
 
 async def cases(system: str, port: int, seconds: float, replay: Replay) -> list[dict[str, Any]]:
@@ -96,6 +118,7 @@ async def rows(seconds: float, rounds: int) -> list[dict[str, Any]]:
             async with await connect(ours.nats_url) as client:
                 await client.create_stream("bench", "bench")
             found += await cases(OURS, ours.nats.port, seconds, replay_ours)
+            found += await producers(ours.nats.port, seconds)
         for system in (SAFE, AS_IT_COMES):
             with JetStreamCluster(sync_always=system == SAFE) as peer:
                 await peer.create("bench", "bench")
@@ -120,9 +143,14 @@ def main() -> None:
         print(json.dumps(found))
         return
     peers = {row["case"]: row["records_per_s"] for row in found if row["system"] == SAFE}
+    for size_bytes, how in PRODUCERS:
+        of_size = [rate for case, rate in peers.items() if case.startswith(f"{size_bytes} B, window")]
+        peers[producer_case(size_bytes, how)] = max(of_size)
     for row in found:
         ratio = row["records_per_s"] / peers[row["case"]]
         latency = f"  p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms" if "p50_ms" in row else ""
+        if "cpu_us" in row:
+            latency = f"  {row['cpu_us']:.2f} us of the client's CPU each"
         print(f"{row['system']:<23} {row['case']:<20} {row['records_per_s']:>9,.0f} records/s {ratio:>6.2f} x {SAFE}{latency}")
 
 

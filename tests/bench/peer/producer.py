@@ -1,0 +1,46 @@
+"""A process that publishes through the client's producer for some seconds, and prints what was stored, in what time, as JSON.
+
+``one``: record by record, as an application that has one at a time; ``many``: a thousand at a time. Each is acknowledged: committed on
+all in-sync replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+
+from liftpy.client import connect
+
+_TOGETHER = 1000
+
+
+async def run(url: str, stream: str, seconds: float, size_bytes: int, how: str) -> dict[str, float]:
+    """``acked`` records, ``took_s`` to the last answer, ``cpu_s`` of this process meanwhile."""
+    value = b"x" * size_bytes
+    values, sent = [value] * _TOGETHER, 0
+    async with connect(url) as client, client.producer(stream) as producer:
+        before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            if how == "many":
+                await producer.send_many(values)
+            else:
+                for _ in range(_TOGETHER):
+                    await producer.send(value)
+            sent += _TOGETHER
+        await producer.flush()
+        took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"acked": sent, "took_s": took, "cpu_s": cpu_s}
+
+
+def main() -> None:
+    """See the docstring above."""
+    port, stream, seconds, size_bytes, how = sys.argv[1:]
+    print(json.dumps(asyncio.run(run(f"nats://127.0.0.1:{port}", stream, float(seconds), int(size_bytes), how))))
+
+
+if __name__ == "__main__":
+    main()

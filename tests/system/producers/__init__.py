@@ -1,0 +1,1 @@
+"""Producers that are killed, and come back, while leaders are killed."""
