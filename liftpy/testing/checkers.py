@@ -36,6 +36,8 @@ class Checkers:
         """Message -> (subject, the last sequence of it that it expects)."""
         self._last: dict[tuple[PartitionKey, int], int] = {}
         """(partition, subject) -> the offset of its last committed record."""
+        self.follows: dict[int, int] = {}
+        """A producer's message -> the one before it, of the same process: of all that are the producer's that is committed before."""
         self._stored: dict[int, int] = {}
         """Of those: the offset at which one was committed."""
         self.isr_changes = 0
@@ -172,6 +174,8 @@ class Checkers:
             if message_id in self.repeated and newest == message_id:
                 continue  # ``_once`` has looked
             check(newest < message_id, "A4", where, publisher, message_id, "after", newest)
+            before = self.follows.get(message_id, newest)
+            check(before == newest, "A4", where, publisher, message_id, "commits, and is to follow", before, "not", newest)
             ghost.newest_ids[publisher] = message_id
 
     def after_step(self, replica: Copy, event: ev.Event) -> None:
@@ -286,6 +290,8 @@ class Checkers:
         """Who sent a message again is told that it is stored: by who may speak, once it is committed, and where it is [A3, D22]."""
         ghost, where = self.ghost(replica.key), self._where(replica)
         self._may_speak(replica, where)
+        if offset < 0:
+            return  # it is not among the last of its producer, or no message at all but a question
         held = ghost.message_at(offset)
         check(
             held == message_id, "A3", where, "says", message_id, "is at", offset, "where is", held, "HW", ghost.high_watermark

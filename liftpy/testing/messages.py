@@ -59,7 +59,8 @@ class AckFrame:
         """What the publisher reads in it: an envelope with an Ack, or JSON as JetStream sends it (then ``reason`` is a number)."""
         if self.body.startswith(MAGIC):
             ack = frames.decode(self.body, client_pb2.Ack)
-            return Ack(RejectReason(ack.ackError).name if ack.ackError else "", ack.offset, ack.leaderEpoch)
+            reason = RejectReason(ack.ackError).name if ack.ackError else ""
+            return Ack(reason, ack.offset, ack.leaderEpoch, ack.duplicate)
         answer = json.loads(self.body)
         error = answer.get("error", {"err_code": "", "description": ""})
         duplicate = answer.get("duplicate", False)

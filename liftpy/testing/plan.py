@@ -90,6 +90,8 @@ class Plan:
     """Somebody sends each message again under its message id until it is answered; drawn by no profile."""
     contends: bool = False
     """Several expect the last sequences of the same subjects; drawn by no profile."""
+    produces: bool = False
+    """A producer for each partition, which is killed and comes back; drawn by no profile."""
     moves: bool = False
     """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0

@@ -19,6 +19,7 @@ from liftpy.wire.inboxes import InboxRule
 
 _TO = b"Sim-To: "
 """A header that says where below the partition's own subject a message is published."""
+_OF_DEAD_PROCESSES = ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
 _INBOXES = InboxRule(("_INBOX.",))
 
 
@@ -117,7 +118,9 @@ class SimIngest:
             publish, index, reply = self._askers.pop(inbox)
             frame = AckFrame(self._replica.node_id, index, rest[: int(size)])
             ack = frame.decoded()
-            if ack.reason:
+            if ack.reason in _OF_DEAD_PROCESSES:
+                pass  # an older process is over, whatever became of what it has sent
+            elif ack.reason:
                 self._cluster.checkers.rejected(self._replica, publish.ids[index])
             elif ack.duplicate:
                 assert self._releasing is not None

@@ -207,6 +207,7 @@ class Witness(Protocol):
 
     repeated: set[int]
     expected: dict[int, tuple[int, int]]
+    follows: dict[int, int]
 
     def answered_again(self, replica: Copy, message_id: int, offset: int, effect: do.SendAcks) -> None:
         """It is told to be stored already."""

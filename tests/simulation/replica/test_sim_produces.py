@@ -1,0 +1,107 @@
+"""Producers that are killed and come back, some before the one before is dead, in simulated clusters among all faults: each record once,
+in order, none left out between two of one process [A3, A4]. And bugs that somebody would meet as lost or doubled records: each has a
+seed that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.ingest.producer_desk import ProducerDesk
+from liftpy.ingest.producers import Claim, Finding, Producers, Ruling
+from liftpy.testing.plan import draw_plan
+from liftpy.testing.run import Outcome, run_plan
+from liftpy.wire.batch_columns import ColumnSet
+
+EVENTS = 2500
+SEEDS = (1, 3, 4)
+WANTED = ("producer: stored", "producer: stored before", "producer: told its epoch", "producer: told another epoch")
+Patches = list[Any]
+
+
+def run(seed: int) -> Outcome:
+    return run_plan(replace(draw_plan(seed), produces=True), EVENTS)
+
+
+def test_each_record_is_committed_once_and_in_order() -> None:
+    seen: dict[str, int] = {}
+    for seed in SEEDS:
+        outcome = run(seed)
+        assert outcome.violation is None, outcome.report()
+        seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
+    assert [what for what, count in seen.items() if not count] == []
+
+
+def judged_otherwise(otherwise: Callable[[Ruling], Ruling]) -> Patches:
+    real = Producers.judge
+
+    def judge(self: Producers, claim: Claim, columns: ColumnSet) -> Ruling:
+        return otherwise(real(self, claim, columns))
+
+    return [patch.object(Producers, "judge", judge)]
+
+
+def what_is_there_is_appended() -> Patches:
+    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.DUPLICATE else ruling)
+
+
+def a_gap_is_appended() -> Patches:
+    return judged_otherwise(lambda ruling: Ruling(Finding.APPEND) if ruling.finding is Finding.OUT_OF_ORDER else ruling)
+
+
+def what_is_cut_is_known_on() -> Patches:
+    def cut(self: Producers, end_offset: int) -> None:
+        while self._tail and self._tail[-1].last_offset >= end_offset:
+            self._tail.pop()
+
+    return [patch.object(Producers, "cut", cut)]
+
+
+def a_follower_takes_no_producers() -> Patches:
+    return [patch("liftpy.ingest.derived.Numbering", lambda *given: None)]
+
+
+def said_before_the_commit() -> Patches:
+    return [patch("liftpy.ingest.ingest.last_offset_of", lambda state: -1)]
+
+
+def the_first_may_be_any() -> Patches:
+    return [patch.object(ProducerDesk, "_judge_the_first", lambda self, claim: Ruling(Finding.APPEND))]
+
+
+def an_epoch_is_everybodys() -> Patches:
+    real = ProducerDesk.judge
+
+    def judge(self: ProducerDesk, claim: Claim, columns: ColumnSet) -> Ruling:
+        self._given.pop(claim.producer_id, None)
+        self._first.setdefault(claim.producer_id, claim.base_sequence)
+        state = self._producers.state_of(claim.producer_id)
+        if state is None or state.epoch < claim.epoch:
+            self._given[claim.producer_id] = claim.epoch, claim.instance
+        return real(self, claim, columns)
+
+    return [patch.object(ProducerDesk, "judge", judge)]
+
+
+BUGS = [
+    (what_is_there_is_appended, 1),
+    (a_gap_is_appended, 1),
+    (what_is_cut_is_known_on, 1),
+    (a_follower_takes_no_producers, 1),
+    (said_before_the_commit, 1),
+    (the_first_may_be_any, 1),
+    (an_epoch_is_everybodys, 1),
+]
+
+
+@pytest.mark.parametrize(("bug", "seed"), BUGS)
+def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+    with ExitStack() as stack:
+        for change in bug():
+            stack.enter_context(change)
+        assert run(seed).violation is not None, "no seed shows it"
