@@ -1,6 +1,6 @@
-"""Producers that are killed and come back, some before the one before is dead, in simulated clusters among all faults: each record once,
-in order, none left out between two of one process [A3, A4]. And bugs that somebody would meet as lost or doubled records: each has a
-seed that shows it."""
+"""Producers that are killed and come back, some before the one before is dead, in simulated clusters among all faults: each record
+once, in order, none left out between two of one process [A3, A4]. And bugs that somebody would meet as lost or doubled records: each
+has a seed that shows it."""
 
 from __future__ import annotations
 
