@@ -19,7 +19,6 @@ from liftpy.client.transport import NoAnswerError, NobodyListensError
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
-    LiftError,
     NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
@@ -236,9 +235,9 @@ async def test_who_was_overtaken_before_its_first_record_is_told() -> None:
         await other.send(b"theirs")
     wire.another_leader()
     receipt = await p.send(b"mine")
-    with pytest.raises(PublishRejectedError):
+    with pytest.raises(PublishRejectedError, match="another process has gone on"):
         await p.flush()
-    with pytest.raises(LiftError):
+    with pytest.raises(PublishRejectedError):
         await receipt
     await p.close()
     assert wire.values() == [b"theirs"]
@@ -289,6 +288,36 @@ async def test_a_batch_that_was_stored_and_whose_answer_was_lost_is_no_duplicate
     ack = await (await p.send(b"a"))
     assert (ack.offset, ack.duplicate, p.resends) == (0, False, 1)
     await p.close()
+
+
+async def test_what_was_on_its_way_when_the_connection_broke_goes_out_at_once() -> None:
+    wire = Wire()
+    p = await a_producer(wire, attempt_s=600.0, patience_s=3600.0)
+    lost = iter([True])
+    wire.loses = lambda: next(lost, False)
+    receipt = await p.send(b"a")
+    while not wire.published:
+        await asyncio.sleep(0)
+    renewed, wire.reconnected = wire.reconnected, asyncio.get_running_loop().create_future()
+    renewed.set_result(None)
+    assert (await receipt).offset == 0
+    assert (wire.values(), p.resends) == ([b"a"], 1)
+    await p.close()
+
+
+async def test_who_is_told_nothing_knows_that_it_may_be_stored() -> None:
+    wire = Wire()
+    p = await a_producer(wire, window=1, attempt_s=600.0, patience_s=3600.0)
+    wire.commits = False
+    sent = await p.send(b"a")
+    while not wire.published:
+        await asyncio.sleep(0)
+    kept = await p.send(b"b")
+    await p.close()
+    with pytest.raises(OutcomeUnknownError, match="it was sent, and not answered"):
+        await sent
+    with pytest.raises(ClientClosedError):
+        await kept
 
 
 # ---- bounds ----------------------------------------------------------------------------------------------------------------------
