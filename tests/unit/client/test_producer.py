@@ -235,12 +235,34 @@ async def test_who_was_overtaken_before_its_first_record_is_told() -> None:
         await other.send(b"theirs")
     wire.another_leader()
     receipt = await p.send(b"mine")
-    with pytest.raises(PublishRejectedError, match="another process has gone on"):
+    with pytest.raises(PublishRejectedError, match="DIVERGED_PRODUCER"):
         await p.flush()
     with pytest.raises(PublishRejectedError):
         await receipt
     await p.close()
     assert wire.values() == [b"theirs"]
+
+
+async def test_who_was_told_where_to_go_on_by_a_leader_that_is_gone_and_is_not_there_any_more_is_told() -> None:
+    wire = Wire()
+    old = await a_producer(wire)
+    await old.send(b"a")
+    await old.flush()
+    new = await a_producer(wire)
+    wire.another_leader()
+    await old.send(b"b")
+    await old.flush()
+    receipt = await new.send(b"c")
+    with pytest.raises(PublishRejectedError, match="another process has gone on"):
+        await new.flush()
+    with pytest.raises(LiftError):
+        await receipt
+    await new.close()
+    await old.send(b"d")
+    with pytest.raises(PublishRejectedError, match="FENCED"):
+        await old.flush()
+    await old.close()
+    assert wire.values() == [b"a", b"b"]
 
 
 async def test_one_that_repeats_itself_is_stored_once_and_one_that_does_not_is_told() -> None:
