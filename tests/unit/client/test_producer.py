@@ -19,6 +19,7 @@ from liftpy.client.transport import NoAnswerError, NobodyListensError
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
+    LiftError,
     NotAllowedError,
     NotFoundError,
     OutcomeUnknownError,
