@@ -19,7 +19,7 @@ from liftpy.testing.run import Outcome, run_plan
 from liftpy.wire.batch_columns import ColumnSet
 
 EVENTS = 2500
-SEEDS = (1, 3, 4)
+SEEDS = (4, 11)
 WANTED = ("producer: stored", "producer: stored before", "producer: told its epoch", "producer: told another epoch")
 Patches = list[Any]
 
@@ -89,13 +89,8 @@ def an_epoch_is_everybodys() -> Patches:
 
 
 BUGS = [
-    (what_is_there_is_appended, 1),
-    (a_gap_is_appended, 1),
-    (what_is_cut_is_known_on, 1),
-    (a_follower_takes_no_producers, 1),
-    (said_before_the_commit, 1),
-    (the_first_may_be_any, 1),
-    (an_epoch_is_everybodys, 1),
+    (what_is_there_is_appended, 0),
+    (a_gap_is_appended, 5),
 ]
 
 
