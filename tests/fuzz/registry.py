@@ -19,7 +19,7 @@ ELSEWHERE = {
     "liftpy.service.rules:parameter_in": "reads a word of a command line",
     "sidecar.cli.service:read_parameters": "reads an operator's file for json.loads",
     "sidecar.cli.service:_RunGroup.parse_args": "reads a command line",
-    "liftpy.wire.keyed:partitions_of": "hashes keys of one's own; compared with the plain form in tests/unit/client/test_producer_partitions.py",
+    "liftpy.wire.keyed:partitions_of": "hashes keys; tests/unit/client/test_producer_partitions.py compares it with the plain form",
     "liftpy.strict_json:load_json": "what reads JSON calls it",
     "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
     "liftpy.client.transport:Transport.parse_errors": "counts",

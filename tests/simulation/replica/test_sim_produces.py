@@ -74,23 +74,10 @@ def the_first_may_be_any() -> Patches:
     return [patch.object(ProducerDesk, "_judge_the_first", lambda self, claim: Ruling(Finding.APPEND))]
 
 
-def an_epoch_is_everybodys() -> Patches:
-    real = ProducerDesk.judge
-
-    def judge(self: ProducerDesk, claim: Claim, columns: ColumnSet) -> Ruling:
-        self._given.pop(claim.producer_id, None)
-        self._first.setdefault(claim.producer_id, claim.base_sequence)
-        state = self._producers.state_of(claim.producer_id)
-        if state is None or state.epoch < claim.epoch:
-            self._given[claim.producer_id] = claim.epoch, claim.instance
-        return real(self, claim, columns)
-
-    return [patch.object(ProducerDesk, "judge", judge)]
-
-
 BUGS = [
     (what_is_there_is_appended, 0),
     (a_gap_is_appended, 5),
+    (a_follower_takes_no_producers, 0),
 ]
 
 
