@@ -284,6 +284,22 @@ async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monk
     assert (tried, built.told) == ([built.folder.path], [("_flush_place.tried_out", [0.001, 0.002])])
 
 
+async def test_a_try_out_whose_turn_did_not_come_before_the_stop_says_nothing(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    probing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", lambda pool, work, path: probing)
+    built.told.clear()
+    built.node._try_out_flushes(built.folder)
+    probing.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert (built.told, told) == ([], [])
+
+
 async def test_what_is_shown_of_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     node = built.node
     monkeypatch.setattr(sidecar.node, "open_count", lambda: 33)

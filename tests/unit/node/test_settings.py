@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from liftpy.client.credentials import Credentials
 from liftpy.errors import ConfigError
+from sidecar import settings
 from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
 
 WHOLE = """
@@ -186,3 +189,45 @@ def test_texts_and_lists_are_taken_as_they_are_meant(tmp_path: Path) -> None:
     assert (settings.node_id, settings.rack, settings.weight) == ("7", "3", 2.0)
     assert settings.data == Path("~/x").expanduser()
     assert settings.nats == ("nats://a:1", "nats://b:2")
+
+
+# ---- what one process says to another ------------------------------------------------------------------------------------
+def test_what_a_child_process_is_told_and_what_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("LIFTPY_")]:
+        monkeypatch.delenv(name)
+    ours = dict(os.environ)
+    assert settings.was_said_to_be_open() is False
+    for name, value in {**settings.quiet_environment(), "LIFTPY_NODE_ID": "n9"}.items():
+        monkeypatch.setenv(name, value)
+    assert settings.was_said_to_be_open() is True
+    assert settings.was_said_to_be_open({}) is False, "what was given counts, and not our own"
+    assert settings.quiet_environment() == {"LIFTPY_OPEN_NATS_SAID": "1"}
+    assert settings.was_said_to_be_open(settings.quiet_environment()) is True
+    assert settings.child_environment() == ours, "no settings of another node"
+    monkeypatch.setenv("PATH", "/somewhere")
+    assert settings.search_path() == "/somewhere"
+    monkeypatch.delenv("PATH")
+    assert settings.search_path() == os.defpath
+
+
+def test_credentials_and_addresses_travel_in_the_environment() -> None:
+    told = settings.credentials_environment(Credentials(user="u", password="secret"))
+    assert told == {"LIFTPY_USER": "u", "LIFTPY_PASSWORD": "secret"}
+    told |= settings.nats_environment("nats://u:p@h:1")
+    loaded = load(None, {"node_id": "n1", "data": "/x"}, told)
+    assert (loaded.credentials, loaded.nats) == (Credentials(user="u", password="secret"), ("nats://u:p@h:1",))
+
+
+@pytest.mark.parametrize(
+    ("told", "count"),
+    [("", 0), ("0", 0), ("7", 7), ("1000", 1000), ("1001", 1000), ("-1", 0), ("x", 0), ("\u0663", 0), ("1.5", 0)],
+)
+def test_how_often_a_node_has_started_again_is_a_number_or_none(told: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.restarts_in_a_row({"LIFTPY_RESTARTS_IN_A_ROW": told}) == count
+    monkeypatch.setenv("LIFTPY_RESTARTS_IN_A_ROW", told)
+    assert settings.restarts_in_a_row() == count
+    assert settings.restarts_in_a_row({}) == 0
+    monkeypatch.setenv("LIFTPY_NODE_ID", "n1")
+    again = settings.restarted_environment(count + 1)
+    assert again == {**os.environ, "LIFTPY_RESTARTS_IN_A_ROW": str(min(count + 1, 1000))}
+    assert again["LIFTPY_NODE_ID"] == "n1", "the same node"
