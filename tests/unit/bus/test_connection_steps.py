@@ -113,7 +113,9 @@ async def test_a_subscription_is_written_and_taken_back_once(bus: Any) -> None:
     assert (bus._subs[1].subject, bus._subs[1].queue, bus._subs[2].queue) == ("a.>", "q", "")
     first.leave()
     assert (sorted(bus._subs), sorted(bus._sinks)) == ([2], [b"1", b"2"])
+    bus._pings_outstanding = 2
     assert bus._take(b"MSG a.x 1 1\r\n3\r\n") is None
+    assert bus._pings_outstanding == 0, "who sends is alive, whatever its answer waits behind"
     for _ in range(2):
         first.close()
         second.close()
