@@ -25,6 +25,7 @@ def test_the_first_leader_waits_for_nobody() -> None:
     succession = Succession("a", S)
     succession.partition_changed(state("a"), LIVE, 0)
     assert succession.is_over(0)
+    assert succession.until_ns() == 0
 
 
 def test_a_successor_waits_until_the_one_before_asks_it() -> None:
