@@ -190,6 +190,10 @@ class ReplicationConfig:
     subjects_bytes: int = 64 * 1024 * 1024
     """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 280,000
     subjects of 40 bytes. With more, such publishes are refused."""
+    state_checkpoint_s: float = 60.0
+    """How often what is derived from a log (message ids, producers, subjects) is written beside it, where the log has grown enough."""
+    state_checkpoint_bytes: int = 64 * 1024 * 1024
+    """When a log has grown by so much it is written before that; more where it is large."""
     batch_max_bytes: int = 512 * 1024
     batch_max_records: int = 4096
     slow_flush_s: float = 0.2
@@ -253,6 +257,8 @@ class ReplicationConfig:
                 "dedup_bytes": (4096, 16 << 30),
                 "producer_bytes": (4096, 16 << 30),
                 "subjects_bytes": (4096, 16 << 30),
+                "state_checkpoint_s": (0.01, 86_400.0),
+                "state_checkpoint_bytes": (4096, 1 << 40),
                 "batch_max_bytes": (4096, 64 << 20),
                 "batch_max_records": (1, 65_536),
                 "preferred_leaders_every": (0, 86_400.0),

@@ -25,6 +25,7 @@ from liftpy.ingest.jetstream import OF_SUBJECT
 from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
 from liftpy.ingest.producers import Producers, count_for
 from liftpy.ingest.recent_ids import RecentIds, ids_of
+from liftpy.ingest.state_file import State, Unwritten
 from liftpy.invariants import check
 from liftpy.log.log import Log
 from liftpy.log.reading import offset_before, offset_some_bytes_before
@@ -65,6 +66,8 @@ class DerivedState:
         self.producers = Producers(0, count_for(max_bytes)) if producers is None else producers
         self.subjects = LastOfSubjects(self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking())
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
+        self.taken_bytes = 0
+        """Of the log's batches, ever, replayed ones included."""
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
@@ -96,6 +99,7 @@ class DerivedState:
         """A batch of this leader's own is in the log. ``ids``: by offset. ``stored``: the batch. ``numbering``, ``asks``: as in
         NewBatch."""
         last_offset = base_offset + record_count - 1
+        self.taken_bytes += len(stored)
         self._take(NewBatch(base_offset, last_offset, timestamp_ns, record_count, ids, numbering, stored, asks))
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
@@ -103,6 +107,7 @@ class DerivedState:
         for batch in batches:
             if batch.base_offset != self.end_offset:
                 return
+            self.taken_bytes += batch.header.size_bytes
             self._take(_told(batch))
 
     def _take(self, batch: NewBatch) -> None:
@@ -133,6 +138,30 @@ class DerivedState:
             for part in self.parts:
                 part.cut(end_offset)
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self, of: str) -> Unwritten | None:
+        """What is known of the log up to HW, to be written beside it behind a checkpoint of HW; None: that is nothing that a file could
+        say, or it is not on this disk yet. ``of``: whose it is."""
+        log, end_offset = self._log, self._high_watermark + 1
+        if self.end_offset is None or not log.log_start_offset < end_offset <= min(self.end_offset, log.durable_end_offset):
+            return None
+        parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
+        return Unwritten(of, end_offset, log.epochs.epoch_at(end_offset - 1), parts)
+
+    def restore(self, state: State) -> bool:
+        """Begin with what a file says, which fits this log (``load_state``): a replay goes on from there. Whether it could be used."""
+        self._begin(state.end_offset)
+        try:
+            for part in self.parts:
+                version, data = state.parts.get(part.name, (part.version, None))
+                part.restore(data if version == part.version else None, state.end_offset)
+        except CorruptionError:
+            self._begin(None)
+            return False
+        self._high_watermark = state.end_offset - 1
+        self.committed(self._log.high_watermark)
+        return True
+
     def replay(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read on in the log; whether it is covered to its end now. Raises what ``Log.read`` raises."""
         log = self._log
@@ -146,6 +175,7 @@ class DerivedState:
         self.replayed_bytes += result.size_bytes
         for chunk in result.chunks:
             for batch in split_batches(chunk, verify=False):
+                self.taken_bytes += batch.header.size_bytes
                 self._take(_told(batch))
         if not result.chunks:
             raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")

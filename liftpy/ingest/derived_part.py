@@ -6,7 +6,7 @@ It checks no offsets: that batches follow each other, and that no cut goes below
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from liftpy.wire.batch import RecordBatch
@@ -48,6 +48,10 @@ class Part(Protocol):
         """In checkpoints and metrics; it never changes."""
 
     @property
+    def version(self) -> int:
+        """Of what ``snapshot`` gives."""
+
+    @property
     def reach_ns(self) -> int:
         """How much log time before the record at HW it must have taken to know all that it promises to know."""
 
@@ -67,3 +71,10 @@ class Part(Protocol):
 
     def cut(self, end_offset: int) -> None:
         """Every batch from ``end_offset`` on is forgotten, as if it had never been taken; all of them were above HW."""
+
+    def snapshot(self) -> Callable[[], bytes]:
+        """What is known of the log up to HW. The call itself is short; what it returns gives the bytes, in any thread, later."""
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Behind ``begin``: what ``snapshot`` has given, of a log up to ``end_offset`` (exclusive); None: a file that has nothing
+        of this part. Raises CorruptionError where that is not enough, or is none."""

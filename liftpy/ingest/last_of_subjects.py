@@ -22,12 +22,15 @@ and knows a: 2, b: 1. Then b@3 and a cut to 3: b is 1 again.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from sys import getsizeof
 
 import numpy as np
 
+from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.wire.batch import RecordBatch, parse_batch
 
@@ -35,6 +38,8 @@ _ENTRY_BYTES = 144
 """What a subject takes besides its text: its place in the table and its offset (measured)."""
 _BATCH_BYTES = 320
 """What a batch above HW takes besides its subjects."""
+_OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
+_COUNT = struct.Struct("<Q")
 MANY = 10_000
 """With more subjects than these, a filter over subjects is not looked up: it would stop the node for milliseconds."""
 
@@ -44,6 +49,7 @@ class LastOfSubjects:
     ``read_on``: called when it begins to lack what lies below."""
 
     name = "subjects"
+    version = 1
     reach_ns = 0
 
     def __init__(
@@ -181,6 +187,28 @@ class LastOfSubjects:
             self._clear(None)
             self._full_until = int(np.median(offsets))
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], bytes]:
+        """Whether somebody has asked; and, if all is known, what: offsets and sizes as columns, then the subjects."""
+        if not self.wanted or not self._knows_all:
+            state = _ASKED if self.wanted else _OFF
+            return lambda: state
+        kept = dict(self._kept)
+        return lambda: _READY + _encoded(kept)
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Who did not know all of them reads backwards."""
+        self.wanted = data is not None and data[:1] != _OFF and not self._literal
+        self._clear(end_offset)
+        self._high_watermark = end_offset - 1
+        if self.wanted and data is not None and data[:1] == _READY:
+            self._kept = _decoded(data[1:], end_offset)
+            self.low = 0
+            self.size_bytes = _size_bytes(self._kept)
+            self._make_room()
+        elif self.lacks:
+            self._read_on()
+
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, subject: str) -> int | None:
         """Offset of the last record of ``subject``, -1: it has none; None: not known yet."""
@@ -201,6 +229,29 @@ class LastOfSubjects:
             return None
         offset = max((offset for known in (self._kept, self._over) for s, offset in known.items() if matches(s)), default=-1)
         return offset if offset >= self._log_start_offset() else -1
+
+
+def _encoded(kept: Mapping[str, int]) -> bytes:
+    subjects = [subject.encode("utf-8", "surrogateescape") for subject in kept]
+    offsets, sizes = np.array(list(kept.values()), np.int64), np.array([len(subject) for subject in subjects], np.uint32)
+    return _COUNT.pack(len(subjects)) + offsets.tobytes() + sizes.tobytes() + b"".join(subjects)
+
+
+def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        offsets = np.frombuffer(data, np.int64, count, _COUNT.size)
+        sizes = np.frombuffer(data, np.uint32, count, _COUNT.size + offsets.nbytes)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise CorruptionError(f"subjects: {error}") from None
+    at = _COUNT.size + offsets.nbytes + sizes.nbytes
+    bounds = [at, *(at + np.cumsum(sizes, dtype=np.int64)).tolist()]
+    within = not count or (int(offsets.min()) >= 0 and int(offsets.max()) < end_offset)
+    subjects = [data[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)]
+    found = dict(zip(subjects, offsets.tolist(), strict=True))
+    if bounds[-1] != len(data) or not within or len(found) != count:
+        raise CorruptionError("subjects: the columns do not fit together")
+    return found
 
 
 def _size_bytes(subjects: Collection[str]) -> int:

@@ -25,21 +25,27 @@ the digest that it sends says the same of 0..99; 100..119 are appended. What the
 
 from __future__ import annotations
 
+import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import crc32c
 
+from liftpy.errors import CorruptionError, ProtocolError
 from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.digest import RollingDigest
+from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
 from liftpy.wire.batch_columns import ColumnSet
 
 _ROUND = 1 << 32
 _EPOCHS = 1 << 16
 _REMEMBERED = 5
 """Batches of a producer whose offsets are known."""
+_TIME = struct.Struct("<qI")
+_STATE = struct.Struct("<QHIq?B")
+_BATCH = struct.Struct("<IIq?I")
 STATE_BYTES = 1_200
 """About what a producer takes in memory, with its last batches (measured)."""
 
@@ -131,6 +137,7 @@ class Producers:
     """A ``Part``: of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
 
     name = "producers"
+    version = 1
 
     def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0) -> None:
         """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
@@ -216,6 +223,33 @@ class Producers:
             if taken.before is not None:
                 self._states[taken.producer_id] = taken.before
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], bytes]:
+        """Log time, then each producer."""
+        states = dict(self._states)
+        for taken in reversed(self._tail):
+            states.pop(taken.producer_id, None)
+            if taken.before is not None:
+                states[taken.producer_id] = taken.before
+        head = _TIME.pack(self._committed_ns, len(states))
+        return lambda: head + b"".join(_encoded(producer_id, state) for producer_id, state in states.items())
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """Who has room for fewer forgets those that were heard last longest ago."""
+        try:
+            self._committed_ns, count = _TIME.unpack_from(data or b"")
+            at, states = _TIME.size, dict[int, ProducerState]()
+            for _ in range(count):
+                producer_id, state, at = _decoded(data or b"", at)
+                states[producer_id] = state
+        except (struct.error, ProtocolError) as error:
+            raise CorruptionError(f"producers: {error}") from None
+        if at != len(data or b"") or len(states) != count:
+            raise CorruptionError("producers: more, or fewer, than there should be")
+        self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
+        self._states = dict(sorted(states.items(), key=lambda item: item[1].time_ns))
+        self._fold()
+
     # ---- what comes --------------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:
         """What is to be done with a batch of a producer; ``columns`` are its own."""
@@ -258,6 +292,29 @@ class Producers:
         if stored is None:
             return state.digest is None
         return stored.check is None or stored.check == _check(claim.digest.over(columns, 0, known))
+
+
+def _encoded(producer_id: int, state: ProducerState) -> bytes:
+    digest = b"" if state.digest is None else state.digest.encode()
+    head = _STATE.pack(
+        producer_id, state.epoch, state.next_sequence, state.time_ns, state.digest is not None, len(state.batches)
+    )
+    batches = [_BATCH.pack(b.sequence, b.record_count, b.offset, b.check is not None, b.check or 0) for b in state.batches]
+    return head + digest + b"".join(batches)
+
+
+def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
+    """(producer, its state, where the next one begins)."""
+    producer_id, epoch, next_sequence, time_ns, has_digest, batch_count = _STATE.unpack_from(data, at)
+    at += _STATE.size
+    digest = RollingDigest.decode(data[at : at + DIGEST_BYTES]) if has_digest else None
+    at += DIGEST_BYTES if has_digest else 0
+    batches = []
+    for _ in range(batch_count):
+        sequence, record_count, offset, has_check, known = _BATCH.unpack_from(data, at)
+        batches.append(StoredBatch(sequence, record_count, offset, known if has_check else None))
+        at += _BATCH.size
+    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns), at
 
 
 def count_for(max_bytes: int) -> int:

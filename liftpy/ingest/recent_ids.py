@@ -19,13 +19,16 @@ new message. A batch of t = 1121 s above HW drops nothing: it may be cut, and a 
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 
@@ -35,6 +38,8 @@ MAX_ID_BYTES = 1024
 _NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
 """What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
+_HEAD = struct.Struct("<qqI")
+_COUNTS = struct.Struct("<QQ")
 _BATCH_BYTES = 296
 """What a batch with ids takes besides them."""
 
@@ -67,6 +72,7 @@ class RecentIds:
     inclusive but for ``end_offset``."""
 
     name = "ids"
+    version = 1
 
     def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
         self.window_ns = window_ns
@@ -173,6 +179,34 @@ class RecentIds:
             self._forget(taken)
             self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def snapshot(self) -> Callable[[], bytes]:
+        """The window; log time; the last id; then of each batch, and of each id, a column."""
+        head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
+        kept = tuple(self._kept)
+        return lambda: head + _encoded(kept)
+
+    def restore(self, data: bytes | None, end_offset: int) -> None:
+        """A file that was written under a shorter window knows too little."""
+        try:
+            window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
+        except struct.error:
+            raise CorruptionError("ids: there are none") from None
+        if window_ns < self.window_ns:
+            raise CorruptionError("ids: of a shorter window")
+        data = data or b""
+        self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]
+        self._high_watermark = end_offset - 1
+        now_ns = self._now_ns()
+        for last_offset, time_ns, ids, offsets in _decoded(data[_HEAD.size + size_bytes :], end_offset):
+            taken = _Taken(last_offset, time_ns, now_ns, b"", ids, offsets)
+            if self.window_ns:
+                self._note(taken)
+                taken.before = None
+                self._kept.append(taken)
+        if self.size_bytes > self._max_bytes:
+            self._make_room()
+
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
         """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
@@ -180,6 +214,54 @@ class RecentIds:
         if taken is None or (taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken)):
             return None
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+
+
+def _encoded(kept: Sequence[_Taken]) -> bytes:
+    """``kept`` may lose ids meanwhile, whole batches of them: those were forgotten."""
+    rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in kept]
+    rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
+    ids = [message_id for row in rows for message_id in row[2]]
+    columns = (
+        np.array([row[0] for row in rows], np.int64),
+        np.array([row[1] for row in rows], np.int64),
+        np.array([len(row[2]) for row in rows], np.uint32),
+        np.array([offset for row in rows for offset in row[3]], np.int64),
+        np.array([len(message_id) for message_id in ids], np.uint32),
+    )
+    return _COUNTS.pack(len(rows), len(ids)) + b"".join(column.tobytes() for column in columns) + b"".join(ids)
+
+
+def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
+    """(last offset, log time, ids, offsets) of each batch. Raises CorruptionError for what ``_encoded`` never gives."""
+    try:
+        row_count, id_count = _COUNTS.unpack_from(data)
+        at, columns = _COUNTS.size, []
+        for kind, count in (
+            (np.int64, row_count),
+            (np.int64, row_count),
+            (np.uint32, row_count),
+            (np.int64, id_count),
+            (np.uint32, id_count),
+        ):
+            columns.append(np.frombuffer(data, kind, count, at))
+            at += columns[-1].nbytes
+    except (struct.error, ValueError, OverflowError) as error:
+        raise CorruptionError(f"ids: {error}") from None
+    last_offsets, times_ns, counts, offsets, sizes = columns
+    ends = np.cumsum(sizes, dtype=np.int64)
+    rising = bool((np.diff(last_offsets) > 0).all() and (np.diff(offsets) > 0).all())
+    within = not row_count or (int(last_offsets[-1]) < end_offset and int(counts.min()) > 0)
+    if (
+        int(counts.sum(dtype=np.int64)) != id_count
+        or (int(ends[-1]) if id_count else 0) != len(data) - at
+        or not (rising and within)
+    ):
+        raise CorruptionError("ids: the columns do not fit together")
+    bounds = [at, *(at + ends).tolist()]
+    ids = [data[start:end] for start, end in pairwise(bounds)]
+    places, known = [0, *np.cumsum(counts, dtype=np.int64).tolist()], offsets.tolist()
+    for (start, end), last_offset, time_ns in zip(pairwise(places), last_offsets.tolist(), times_ns.tolist(), strict=True):
+        yield last_offset, time_ns, tuple(ids[start:end]), tuple(known[start:end])
 
 
 def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:

@@ -24,7 +24,7 @@ from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.proving import FLUSH_FAILED_NAME, failed_flush, finish_splits, prove, seal
 from liftpy.log.segment import Segment, Walk, index_name, log_name, walk
 from liftpy.log.set_aside import BEHIND, DAMAGED, names_set_aside, set_aside
-from liftpy.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, Checkpoint, decode_checkpoint, decode_index
+from liftpy.log.small_files import CHECKPOINT_NAME, EPOCHS_NAME, STATE_PREFIX, Checkpoint, decode_checkpoint, decode_index
 from liftpy.log.storage import Storage
 
 _COPY_BYTES = 8 * 1024 * 1024
@@ -81,6 +81,9 @@ class Recovered:
     small_files: dict[str, bytes] = field(default_factory=dict)
     """What a log reads besides: ``leader-epochs`` and ``compaction-horizon``, those that are there."""
 
+    has_states: bool = False
+    """Whether there are checkpoints of derived state."""
+
     @property
     def is_complete(self) -> bool:
         """Whether opening the log on it touches no file any more."""
@@ -132,8 +135,11 @@ def recover(storage: Storage, *, clean: bool = False) -> Recovered:
         rewritten_bytes=rewritten_bytes,
         flush_failed=flush_failed,
     )
+    has_states = any(name.startswith(STATE_PREFIX) for name in names)
     small_files = {name: storage.load(name) for name in (EPOCHS_NAME, HORIZON_NAME) if name in names}
-    return Recovered(segments, checkpoint, report, storage, {name: data for name, data in small_files.items() if data})
+    return Recovered(
+        segments, checkpoint, report, storage, {name: data for name, data in small_files.items() if data}, has_states
+    )
 
 
 def _remove_stray_indexes(storage: Storage, names: Iterable[str], bases: list[int]) -> None:

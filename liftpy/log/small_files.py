@@ -20,6 +20,8 @@ from liftpy.errors import UnknownFormatError
 
 CHECKPOINT_NAME = "high-watermark"
 EPOCHS_NAME = "leader-epochs"
+STATE_PREFIX = "state-"
+"""Of checkpoints of what is derived from the log (``liftpy/ingest/state_file.py``)."""
 _VERSION = 1
 _HEAD = struct.Struct("<4sI")
 _CHECKPOINT = struct.Struct("<qqQ")

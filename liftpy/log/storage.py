@@ -4,7 +4,8 @@ THE CONTRACT. One folder per partition; names are flat. What was written is dura
 created, renamed or removed name only after ``sync_folder``; a crash may keep any prefix of what is not durable of each file.
 Every method raises StorageError (NoSpaceError for a full disk) and nothing else. All calls come from one thread, but for
 ``LogFile.sync``, ``Storage.replace`` and ``sync_folder``, which a flush runs in another one while appends go on (never two
-``replace`` of one name at once), and compaction, which reads sealed files and writes files that nothing else knows of.
+``replace`` of one name at once), and compaction, which reads sealed files and writes files that nothing else knows of. So does
+who writes ``state-`` files, and removes older ones.
 """
 
 from __future__ import annotations

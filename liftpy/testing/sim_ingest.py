@@ -6,11 +6,15 @@ Bytes of messages go in, bytes of acks come out; the checkers look at each answe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from liftpy.config import AckPolicy, Codec
+from liftpy.errors import LiftError, StorageError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.derived import derived_state
 from liftpy.ingest.ingest import Ingest, Sink
+from liftpy.ingest.state_file import state_owner
+from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.replica import effects as do
 from liftpy.testing.messages import AckFrame, Publish
 from liftpy.testing.network import Reply
@@ -21,6 +25,13 @@ _TO = b"Sim-To: "
 """A header that says where below the partition's own subject a message is published."""
 _OF_DEAD_PROCESSES = ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
 _INBOXES = InboxRule(("_INBOX.",))
+
+
+STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
+"""A file each second, where the log has grown at all."""
+
+
+_LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
 
 
 class SimIngest:
@@ -37,7 +48,15 @@ class SimIngest:
         self.acks = PendingAcks(self, replica.key, replica.subject)
         below = f"{replica.subject}.>"
         self.derived = derived_state(replica.log, below, replica.log.config, self._cluster.config, replica.now_ns)
-        self.derived.on_lacking = replica.look_back_soon
+        self._looking_back = False
+        self.derived.on_lacking = self._look_back_soon
+        owner = state_owner(replica.key)
+        with suppress(StorageError):
+            for why in restore_state(self.derived, replica.log, owner).values():
+                self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
+        log, known = replica.log, self.derived.end_offset is not None
+        self._cluster.counters["derived states restored"] += known and log.log_end_offset > log.log_start_offset
+        self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
@@ -55,6 +74,18 @@ class SimIngest:
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )
+
+    def _look_back_soon(self) -> None:
+        if not self._looking_back:
+            self._looking_back = True
+            self._replica.later(_LOOK_BACK_NS, self._look_back)
+
+    def _look_back(self) -> None:
+        self._looking_back = False
+        if not (self._replica.failed or self._replica.log.closed):
+            with suppress(LiftError):  # damage: the replica has been told
+                if not self.derived.look_back(_LOOK_BACK_BYTES):
+                    self._look_back_soon()
 
     def _wall_ns(self) -> int:
         return self._replica.now_ns() + self._replica.process.node.wall_offset_ns

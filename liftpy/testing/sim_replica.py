@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from liftpy.cluster.image import StreamImage
@@ -78,7 +77,6 @@ class SimReplica(Asking):
         self._tokens: dict[int, Any] = {}
         self._replaying: do.ReplayLog | None = None
         """The last one that was asked for; nobody waits for an earlier one any more."""
-        self._looking_back = False
         self._next_token = 1
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
@@ -294,8 +292,11 @@ class SimReplica(Asking):
     def checkpoint(self) -> None:
         """The interval has passed."""
         if not self.failed and self.commit.begin_checkpoint():
-            self._stored(self.log.checkpoint)
+            stored = self._stored(self.log.checkpoint)
             self.commit.checkpoint_ended()
+            unwritten = self.publishers.states.begin() if stored else None
+            if unwritten is not None:
+                self.publishers.states.write(unwritten)
 
     def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
         """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
@@ -335,18 +336,6 @@ class SimReplica(Asking):
             return  # damage: ``_damaged`` has been told
         self.feed(ev.ReplayProgressed(end_offset=min(derived.end_offset or 0, effect.end_offset)))
         self.later(_REPLAY_NS, lambda: self._replayed(effect) if complete else self._replay(effect))
-
-    def look_back_soon(self) -> None:
-        if not self._looking_back:
-            self._looking_back = True
-            self.later(_REPLAY_NS, self._look_back)
-
-    def _look_back(self) -> None:
-        self._looking_back = False
-        if not (self.failed or self.gone or self.log.closed):
-            with suppress(LiftError):  # damage: ``_damaged`` has been told
-                if not self.publishers.derived.look_back(_REPLAY_BYTES):
-                    self.look_back_soon()
 
     def _replayed(self, effect: do.ReplayLog) -> None:
         if self._replaying is effect:

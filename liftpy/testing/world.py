@@ -64,9 +64,6 @@ class Copy(Protocol):
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 
-    def look_back_soon(self) -> None:
-        """Read on backwards in the log, for the subjects, until none is lacking."""
-
 
 class Life(Protocol):
     """One process of a node."""

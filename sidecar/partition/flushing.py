@@ -154,17 +154,22 @@ class Flusher:
         self._flushed(end_offset)
 
     # ---- checkpoints and the end ----------------------------------------------------------------------------------------
-    def checkpoint(self) -> None:
-        """Store HW in the background; skipped while an earlier one runs."""
-        if self._commit.begin_checkpoint():
+    def checkpoint(self, stored: Callable[[], None] = lambda: None) -> bool:
+        """Store HW in the background; skipped while an earlier one runs. Return whether it has begun; ``stored`` is called once
+        HW as it was at this call is on the disk."""
+        begins = self._commit.begin_checkpoint()
+        if begins:
             self._checkpoint = future = self._pool.submit(self._log.checkpoint)
-            future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._checkpointed, future))
+            future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._checkpointed, future, stored))
+        return begins
 
-    def _checkpointed(self, future: Future) -> None:
+    def _checkpointed(self, future: Future, stored: Callable[[], None]) -> None:
         if self._checkpoint is future:
             self._checkpoint = None
             self._commit.checkpoint_ended()
         error = future.exception()
+        if error is None:
+            stored()
         if error is not None and not isinstance(error, (LiftError, OSError)):
             raise error
         if error is not None and not self._log.closed:

@@ -80,7 +80,7 @@ class Housekeeping:
             high_watermark = worker.high_watermark
             if self._checkpointed.get(worker) != high_watermark:
                 self._checkpointed[worker] = high_watermark
-                worker.flusher.checkpoint()
+                worker.states.checkpoint()
                 done += 1
                 if done % _AT_ONCE == 0:
                     await asyncio.sleep(0)

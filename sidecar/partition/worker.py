@@ -57,6 +57,7 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replaying import LogReplay
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
+from sidecar.partition.states import FoundState, StateCheckpoints, found_state
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
 
@@ -111,8 +112,7 @@ class PartitionWorker:
         self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log, set_aside: tuple[str, ...] = ()
     ) -> None:
         self.key = key
-        self.config = config
-        self.log = log
+        self.config, self.log = config, log
         self.compacted = config.compaction
         self.set_aside = set_aside
         """Files that recovery set aside, which are still there."""
@@ -159,6 +159,7 @@ class PartitionWorker:
         self.flusher = Flusher(
             log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
         )
+        self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = PartitionServices(
             bus=node.links.replication,
             key=key,
@@ -344,12 +345,15 @@ class PartitionWorker:
         self.executor.close()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
+        store_state = await self.states.close()
         healthy = not self.executor.storage_failed
-        return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete)
+        return await asyncio.get_running_loop().run_in_executor(self._node.pool, self._close, healthy, delete, store_state)
 
-    def _close(self, healthy: bool, delete: bool) -> bool:
+    def _close(self, healthy: bool, delete: bool, store_state: Callable[[], None] = lambda: None) -> bool:
         try:
             self.log.close(clean=healthy and not delete)
+            if healthy and not delete:
+                store_state()
             if delete:
                 self._node.folder.delete_partition(self.key)
                 self._node.promises.forget(self.key.folder)
@@ -371,21 +375,29 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 
-    def open_log() -> tuple[Log, OpenReport]:
+    def open_log() -> tuple[Log, OpenReport, FoundState]:
         if not flushes_always:
             node.identity.flushes_lazily()
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
         clean = node.identity.previous.clean_stop
         promised = node.promises.epoch_of(key.folder)
-        return Log.open(storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised)
+        log, report = Log.open(
+            storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised
+        )
+        if recovered is not None and not recovered.has_states:
+            return log, report, FoundState()
+        return log, report, found_state(log, key)
 
-    if recovered is not None and recovered.is_complete and flushes_always:
-        log, report = open_log()
+    if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
+        log, report, found = open_log()
     else:
-        log, report = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+        log, report, found = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
     CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
     if report.cut_bytes or report.damage:
         logger.warning("%s: recovered: %s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside)
+    node.counters["derived states left out"] += found.left_out
+    if found.state is not None:
+        node.counters["derived states restored" if worker.derived.restore(found.state) else "derived states left out"] += 1
     worker.begin()
     return worker

@@ -13,6 +13,7 @@ import crc32c
 
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import ConfigError, ProtocolError, StorageError
+from liftpy.ingest import state_file
 from liftpy.log import horizon, promises, small_files
 from liftpy.service import snapshot as service_snapshot
 from liftpy.service import versions
@@ -150,6 +151,7 @@ def _mend_promises(data: bytes) -> bytes:
 
 
 _PROMISES = promises.encode_promises({"orders/u1/0": 7, "orders/u1/1": 1 << 40}), promises.encode_promises({"orders/u1/0": 9})
+_STATE = state_file.encode_state(state_file.State("s-u1/0", 9, 3, {"ids": (1, b"abc"), "subjects": (1, b"")}))
 _INDEX = small_files.SegmentSummary(
     5, 9, 400, 1, 9, 4, ((1, 5), (2, 7)), (small_files.IndexEntry(5, 0, 1), small_files.IndexEntry(7, 200, 4))
 )
@@ -236,6 +238,15 @@ def decoders() -> list[Decoder]:
             lambda f: small_files.encode_index(f) if f else b"",
             _mend_tail,
             covers=("liftpy.log.small_files:decode_index",),
+        ),
+        Decoder(
+            "state file",
+            [_STATE],
+            state_file.decode_state,
+            s,
+            lambda f: state_file.encode_state(f) if f else b"",
+            _mend_tail,
+            covers=("liftpy.ingest.state_file:decode_state", "liftpy.ingest.state_file:_text_at"),
         ),
         Decoder(
             "horizon file",

@@ -16,6 +16,11 @@ def all_decoders() -> list[Decoder]:
 
 
 ELSEWHERE = {
+    "liftpy.ingest.recent_ids:RecentIds.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
+    "liftpy.ingest.recent_ids:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
+    "liftpy.ingest.last_of_subjects:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
+    "liftpy.ingest.producers:Producers.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
+    "liftpy.ingest.producers:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.service.rules:parameter_in": "reads a word of a command line",
     "sidecar.cli.service:read_parameters": "reads an operator's file for json.loads",
     "sidecar.cli.service:_RunGroup.parse_args": "reads a command line",

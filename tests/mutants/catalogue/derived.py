@@ -153,6 +153,111 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *rows(
+        "liftpy/ingest/state_file.py",
+        (
+            "any partition's state is taken",
+            "if state.of != of or state_name(end_offset) != name:",
+            "if state_name(end_offset) != name:",
+            "a stream that was made again begins with the ids of the one before",
+        ),
+        (
+            "a state above HW is taken",
+            "if end_offset - 1 > log.high_watermark:",
+            "if False:",
+            "what is cut later is known on: a message is acknowledged as a duplicate of a record that is gone",
+        ),
+        (
+            "a state of a log that was written anew is taken",
+            "if log.epochs.epoch_at(end_offset - 1) != state.leader_epoch:",
+            "if False:",
+            "after an unclean election messages are left out as duplicates of records that are lost",
+        ),
+        (
+            "a state that ends within a batch is taken",
+            "if not chunks or parse_header(chunks[0]).base_offset != end_offset:",
+            "if not chunks:",
+            "the replay meets a batch that does not follow, and the node stops",
+        ),
+        (
+            "older states stay",
+            "        storage.replace(name, data)\n        remove_states(storage, keep=name)",
+            "        storage.replace(name, data)\n        pass",
+            "the folder fills with states",
+        ),
+        (
+            "a state has no bound",
+            "if len(data) > MAX_STATE_BYTES:",
+            "if False:",
+            "a start loads gigabytes",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/state_writer.py",
+        (
+            "a state is written as often as HW is",
+            "return since_ns >= self.every_ns and grown_bytes",
+            "return grown_bytes",
+            "the disk writes more states than records",
+        ),
+        (
+            "a failed write counts as done",
+            "            size_bytes = 0\n",
+            "            size_bytes = 1\n",
+            "a disk that takes no states is seen nowhere",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/derived.py",
+        (
+            "a state is written before its log is flushed",
+            "< end_offset <= min(self.end_offset, log.durable_end_offset):",
+            "< end_offset <= self.end_offset:",
+            "after a power cut a state covers records that are gone",
+        ),
+        (
+            "a state that can't be used is half used",
+            "        except CorruptionError:\n            self._begin(None)",
+            "        except CorruptionError:\n            pass",
+            "a leader begins without the ids of its log",
+        ),
+        (
+            "what came since a state is not replayed",
+            "        self._high_watermark = state.end_offset - 1\n        self.committed(self._log.high_watermark)",
+            "        self._high_watermark = state.end_offset - 1",
+            "ids of a log that was opened expire too late",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/recent_ids.py",
+        (
+            "a state of a shorter window will do",
+            "if window_ns < self.window_ns:",
+            "if False:",
+            "after the window was made longer a message is stored twice",
+        ),
+        (
+            "the columns of a state may be anything",
+            "bool((np.diff(last_offsets) > 0).all() and (np.diff(offsets) > 0).all())",
+            "True",
+            "a state of a version with a bug is taken",
+        ),
+    ),
+    *rows(
+        "sidecar/partition/states.py",
+        (
+            "a state is written before its HW",
+            "if self._flusher.checkpoint(self._write) and self._unwritten is None",
+            "if self._unwritten is None",
+            "states are taken that nobody writes",
+        ),
+        (
+            "a stop writes no state",
+            "unwritten = self.writer.begin(closing=True)",
+            "unwritten = None",
+            "each start reads the window of all logs again",
+        ),
+    ),
+    *rows(
         "sidecar/partition/replaying.py",
         (
             "reading backwards ends after a slice",

@@ -126,8 +126,12 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
     async def flushed() -> None:
         told.append("flusher close")
 
-    def close(healthy: bool, delete: bool) -> bool:
-        told.append(("log", healthy, delete))
+    async def settled() -> str:
+        told.append("states close")
+        return "store the state"
+
+    def close(healthy: bool, delete: bool, store_state: str) -> bool:
+        told.append(("log", healthy, delete, store_state))
         return healthy
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -135,15 +139,16 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
             key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
             acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
-            flusher=SimpleNamespace(close=flushed), _close=close,
+            flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,
             _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
         )  # fmt: skip
         assert await PartitionWorker.stop(ended) is (not failed)
     assert told[0] == StopRequested()
-    assert told[-2:] == ["flusher close", ("log", not failed, False)], "what is under way is flushed before the log is closed"
+    end = ["flusher close", "states close", ("log", not failed, False, "store the state")]
+    assert told[-3:] == end, "what is under way is flushed before the log is closed"
     wanted = {"driver stop", "ingest stop", "replication stop", "acks drop", "reads close", "fetches close", "services close",
               "executor close", "notifications forget"}  # fmt: skip
-    assert wanted <= set(told[1:-2])
+    assert wanted <= set(told[1:-3])
 
 
 @pytest.mark.parametrize("clean_stop", [False, True])

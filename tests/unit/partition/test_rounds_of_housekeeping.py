@@ -25,9 +25,8 @@ class Kept:
         self.config = StreamConfig(retention_bytes=1, compaction=True)
         self.set_aside: tuple[str, ...] = ("old",)
         self.executor = SimpleNamespace(no_space=False)
-        self.flusher = SimpleNamespace(
-            checkpoint=lambda: self.done.append("checkpoint"), alone=lambda work: self.done.append("settle") or work()
-        )
+        self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
+        self.flusher = SimpleNamespace(alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
         self.log = SimpleNamespace(
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,

@@ -80,7 +80,7 @@ async def test_a_stream_that_flushes_lazily_is_marked_before_its_log_is_opened(
 ) -> None:
     order: list[Any] = []
     identity = SimpleNamespace(flushes_lazily=lambda: order.append("marked"), previous=SimpleNamespace(clean_stop=True))
-    found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True)}
+    found: dict[Path, Any] = {Path("there"): SimpleNamespace(storage="recovered", is_complete=True, has_states=False)}
     folder = SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made")
     node: Any = SimpleNamespace(
         identity=identity, pool=pool, folder=folder, recovered=SimpleNamespace(take=lambda path: found.pop(path, None)),

@@ -1,0 +1,170 @@
+"""Checkpoints of derived state: ``state-<offset>`` beside a log, so that a start or a promotion replays what came since, never
+all of it.
+
+Goal: what is loaded is exactly what a replay of the log below ``offset`` gives. Constraint: a file may be missing, torn, damaged, older
+than it should be, or come from another folder; the log alone is the truth, so that whatever is not proven is left out, and removed.
+
+Algorithm: a state covers the log below ``end_offset``, which is never above HW + 1, and is written after the HW that covers it.
+It names the partition and the LeaderEpoch of the last record that it covers: the same epoch at the same offset means the same log
+below [D5], so a log that was cut there and written anew, or another's, does not fit. One CRC covers all. The newest that fits is
+taken.
+
+    magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
+    name, u32 version, u64 size and its bytes; CRC-32C. Little endian. A part that is not known here is passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
+from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.log.small_files import STATE_PREFIX, open_small_file, seal_small_file
+from liftpy.log.storage import Storage
+from liftpy.wire.batch import parse_header
+
+MAX_STATE_BYTES = 512 * 1024 * 1024
+"""A larger file is not written."""
+_MAGIC = b"LFDS"
+_SIZE = struct.Struct("<H")
+_HEAD = struct.Struct("<qQI")
+_PART = struct.Struct("<IQ")
+
+Parts = Mapping[str, tuple[int, bytes]]
+"""Name -> (version, bytes)."""
+
+
+class State(NamedTuple):
+    """One file's content. ``end_offset``: exclusive; ``leader_epoch``: of the record before it."""
+
+    of: str
+    end_offset: int
+    leader_epoch: int
+    parts: Parts
+
+
+class Unwritten(NamedTuple):
+    """A state as of now, to be written in any thread by ``write``. ``parts``: name -> (version, what gives its bytes)."""
+
+    of: str
+    end_offset: int
+    leader_epoch: int
+    parts: Mapping[str, tuple[int, Callable[[], bytes]]]
+
+    def write(self, storage: Storage) -> int:
+        """Store it, durably, and remove the others; how many bytes it has, 0: it is too large, and not stored. Raises StorageError."""
+        parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
+        data = encode_state(State(self.of, self.end_offset, self.leader_epoch, parts))
+        if len(data) > MAX_STATE_BYTES:
+            return 0
+        name = state_name(self.end_offset)
+        storage.replace(name, data)
+        remove_states(storage, keep=name)
+        return len(data)
+
+
+def state_owner(key: PartitionKey) -> str:
+    """What the files of a partition call it: another stream of its name is another one."""
+    return f"{key.stream}-{key.uid}/{key.partition}"
+
+
+def state_name(end_offset: int) -> str:
+    """Of the file that covers the log below ``end_offset``."""
+    return f"{STATE_PREFIX}{end_offset:020d}"
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a file."""
+    pieces = [_text(state.of), _HEAD.pack(state.end_offset, state.leader_epoch, len(state.parts))]
+    for name, (version, data) in state.parts.items():
+        pieces += [_text(name), _PART.pack(version, len(data)), data]
+    return seal_small_file(_MAGIC, b"".join(pieces))
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return _SIZE.pack(len(data)) + data
+
+
+def decode_state(data: bytes | None) -> State | None:
+    """The reverse; None for what is missing, torn or damaged. Raises UnknownFormatError for another version [S11]."""
+    body = open_small_file(_MAGIC, data)
+    if body is None:
+        return None
+    try:
+        of, at = _text_at(body, 0)
+        end_offset, leader_epoch, count = _HEAD.unpack_from(body, at)
+        at += _HEAD.size
+        parts: dict[str, tuple[int, bytes]] = {}
+        for _ in range(count):
+            name, at = _text_at(body, at)
+            version, size_bytes = _PART.unpack_from(body, at)
+            at += _PART.size
+            if name in parts or size_bytes > len(body) - at:
+                return None
+            parts[name] = version, body[at : at + size_bytes]
+            at += size_bytes
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return State(of, end_offset, leader_epoch, parts) if at == len(body) else None
+
+
+def _text_at(body: bytes, at: int) -> tuple[str, int]:
+    (size_bytes,) = _SIZE.unpack_from(body, at)
+    end = at + _SIZE.size + size_bytes
+    return body[at + _SIZE.size : end].decode(), end
+
+
+def why_not(state: State, name: str, of: str, log: Log) -> str:
+    """Why ``state``, of the file ``name``, is none of this log, which is that of the partition ``of``; '': it is."""
+    end_offset = state.end_offset
+    if state.of != of or state_name(end_offset) != name:
+        return f"it is of {state.of} at {end_offset}"
+    if not log.log_start_offset < end_offset <= log.log_end_offset:
+        return f"the log is {log.log_start_offset}..{log.log_end_offset}"
+    if end_offset - 1 > log.high_watermark:
+        return f"HW is {log.high_watermark}"
+    if log.epochs.epoch_at(end_offset - 1) != state.leader_epoch:
+        return f"the record before it is of epoch {log.epochs.epoch_at(end_offset - 1)}, not {state.leader_epoch}"
+    if end_offset < log.log_end_offset:
+        chunks = log.read(end_offset, 1, end_offset=log.log_end_offset).chunks
+        if not chunks or parse_header(chunks[0]).base_offset != end_offset:
+            return "no batch begins there"
+    return ""
+
+
+def load_state(log: Log, of: str) -> tuple[State | None, dict[str, str]]:
+    """The newest state beside ``log`` that fits it; and, of those that do not, name -> why. They, and older ones, are removed. May run
+    in any thread, while nothing else uses the log. Raises StorageError."""
+    storage, unfit = log.storage, dict[str, str]()
+    for name in sorted(state_names(storage), reverse=True):
+        try:
+            state = decode_state(storage.load(name))
+            why = "it is torn or damaged" if state is None else why_not(state, name, of, log)
+        except (UnknownFormatError, CorruptionError) as error:
+            state, why = None, str(error)
+        if state is not None and not why:
+            remove_states(storage, keep=name)
+            return state, unfit
+        unfit[name] = why
+    remove_states(storage)
+    return None, unfit
+
+
+def state_names(storage: Storage) -> list[str]:
+    """Of all files in the folder."""
+    return [name for name in storage.names() if name.startswith(STATE_PREFIX) and not name.endswith(".tmp")]
+
+
+def remove_states(storage: Storage, *, keep: str = "") -> None:
+    """All but ``keep``. What can't be removed now is removed later."""
+    with suppress(LiftError):
+        gone = [name for name in state_names(storage) if name != keep]
+        for name in gone:
+            storage.remove(name)
+        if gone:
+            storage.sync_folder()

@@ -1,0 +1,72 @@
+"""StateCheckpoints: writes what is derived from one partition's log beside it, in the background, each time behind a checkpoint
+of HW."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor as Pool
+from typing import NamedTuple
+
+from liftpy.config import ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.state_file import State, Unwritten, load_state, state_owner
+from liftpy.ingest.state_writer import StateWriter, pace_of
+from liftpy.log.log import Log
+from sidecar import clock
+from sidecar.partition.flushing import Flusher
+
+logger = logging.getLogger("liftpy.partition")
+
+
+class StateCheckpoints:
+    """Of one replica."""
+
+    def __init__(
+        self, derived: DerivedState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
+    ) -> None:
+        self._log = log
+        self._flusher = flusher
+        self._pool = pool
+        self.writer = StateWriter(derived, log, state_owner(key), pace_of(config), clock.now_ns)
+        self._unwritten: Unwritten | None = None
+        """To be written once HW is stored."""
+        self._writing: asyncio.Future[None] | None = None
+
+    def checkpoint(self) -> None:
+        """Store HW and, now and then, what is derived from the log."""
+        if self._flusher.checkpoint(self._write) and self._unwritten is None and self._writing is None:
+            self._unwritten = self.writer.begin()
+
+    def _write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, None
+        if unwritten is not None and not self._log.closed:
+            self._writing = asyncio.get_running_loop().run_in_executor(self._pool, self.writer.write, unwritten)
+            self._writing.add_done_callback(self._written)
+
+    def _written(self, _: asyncio.Future[None]) -> None:
+        self._writing = None
+
+    async def close(self) -> Callable[[], None]:
+        """Wait for what is under way. What is to be run, in any thread, once the log has been closed in good order."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+        unwritten = self.writer.begin(closing=True)
+        return (lambda: None) if unwritten is None else lambda: self.writer.write(unwritten)
+
+
+class FoundState(NamedTuple):
+    """The file that fits a log, if there is one; and how many did not."""
+
+    state: State | None = None
+    left_out: int = 0
+
+
+def found_state(log: Log, key: PartitionKey) -> FoundState:
+    """Of the files beside ``log``; those that do not fit are said, and removed. In any thread. Raises StorageError."""
+    state, unfit = load_state(log, state_owner(key))
+    for name, why in unfit.items():
+        logger.warning("%s: %s is left out and removed: %s", key, name, why)
+    return FoundState(state, len(unfit))

@@ -1,0 +1,97 @@
+"""Message ids over restarts that begin with a checkpoint of derived state, among all faults, with files that are torn, lost, and
+older than they should be: each message is committed once [A3]. And bugs of it: each has a seed that shows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.state_file import State, Unwritten, state_names
+from liftpy.ingest.state_writer import restore_state
+from liftpy.log.log import Log
+from liftpy.testing.plan import draw_plan
+from liftpy.testing.run import Outcome, run_plan
+
+EVENTS = 2500
+SEEDS = (0, 10)
+WANTED = ("duplicate answered", "derived states restored", "derived state left out: it")
+Patches = list[Any]
+
+
+@contextmanager
+def tampering(seed: int) -> Iterator[None]:
+    """Some of the files are torn, flipped, lost, or put back as they were earlier, before a log is opened."""
+    rng, earlier = random.Random(seed), dict[str, tuple[str, bytes]]()
+
+    def restore(derived: DerivedState, log: Log, of: str) -> dict[str, str]:
+        for name in state_names(log.storage):
+            data = log.storage.load(name) or b""
+            match rng.randrange(8):
+                case 0:
+                    log.storage.replace(name, data[: rng.randrange(len(data))])
+                case 1:
+                    at = rng.randrange(len(data))
+                    log.storage.replace(name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+                case 2:
+                    log.storage.remove(name)
+                case 3 if of in earlier:
+                    log.storage.remove(name)
+                    log.storage.replace(*earlier[of])
+                case _:
+                    earlier[of] = name, data
+        return restore_state(derived, log, of)
+
+    with patch("liftpy.testing.sim_ingest.restore_state", restore):
+        yield
+
+
+def run(seed: int) -> Outcome:
+    with tampering(seed):
+        return run_plan(replace(draw_plan(seed), repeats=True, contends=True), EVENTS)
+
+
+def test_each_is_committed_once() -> None:
+    seen: dict[str, int] = {}
+    for seed in SEEDS:
+        outcome = run(seed)
+        assert outcome.violation is None, outcome.report()
+        seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
+    assert [what for what, count in seen.items() if not count] == []
+
+
+def one_that_is_older_needs_no_replay() -> Patches:
+    real = DerivedState.restore
+
+    def restore(self: DerivedState, state: State) -> bool:
+        done = real(self, state)
+        self.end_offset = self._log.log_end_offset if done else self.end_offset
+        return done
+
+    return [patch.object(DerivedState, "restore", restore)]
+
+
+def one_is_written_above_hw() -> Patches:
+    real = DerivedState.snapshot
+
+    def snapshot(self: DerivedState, of: str) -> Unwritten | None:
+        unwritten, log = real(self, of), self._log
+        if unwritten is None or self.end_offset is None or self.end_offset != log.durable_end_offset:
+            return unwritten
+        return unwritten._replace(end_offset=self.end_offset, leader_epoch=log.epochs.epoch_at(self.end_offset - 1))
+
+    return [patch.object(DerivedState, "snapshot", snapshot), patch("liftpy.ingest.state_file.why_not", lambda *_: "")]
+
+
+@pytest.mark.parametrize(("bug", "seed"), [(one_that_is_older_needs_no_replay, 0), (one_is_written_above_hw, 12)])
+def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
+    with ExitStack() as stack:
+        for change in bug():
+            stack.enter_context(change)
+        assert run(seed).violation is not None, "no seed shows it"

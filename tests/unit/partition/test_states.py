@@ -1,0 +1,115 @@
+"""What is derived from a log is written behind a checkpoint of HW, and at a clean stop; a start begins with it [A3]."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from shell_parts import until
+
+from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
+from liftpy.ids import PartitionKey
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.recent_ids import Stored
+from liftpy.ingest.state_file import state_names
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.wire.batch import build_batch, parse_batch
+from sidecar.partition.flushing import Flusher
+from sidecar.partition.states import FoundState, StateCheckpoints, found_state
+from sidecar.partition.timers import Timers
+
+KEY = PartitionKey("s", "u1", 0)
+
+
+class Bench:
+    def __init__(self, pool: concurrent.futures.Executor, storage: MemoryStorage) -> None:
+        self.log = Log.open(storage, StreamConfig())[0]
+        self.derived = DerivedState(self.log, 120 * NS_PER_S, 1 << 20, lambda: 0)
+        policy = FlushPolicy.parse("always")
+        self.flusher = Flusher(self.log, policy, pool, Timers(), lambda end: None, self._failed)
+        config = ReplicationConfig(state_checkpoint_bytes=4096)
+        self.states = StateCheckpoints(self.derived, self.log, KEY, config, self.flusher, pool)
+
+    def _failed(self, error: Exception) -> None:
+        raise error
+
+    def append(self, message_id: bytes, size_bytes: int = 5000) -> None:
+        batch = build_batch(
+            [b"v" * size_bytes], headers=[[("Nats-Msg-Id", message_id)]], base_offset=self.log.log_end_offset, leader_epoch=1,
+            timestamp_ns=1,
+        )  # fmt: skip
+        self.log.append(batch)
+        self.derived.fetched([parse_batch(batch)])
+        self.log.flush()
+        self.log.raise_high_watermark(self.log.newest_offset)
+        self.derived.committed(self.log.newest_offset)
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.Executor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as made:
+        yield made
+
+
+@pytest.fixture
+async def bench(pool: concurrent.futures.Executor) -> AsyncIterator[Bench]:
+    made = Bench(pool, MemoryStorage())
+    yield made
+    await made.flusher.close()
+
+
+async def test_it_is_written_behind_hw_once_the_log_has_grown(bench: Bench) -> None:
+    order: list[str] = []
+    storage: Any = bench.log.storage
+    real = storage.replace
+
+    def replace(name: str, data: bytes) -> None:
+        order.append(name)
+        real(name, data)
+
+    storage.replace = replace
+    bench.append(b"a", 10)
+    bench.states.checkpoint()
+    await until(lambda: order and bench.flusher._checkpoint is None)
+    assert "state-00000000000000000001" not in order, "that is not worth a file"
+    bench.append(b"b")
+    bench.states.checkpoint()
+    bench.states.checkpoint()
+    await until(lambda: bench.states.writer.written and bench.states._writing is None)
+    assert order[-1] == "state-00000000000000000002"
+    assert "high-watermark" in order[1:-1]
+    bench.append(b"c")
+    bench.append(b"d")
+    bench.log.close(clean=False)
+    bench.states._unwritten = bench.states.writer.begin()
+    bench.states._write()
+    assert bench.states._writing is None, "a log that has failed is left alone"
+
+
+async def test_a_clean_stop_writes_what_has_come_since_and_a_start_begins_with_it(
+    bench: Bench, pool: concurrent.futures.Executor
+) -> None:
+    storage: Any = bench.log.storage
+    bench.append(b"a", 300_000)
+    bench.states.checkpoint()
+    bench.append(b"b", 300_000)
+    await until(lambda: bench.states._unwritten is None)
+    store = await bench.states.close()
+    assert bench.states._writing is None or bench.states._writing.done()
+    await bench.flusher.close()
+    bench.log.close()
+    store()
+    assert state_names(storage) == ["state-00000000000000000002"]
+    storage.files["state-00000000000000000009"] = storage.files["high-watermark"]
+    again = Bench(pool, storage)
+    found = found_state(again.log, KEY)
+    assert found.state is not None
+    assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
+    assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
+    assert again.derived.replayed_bytes == 0
+    assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
+    (await again.states.close())()
+    assert state_names(storage) == []
