@@ -45,6 +45,8 @@ _REMEMBERED_BYTES = 256
 
 _PLAIN = re.compile(rb"MSG ([^ \r\n]+) (\d{1,9}) (?:([^ \r\n]+) )?(\d{1,9})\r\n").match
 """The line of a message without headers, as a nats-server writes it: acks come by the thousand. All others are looked at in parts."""
+_SUBJECT = re.compile(r"[^\x00-\x20\x7f]+").fullmatch
+"""One that can't be taken for more than one field, or line, of the protocol."""
 _DENIAL = re.compile(
     rb"-ERR '?permissions violation for (publish|subscription) (?:to|with reply of) \"([^\"]*)\"", re.IGNORECASE
 )
@@ -281,12 +283,37 @@ class StrictConnection(Client):
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
         self._wants_tls = False
+        self._looked_at: tuple[str | None, bytes] = None, b""
+        """The subject of the last message that ``hand_over`` took, as text and as bytes."""
 
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
         """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""
         urls = [servers] if isinstance(servers, str) else list(servers)
         self._wants_tls = bool(options.get("tls")) or wants_tls(urls)
         await super().connect(servers=servers, **options)
+
+    def hand_over(self, subject: str, reply: str, payload: bytes) -> bool:
+        """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
+
+        ``reply``: an inbox of this connection. Whoever calls this sees to it that little is waiting (``pending_data_size``).
+        """
+        queue, flusher = self._flush_queue, self._flusher_task
+        if queue is None or flusher is None or flusher.done() or self._status != Client.CONNECTED:
+            return False
+        if len(payload) > self._max_payload:
+            return False
+        if subject != self._looked_at[0]:
+            if not _SUBJECT(subject):
+                return False
+            self._looked_at = subject, subject.encode()
+        line = b"PUB %b %b %d\r\n%b\r\n" % (self._looked_at[1], reply.encode(), len(payload), payload)
+        self._pending.append(line)
+        self._pending_data_size += len(line)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        if queue.empty():
+            queue.put_nowait(asyncio.get_running_loop().create_future())
+        return True
 
     async def _process_connect_init(self) -> None:
         """nats-py hands its messages to ``writelines``, which in some versions of asyncio (CVE-2024-12254) never says that it holds

@@ -23,7 +23,7 @@ from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
 from liftpy.client.in_flight import InFlight, MessageIds, PublishAck, PublishOptions, is_final
-from liftpy.client.outgoing import Address, enveloped, plain, promised, readdressed
+from liftpy.client.outgoing import Address, Ordinary, enveloped, plain, promised, readdressed
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.config import AckPolicy
@@ -78,6 +78,7 @@ class Publisher:
         self._options = options
         self._addressing = Addressing(address, find, self._moved, self._lost)
         self._ids = MessageIds()
+        self._made: Ordinary | None = None
         self._window = Window(options.window, options.window_bytes)
         self._in_flight: dict[int, InFlight] = {}
         self._refused: set[int] = set()
@@ -148,12 +149,12 @@ class Publisher:
                 f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
             )
         address = self._addressing.address
-        if not msg_id and self._options.message_ids and address.window_s:
-            msg_id = self._ids.next()
-        if msg_id or expected_last is not None:
-            headers = promised(headers, msg_id, expected_last)
-        uid, window_s = address.uid, address.window_s if msg_id else 0.0
-        payload = enveloped(self._stream, self._partition, uid, value, key, headers, ack)
+        new_id = self._ids.next() if not msg_id and self._options.message_ids and address.window_s else ""
+        uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
+        if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
+            payload, msg_id = self._ordinary(uid, ack).envelope(value, new_id), new_id
+        else:
+            payload, msg_id = self._any(uid, ack, value, key, headers, msg_id or new_id, expected_last), msg_id or new_id
         if self._subscription is None:
             await self._open()
         size_bytes = len(payload)
@@ -320,6 +321,20 @@ class Publisher:
             await self.close()
 
     # ---- sending -----------------------------------------------------------------------------------------------------
+    def _any(
+        self, uid: str, ack: AckPolicy, value: bytes | None, key: bytes | None, headers: HeadersLike | None, msg_id: str,
+        expected_last: int | None,
+    ) -> bytes:  # fmt: skip
+        if msg_id or expected_last is not None:
+            headers = promised(headers, msg_id, expected_last)
+        return enveloped(self._stream, self._partition, uid, value, key, headers, ack)
+
+    def _ordinary(self, uid: str, ack: AckPolicy) -> Ordinary:
+        made = self._made
+        if made is None or made.made_for != (uid, ack):
+            made = self._made = Ordinary(self._stream, self._partition, uid, ack)
+        return made
+
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
         if self._closed:

@@ -321,6 +321,9 @@ class Transport:
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
+        ours = self.connection if isinstance(self.connection, StrictConnection) else None
+        if ours and headers is None and len(payload) < ROOM_BYTES // 2 and ours.hand_over(subject, reply, payload):
+            return
         try:
             if len(payload) < ROOM_BYTES // 2:
                 await self.connection.publish(subject, payload, reply=reply, headers=headers)

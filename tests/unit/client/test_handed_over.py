@@ -1,0 +1,92 @@
+"""Messages that go the short way: the bytes that nats-py and protobuf would make, and everything else goes the long way."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nats.aio.client import Client as NatsConnection
+
+from liftpy.client.outgoing import Ordinary, enveloped, promised
+from liftpy.client.parser import StrictConnection
+from liftpy.client.transport import ROOM_BYTES, Transport
+from liftpy.config import AckPolicy
+from liftpy.errors import ConfigError
+
+
+# ---- envelopes -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("uid", ["u1", ""])
+@pytest.mark.parametrize("partition", [0, 7, 300])
+@pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
+def test_an_ordinary_envelope_has_the_bytes_of_any_other(uid: str, partition: int, ack: AckPolicy) -> None:
+    ordinary = Ordinary("orders", partition, uid, ack)
+    assert ordinary.made_for == (uid, ack)
+    for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
+        for msg_id in ("", "m", "abc.17", "q" * 100):
+            headers = promised(None, msg_id, None) if msg_id else None
+            assert ordinary.envelope(value, msg_id) == enveloped("orders", partition, uid, value, None, headers, ack)
+
+
+def test_an_ack_that_is_none_is_refused_as_ever() -> None:
+    with pytest.raises(ConfigError, match="ack is an AckPolicy, not 'all'"):
+        Ordinary("orders", 0, "u", "all")  # type: ignore[arg-type]
+
+
+# ---- lines ---------------------------------------------------------------------------------------------------------------------
+def connected(connection: Any, max_payload: int = 100) -> Any:
+    connection._status = NatsConnection.CONNECTED
+    connection._flush_queue = asyncio.Queue()
+    connection._flusher_task = asyncio.get_running_loop().create_future()
+    connection._max_payload = max_payload
+    return connection
+
+
+async def test_what_is_handed_over_is_what_nats_py_would_write() -> None:
+    ours, theirs = connected(StrictConnection()), connected(NatsConnection())
+    for subject, reply, payload in (("a.b", "_INBOX.x.1", b"v"), ("a.b", "", b""), ("\u00e4.c", "_INBOX.x.2", b"12345")):
+        assert ours.hand_over(subject, reply, payload)
+        await theirs.publish(subject, payload, reply=reply)
+    assert b"".join(ours._pending) == b"".join(theirs._pending)
+    assert ours._pending_data_size == theirs._pending_data_size == len(b"".join(ours._pending))
+    assert (ours.stats["out_msgs"], ours.stats["out_bytes"]) == (3, 6)
+    assert ours._flush_queue.qsize() == 1, "the flusher is woken once for all"
+
+
+async def test_what_can_not_go_the_short_way_is_not_taken() -> None:
+    ours = connected(StrictConnection())
+    for subject in ("", "a b", "a\r\nPUB evil", "a\tb", "a\x7f"):
+        assert not ours.hand_over(subject, "", b"v")
+    assert not ours.hand_over("a", "", b"x" * 101)
+    assert ours.hand_over("a", "", b"x" * 100)
+    ours._status = NatsConnection.RECONNECTING
+    assert not ours.hand_over("a", "", b"v")
+    ours._status = NatsConnection.CONNECTED
+    ours._flusher_task.set_result(None)
+    assert not ours.hand_over("a", "", b"v")
+    assert not StrictConnection().hand_over("a", "", b"v")
+    assert len(ours._pending) == 1
+
+
+async def test_the_transport_takes_the_short_way_where_it_may() -> None:
+    ours = connected(StrictConnection(), max_payload=ROOM_BYTES)
+    taken: list[tuple[Any, ...]] = []
+
+    async def publish(subject: str, payload: bytes, reply: str = "", headers: Any = None) -> None:
+        taken.append((subject, len(payload), reply, headers))
+
+    ours.publish = publish
+    transport = Transport(ours)
+    await transport.write("a", b"v", "_INBOX.1", None, 0.0)
+    assert (len(ours._pending), taken) == (1, [])
+    later = asyncio.get_running_loop().time() + 30
+    await transport.write("a", b"v", "", {"h": "x"}, later)
+    await transport.write("a", b"v" * (ROOM_BYTES // 2), "_INBOX.2", None, later)
+    ours._status = NatsConnection.RECONNECTING
+    await transport.write("a", b"v", "_INBOX.3", None, later)
+    assert taken == [("a", 1, "", {"h": "x"}), ("a", ROOM_BYTES // 2, "_INBOX.2", None), ("a", 1, "_INBOX.3", None)]
+    theirs: Any = SimpleNamespace(publish=publish)
+    other = Transport(theirs)
+    await other.write("a", b"v", "_INBOX.4", None, later)
+    assert taken[-1] == ("a", 1, "_INBOX.4", None), "a connection of somebody else"
