@@ -167,6 +167,8 @@ class SimReplica(Asking):
             checkers.before_effect(self, effect)
             self._do[type(effect)](effect)
         checkers.after_step(self, event)
+        if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
+            self.publishers.standby.review()
         if self.replica.held_bytes:
             cluster.counters["publishes held"] += 1
 
@@ -198,6 +200,7 @@ class SimReplica(Asking):
             self._storage_failed(error)
             return
         self.publishers.derived.fetched(batches)
+        self.publishers.standby.shown()
         self.cluster.checkers.appended(self, data, led=False)
         self.commit.appended()
 
@@ -217,6 +220,7 @@ class SimReplica(Asking):
         def cut_and_tell() -> None:
             cut()
             self.publishers.derived.cut()
+            self.publishers.standby.cut()
             self.cluster.checkers.cut(self)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
@@ -254,6 +258,7 @@ class SimReplica(Asking):
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
         self.publishers.derived.committed(effect.high_watermark)
+        self.publishers.standby.committed(effect.high_watermark)
         self.reads.advanced()
 
     def scrub(self) -> bool:
@@ -343,9 +348,10 @@ class SimReplica(Asking):
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
     def open_subject(self, effect: do.OpenSubject) -> None:
-        self.publishers.ingest.start()
+        self.publishers.open()
 
     def close_subject(self, effect: do.CloseSubject) -> None:
+        self.publishers.standby.cancel()
         self.publishers.ingest.stop()
         self._replaying = None
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
@@ -495,6 +501,7 @@ class SimReplica(Asking):
         if effect.kept_for:
             self._kept[effect.kept_for] = (request, reply)
         self._send_batches(effect, request, reply)
+        self.publishers.ingest.settle()
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         request, reply = self._kept.pop(effect.replica)

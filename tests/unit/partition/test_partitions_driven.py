@@ -137,7 +137,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ended: Any = SimpleNamespace(
             key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
-            acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
+            standby=part("standby"), acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
             flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,
             _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
@@ -147,7 +147,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
     end = ["flusher close", "states close", ("log", not failed, False, "store the state")]
     assert told[-3:] == end, "what is under way is flushed before the log is closed"
     wanted = {"driver stop", "ingest stop", "replication stop", "acks drop", "reads close", "fetches close", "services close",
-              "executor close", "notifications forget"}  # fmt: skip
+              "standby stop", "executor close", "notifications forget"}  # fmt: skip
     assert wanted <= set(told[1:-3])
 
 
