@@ -79,7 +79,7 @@ class TakenOver:
     undecided: list[RawMessage] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Message:
     """One that was heard, read."""
 
@@ -300,7 +300,16 @@ class Standby:
         if columns.batch is not None or self.reader.is_command(columns, index):
             ids = ()  # both are stored each time
         origin = self.origin(publishers.replies[0], columns.values[index])
-        return _Message(raw, heard_ns, key, publishers, is_bound, is_judged, ids, None, origin)
+        return _Message(
+            raw=raw,
+            heard_ns=heard_ns,
+            key=key,
+            publishers=publishers,
+            is_bound=is_bound,
+            is_judged=is_judged,
+            ids=ids,
+            origin=origin,
+        )
 
     def _recognise(self, messages: list[_Message]) -> int:
         """Look for each in the end of the log that can hold it; return when a record came there last that is none of them, or -1."""

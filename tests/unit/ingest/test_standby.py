@@ -365,3 +365,14 @@ def test_compressed_batches_are_looked_into() -> None:
     bench.log.append(build_batch([b"a" * 200], base_offset=0, leader_epoch=1, subjects=["ev"], codec=Codec.LZ4))
     bench.standby.shown()
     assert values(bench.leads()) == []
+
+
+def test_what_a_producer_has_numbered_is_left_to_its_sequence() -> None:
+    head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
+    numbered = frames.batch_publish(head, build_batch([b"x"], producer_id=7, producer_epoch=1))
+    asked = frames.batch_publish(client_pb2.BatchPublish(ackInbox="_INBOX.c.2", askedProducer=7, producerInstance=9), b"")
+    bench = Bench()
+    bench.heard(numbered, asked)
+    bench.heard(b"later", after_ns=S)
+    bench.shows(b"x", b"later", after_ns=MS)
+    assert values(bench.leads()) == [numbered, asked]

@@ -155,4 +155,4 @@ def test_pieces_of_a_batch_are_forgotten_with_the_role_that_asked_for_them() -> 
 def test_a_subject_that_is_closed_takes_and_answers_nothing() -> None:
     runner, calls, _ = executor()
     runner.execute(do.CloseSubject())
-    assert [name for name, *_ in calls] == ["ingest.stop", "replay.forget", "replication.stop"]
+    assert [name for name, *_ in calls] == ["standby.cancel", "ingest.stop", "replay.forget", "replication.stop"]

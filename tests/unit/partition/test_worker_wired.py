@@ -28,8 +28,6 @@ SUBJECT = "shop.orders"
 OWN_SUBJECT = worker_module.data_subject(SUBJECT, KEY.partition)
 MADE = (
     "derived_state", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
-    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Tools",
-    "DerivedState", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
     "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Standby", "Tools",
 )  # fmt: skip
 
@@ -80,7 +78,7 @@ class Wired:
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard = "heard"
-            elif name == "DerivedState":
+            elif name == "derived_state":
                 part.ids = "the ids"
             elif name == "Flusher":
                 part.disk_ns = 99
