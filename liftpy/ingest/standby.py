@@ -295,7 +295,7 @@ class Standby:
     def _message(self, raw: RawMessage, key: Key | None, columns: MessageColumns, index: int, heard_ns: int) -> _Message:
         publishers = columns.publishers if columns.batch is not None else columns.publishers.only(index)
         is_judged = columns.claim is not None or columns.asked is not None
-        is_bound = index in columns.expected or columns.unfit_then is not None
+        is_bound = index in columns.expected or index in columns.of_others or columns.unfit_then is not None
         ids = tuple(columns.ids.values()) if columns.batch is not None else tuple(filter(None, (columns.ids.get(index),)))
         if columns.batch is not None or self.reader.is_command(columns, index):
             ids = ()  # both are stored each time

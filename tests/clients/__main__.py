@@ -71,6 +71,7 @@ async def main() -> bool:
     parser.add_argument("--check", default="", help="only checks whose name has this in it")
     parser.add_argument("--jetstream", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--moves", type=int, default=0, help="as --kills, but the leadership moves by command")
     parser.add_argument("--standby", action="store_true", help="followers listen too, with --kills")
     parser.add_argument("--no-ids", action="store_true", help="without message ids, with --kills")
     parser.add_argument("--rate", type=int, default=200, help="messages a second, with --kills")
@@ -79,8 +80,10 @@ async def main() -> bool:
     if unknown:
         parser.error(f"no client {', '.join(unknown)}")
     programs = [PROGRAMS[name] for name in given.client.split(",")]
-    if given.kills:
-        return await under_kills(programs, given.kills, given.rate, standby=given.standby, msg_ids=not given.no_ids)
+    if given.kills or given.moves:
+        return await under_kills(
+            programs, given.kills, given.rate, standby=given.standby, msg_ids=not given.no_ids, moves=given.moves
+        )
     async with jetstream() if given.jetstream else ours() as target:
         return await table(target, [program for program in programs if not program.only_kills], given.check)
 
