@@ -109,6 +109,11 @@ class SimIngest:
         """It leads: go on with what it heard while it stood by."""
         self.standby.before_taking_over(self._open)
 
+    def stop(self) -> None:
+        """It leads no more."""
+        self.standby.cancel()
+        self.ingest.stop()
+
     def _open(self) -> None:
         counters, before = self._cluster.counters, self.standby.counters
         was = {name: getattr(before, name) for name in before.__slots__}

@@ -351,8 +351,7 @@ class SimReplica(Asking):
         self.publishers.open()
 
     def close_subject(self, effect: do.CloseSubject) -> None:
-        self.publishers.standby.cancel()
-        self.publishers.ingest.stop()
+        self.publishers.stop()
         self._replaying = None
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.host, subject)
