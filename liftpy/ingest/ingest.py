@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
@@ -23,7 +22,7 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
-from liftpy.ingest.ingest_shell import IngestShell, Subscription
+from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
@@ -72,14 +71,6 @@ class IngestCounters:
     """Reason -> publishes that nobody waits for, and that are not stored."""
 
 
-class _May(NamedTuple):
-    """Whether a no may be said."""
-
-    refuse: Callable[[], bool]
-    refuse_for_now: Callable[[], bool]
-    """Of what the next leader may store: nobody who stands by may have heard it."""
-
-
 @dataclass(slots=True)
 class _InHand:
     """What the core has been asked to append, and has not yet."""
@@ -125,7 +116,7 @@ class Ingest:
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may = _May(may_refuse, may_refuse_for_now or may_refuse)
+        self._may = May(may_refuse, may_refuse_for_now or may_refuse)
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from liftpy.ingest.acks import AckShell
 
@@ -67,3 +67,11 @@ class StandbyShell(Protocol):
 
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
         """Subscribe, now or once there is a connection; ``given_up(count)`` says of how many nobody had room for."""
+
+
+class May(NamedTuple):
+    """Whether a no may be said."""
+
+    refuse: Callable[[], bool]
+    refuse_for_now: Callable[[], bool]
+    """Of what the next leader may store: nobody who stands by may have heard it."""

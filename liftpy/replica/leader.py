@@ -189,10 +189,8 @@ class LeaderRole(ReplicaRole):
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
         """Said where somebody waits who may be told. That a stream is read-only, every leader says."""
-        may_tell = self.may_refuse if reason is RejectReason.READ_ONLY else self.may_refuse_for_now
-        if not event.is_plain and may_tell(now_ns):
-            return RejectPublishes(token=event.token, reason=reason)
-        return DropPublishes(token=event.token, reason=reason)
+        may_tell = self.may_refuse(now_ns) if reason is RejectReason.READ_ONLY else self.may_refuse_for_now(now_ns)
+        return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
         """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
@@ -233,10 +231,8 @@ class LeaderRole(ReplicaRole):
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
 
     def may_refuse_for_now(self, now_ns: int) -> bool:
-        """The same for a reason of this leader's own (too few in sync, too much to do, no space). Whoever stands by has heard the
-        publish too, and may store it as the next leader."""
-        held = self.shared.held
-        return self.may_refuse(now_ns) and not (held.config.failover_standby and len(held.state.holders) > 1)
+        """The same for a reason of this leader's own: whoever stands by has heard the publish, and may store it as the next leader."""
+        return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""

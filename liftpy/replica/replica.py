@@ -165,9 +165,8 @@ class Replica:
     @property
     def stands_by(self) -> bool:
         """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else."""
-        held, node_id = self._shared.held, self._shared.node_id
-        could = not isinstance(self._role, FailedRole | StoppedRole) and node_id in held.isr
-        return could and held.config.failover_standby and len(held.state.holders) > 1
+        could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
+        return could and self._shared.held.has_standby
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
         """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""

@@ -20,9 +20,11 @@ from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.replica import effects as do
+from liftpy.replica import events as ev
 from liftpy.testing.messages import AckFrame, Publish
 from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
+from liftpy.wire.batch import RecordBatch
 from liftpy.wire.inboxes import InboxRule
 
 _TO = b"Sim-To: "
@@ -108,6 +110,26 @@ class SimIngest:
     def open(self) -> None:
         """It leads: go on with what it heard while it stood by."""
         self.standby.before_taking_over(self._open)
+
+    def fetched(self, batches: Sequence[RecordBatch]) -> None:
+        """They are in the log."""
+        self.derived.fetched(batches)
+        self.standby.shown()
+
+    def cut(self) -> None:
+        """The log is cut."""
+        self.derived.cut()
+        self.standby.cut()
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen."""
+        self.derived.committed(high_watermark)
+        self.standby.committed(high_watermark)
+
+    def stepped(self, event: ev.Event) -> None:
+        """The replica may have another role now."""
+        if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
+            self.standby.review()
 
     def stop(self) -> None:
         """It leads no more."""

@@ -162,13 +162,11 @@ class SimReplica(Asking):
         effects = self.replica.step(event, self.now_ns())
         if cluster.trace is not None:
             cluster.trace.step(self, event, effects)
-        checkers = cluster.checkers
         for effect in effects:
-            checkers.before_effect(self, effect)
+            cluster.checkers.before_effect(self, effect)
             self._do[type(effect)](effect)
-        checkers.after_step(self, event)
-        if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
-            self.publishers.standby.review()
+        cluster.checkers.after_step(self, event)
+        self.publishers.stepped(event)
         if self.replica.held_bytes:
             cluster.counters["publishes held"] += 1
 
@@ -177,8 +175,7 @@ class SimReplica(Asking):
         return self.process.at(self.now_ns() + delay_ns, callback)
 
     def _keep(self, what: Any) -> int:
-        token = self._next_token
-        self._next_token += 1
+        token, self._next_token = self._next_token, self._next_token + 1
         self._tokens[token] = what
         return token
 
@@ -199,8 +196,7 @@ class SimReplica(Asking):
         except StorageError as error:
             self._storage_failed(error)
             return
-        self.publishers.derived.fetched(batches)
-        self.publishers.standby.shown()
+        self.publishers.fetched(batches)
         self.cluster.checkers.appended(self, data, led=False)
         self.commit.appended()
 
@@ -219,8 +215,7 @@ class SimReplica(Asking):
     def _cut(self, cut: Callable[[], Any]) -> None:
         def cut_and_tell() -> None:
             cut()
-            self.publishers.derived.cut()
-            self.publishers.standby.cut()
+            self.publishers.cut()
             self.cluster.checkers.cut(self)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
@@ -257,8 +252,7 @@ class SimReplica(Asking):
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
-        self.publishers.derived.committed(effect.high_watermark)
-        self.publishers.standby.committed(effect.high_watermark)
+        self.publishers.committed(effect.high_watermark)
         self.reads.advanced()
 
     def scrub(self) -> bool:
