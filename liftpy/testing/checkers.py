@@ -358,14 +358,10 @@ class Checkers:
         """A new leader has sorted what it heard: nothing is lost of it but what its leader has passed over, and nothing is taken twice
         [A3, A4]."""
         ghost, shadow, where = self.ghost(replica.key), self.shadow(replica), self._where(replica)
-        stored, later = set[int](), set[int]()
-        for key in zip(shadow.epochs, shadow.lasts, strict=True):
-            stored.update(ghost.spans[key][1])
-            later.update(ghost.spans[key][1] if key[1] >= begun_at else ())
-        newest: dict[str, int] = {}
-        for message_id in stored:
-            publisher, _ = self.cluster.publishes[message_id]
-            newest[publisher] = max(newest.get(publisher, -1), message_id)
+        spans = [(key[1], ghost.spans[key][1]) for key in zip(shadow.epochs, shadow.lasts, strict=True)]
+        stored = {message_id for _, ids in spans for message_id in ids}
+        later = {message_id for last_offset, ids in spans if last_offset >= begun_at for message_id in ids}
+        newest = {self.cluster.publishes[message_id][0]: message_id for message_id in sorted(stored)}
         taken = [value_in(message) for message in (*claim.fresh, *claim.undecided)]
         unheard = later - set(map(value_in, heard))
         for message_id in map(value_in, heard):
