@@ -177,11 +177,11 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None), ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
-        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
+        standby=SimpleNamespace(review=lambda: given.append("review")), _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
     )  # fmt: skip
     state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
     held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
     PartitionWorker.update(worker, held, {"a": 2})
     assert worker.config is worker.log.config is held.config
     assert worker.state is state
-    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), True, "advanced"]
+    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", True, "advanced"]
