@@ -155,6 +155,11 @@ class HeldPartition:
     may_lead: frozenset[str] = field(init=False)
     """Who may be elected without a command, dead or alive: the ISR, and outside of it who is known to be as complete."""
 
+    @property
+    def has_standby(self) -> bool:
+        """Whether others than the leader hear what is published."""
+        return self.config.failover_standby and len(self.state.holders) > 1
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "isr", frozenset(self.state.isr))
         object.__setattr__(self, "min_isr", self.state.min_isr(self.config))

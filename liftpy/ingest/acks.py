@@ -113,8 +113,8 @@ class _Unanswered:
     publishers: Publishers
 
 
-_Again = tuple[int, int, int, Publishers]
-"""(last offset of the record's batch, number, the record's offset, one publisher)"""
+_Again = tuple[int, int, int, Publishers, bool]
+"""(last offset of the record's batch, number, the record's offset, one publisher, whether it is told ``duplicate``)"""
 
 
 class PendingAcks:
@@ -143,10 +143,12 @@ class PendingAcks:
             self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers))
             self.count += len(publishers.replies)
 
-    def add_again(self, stored: Stored, publishers: Publishers) -> None:
-        """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be."""
+    def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
+        """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be. Or it is
+        that publisher, and the leader that appended the record has not answered him: ``duplicate`` False."""
         if publishers.wanted is not AckPolicy.NONE:
-            heappush(self._again[publishers.wanted], (stored.last_offset, next(self._number), stored.offset, publishers))
+            again = (stored.last_offset, next(self._number), stored.offset, publishers, duplicate)
+            heappush(self._again[publishers.wanted], again)
             self.count += 1
 
     def release(self, policy: AckPolicy, through_offset: int, leader_epoch: int, now_wall_ns: int) -> None:
@@ -162,9 +164,9 @@ class PendingAcks:
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
         again = self._again[policy]
         while again and again[0][0] <= through_offset:
-            _, _, offset, publishers = heappop(again)
+            _, _, offset, publishers, duplicate = heappop(again)
             self.count -= 1
-            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines)
+            self._answer_again(offset, publishers, leader_epoch, now_wall_ns, lines, duplicate=duplicate)
         if lines:
             self._shell.send_lines(lines)
 
@@ -192,13 +194,13 @@ class PendingAcks:
             lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
     def _answer_again(
-        self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes]
+        self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes], *, duplicate: bool
     ) -> None:
         reply, envelope = publishers.replies[0], publishers.envelopes and publishers.envelopes[0]
         if envelope:
-            body = self._ack(envelope, offset, leader_epoch, now_wall_ns, duplicate=True)
+            body = self._ack(envelope, offset, leader_epoch, now_wall_ns, duplicate=duplicate)
         else:
-            body = b'%b%d,"duplicate":true}' % (self._json_prefix, offset + 1)
+            body = b"%b%d%b}" % (self._json_prefix, offset + 1, b',"duplicate":true' if duplicate else b"")
         lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
     def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0, epoch: int = 0) -> None:

@@ -95,7 +95,7 @@ class MessageReader:
         self._own_text = own_subject
         self._policy = policy
         self._inboxes = inboxes
-        self._codec = codec
+        self.codec = codec
         self.refused_replies = 0
         """Replies outside the inbox prefixes: never answered [A5]."""
         self.protocol_frames = 0
@@ -315,7 +315,7 @@ class MessageReader:
             columns.asked = head.askedProducer, head.producerInstance, head.producerSequence
         else:
             try:
-                columns.batch = published = body_to_store(batch, subject, self._codec)
+                columns.batch = published = body_to_store(batch, subject, self.codec)
                 columns.claim = _claim(head, published)
             except UnfitBatchError as error:
                 columns.unfit = Unfit(error.reason, str(error))

@@ -15,19 +15,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Protocol
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
-from liftpy.ingest.acks import AckShell, Envelope, PendingAcks, Publishers
+from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
+from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
+from liftpy.ingest.standby import TakenOver
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
@@ -37,6 +38,7 @@ from liftpy.wire.inboxes import InboxRule
 
 _RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
+_UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
 _BATCH_OVERHEAD_BYTES = 4096
@@ -50,41 +52,6 @@ _REFUSALS = {
     Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
     Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
 }
-
-Sink = Callable[[bytes, bytes, bytes, bytes], None]
-"""``sink(subject, reply, payload, header block)`` takes one message."""
-
-
-class Subscription(Protocol):
-    """Of a data subject."""
-
-    def leave(self) -> None:
-        """Unsubscribe; what is on its way still comes."""
-
-    def close(self) -> None:
-        """Unsubscribe; nothing comes any more."""
-
-
-class IngestShell(AckShell, Protocol):
-    """What carries publishes and their answers."""
-
-    @property
-    def max_payload(self) -> int:
-        """Bytes of one message at most, as of now."""
-
-    def listen(
-        self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], *, given_up: Callable[[int], None]
-    ) -> Subscription:
-        """Give ``sink`` every message; ``given_up(count)`` says of how many nobody had room for."""
-
-    def when_heard(self, heard: Callable[[], None]) -> None:
-        """Call back once the server knows all subscriptions that were made before."""
-
-    def behind_read(self, callback: Callable[[], None]) -> None:
-        """Call back when everything that has arrived together has been given to its sinks."""
-
-    def sink_failed(self, subject: bytes, error: Exception) -> None:
-        """A message raised what nobody has thought of: it is left out, and that is said."""
 
 
 @dataclass(slots=True)
@@ -138,18 +105,18 @@ class Ingest:
         log_end_offset: Callable[[], int],
         may_refuse: Callable[[], bool],
         derived: DerivedState,
+        may_refuse_for_now: Callable[[], bool] | None = None,
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
     ) -> None:
         self._shell = shell
         self._subject = subject
         self._config = config
-        self._codec = codec
         self._acks = acks
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may_refuse = may_refuse
+        self._may = May(may_refuse, may_refuse_for_now or may_refuse)
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
@@ -157,6 +124,9 @@ class Ingest:
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters()
         self._listener: Subscription | None = None
+        self._taken_over: TakenOver | None = None
+        """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
+        ``undecided`` waits to be told no."""
         self.heard = False
         """The server knows of the subscription: a publish that is sent from now on arrives."""
         self._left = False
@@ -188,13 +158,45 @@ class Ingest:
         """Whether publishes are taken."""
         return self._listener is not None
 
-    def start(self) -> None:
-        """Subscribe to the data subject."""
-        if self._listener is None:
-            self._desk.begin()
+    def start(self, taken: TakenOver | None = None) -> None:
+        """Subscribe to the data subject. ``taken``: go on with the subscription by which this node has stood by, without a gap, behind
+        what it heard by then."""
+        if self._listener is not None:
+            return
+        self._desk.begin()
+        if taken is None:
+            self._listen()
+            return
+        hearing = taken.hearing
+        assert hearing is not None
+        self._taken_over, self._listener, self.heard = taken, hearing, True
+        hearing.feed_to(self._arrived, self._given_up, self._hearing_lost)
+        for stored, publishers in taken.known:
+            self._acks.add_again(stored, publishers, duplicate=False)
+        if taken.known:
+            self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
+        if taken.fresh:
+            self._raw = taken.fresh
+            self._raw_bytes = sum(map(_size_bytes, taken.fresh))
+            self._drain_scheduled = True
+            hearing.behind_read(self._drain)
+
+    def settle(self) -> None:
+        """Tell those who wait for a no, if that may be said by now."""
+        if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
+            messages, self._taken_over.undecided = self._taken_over.undecided, []
+            for message in messages:
+                self._refuse(self.reader.read([message], self._wall_ns()).publishers, _UNDECIDED)
+
+    def _hearing_lost(self) -> None:
+        """The connection by which this node has stood by is lost: listen on its own one, as every other leader."""
+        if self._listener is not None and not self._left:
+            self._listener.close()
             self._listen()
 
     def _listen(self) -> None:
+        if self._taken_over is not None:
+            self._taken_over.hearing = None
         self._listener = listener = self._shell.listen(self._subject, self._arrived, given_up=self._given_up)
         self.heard = False
         self._shell.when_heard(lambda: self._is_heard(listener))
@@ -219,7 +221,8 @@ class Ingest:
     @property
     def idle(self) -> bool:
         """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
-        return not (self._raw or self._tokens or self._acks.count)
+        undecided = self._taken_over is not None and self._taken_over.undecided
+        return not (self._raw or self._tokens or undecided or self._acks.count)
 
     def stop(self) -> None:
         """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
@@ -228,6 +231,7 @@ class Ingest:
             self._listener.close()
             self._listener = None
         self._left = False
+        self._taken_over = None
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()
@@ -242,7 +246,8 @@ class Ingest:
         self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
             self._drain_scheduled = True
-            self._shell.behind_read(self._drain)
+            hearing = None if self._taken_over is None else self._taken_over.hearing
+            (hearing or self._shell).behind_read(self._drain)
 
     def _drain(self) -> None:
         """Take everything that has arrived, in batches within the bounds."""
@@ -368,7 +373,7 @@ class Ingest:
         known = envelope.known_records = ruling.known
         if known:
             self.counters.duplicates += known
-            body = body_after(published, known, self._subject, self._codec)
+            body = body_after(published, known, self._subject, self.reader.codec)
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         return Numbering(claim.producer_id, claim.epoch, after(claim.base_sequence, known), published.columns, known)
@@ -448,7 +453,7 @@ class Ingest:
                 headers=columns.headers,
                 subjects=columns.subjects,
                 replies=columns.replies,
-                codec=self._codec,
+                codec=self.reader.codec,
             )
         except BatchTooLargeError as error:
             if self._alone(messages):
@@ -494,7 +499,7 @@ class Ingest:
                 publishers = replace(publishers, replies=kept)
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
-            if self._may_refuse():
+            if self._may.refuse_for_now():
                 self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self._count_dropped(RejectReason.OVERLOADED, plain)
 
@@ -513,7 +518,7 @@ class Ingest:
     def _refuse(self, publishers: Publishers, unfit: Unfit) -> None:
         self._count_refused(publishers, unfit.reason)
         # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
-        if unfit.reason is RejectReason.WRONG_STREAM or self._may_refuse():
+        if unfit.reason is RejectReason.WRONG_STREAM or self._may.refuse():
             self._acks.reject(publishers, unfit)
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:

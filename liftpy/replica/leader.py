@@ -149,7 +149,7 @@ class LeaderRole(ReplicaRole):
         if epoch_rose:
             self.isr_change.settled()
             self.shared.deadlines.cancel(Deadline.ISR_CHANGE, out)
-            if self._is_short and self.intake.holds and self.may_refuse(now_ns):
+            if self._is_short and self.intake.holds and self.may_refuse_for_now(now_ns):
                 held = self.intake.withdraw_answerable()
                 out.extend(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR) for event in held)
         self._open_when_free(now_ns, out)
@@ -180,7 +180,7 @@ class LeaderRole(ReplicaRole):
         short = self._is_short
         if self.shared.held.config.read_only:
             out.append(self._no(event, RejectReason.READ_ONLY, now_ns))
-        elif short and not event.is_plain and self.may_refuse(now_ns):
+        elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
         elif not (self.intake.holds or (short and event.is_plain)) and self.intake.may_append():
             self._append(event, out)
@@ -188,10 +188,9 @@ class LeaderRole(ReplicaRole):
             out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Said where somebody waits who may be told."""
-        if not event.is_plain and self.may_refuse(now_ns):
-            return RejectPublishes(token=event.token, reason=reason)
-        return DropPublishes(token=event.token, reason=reason)
+        """Said where somebody waits who may be told. That a stream is read-only, every leader says."""
+        may_tell = self.may_refuse(now_ns) if reason is RejectReason.READ_ONLY else self.may_refuse_for_now(now_ns)
+        return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
         """Repeat the acks from there on as soon as they are due: at once, where the record is committed, by the same rules [D22]."""
@@ -230,6 +229,10 @@ class LeaderRole(ReplicaRole):
         log of an earlier leader wins an election once a record of this one is committed."""
         settled = self._commits_by_quorum and self.log.high_watermark >= self.epoch_start_offset
         return self.shared.lease.is_current(now_ns) and (settled or self.desk.heirs_have_joined)
+
+    def may_refuse_for_now(self, now_ns: int) -> bool:
+        """The same for a reason of this leader's own: whoever stands by has heard the publish, and may store it as the next leader."""
+        return self.may_refuse(now_ns) and not self.shared.held.has_standby
 
     def log_flushed(self, now_ns: int, out: Effects) -> None:
         """Own records are on disk: move HW, acknowledge."""

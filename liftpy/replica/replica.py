@@ -124,6 +124,11 @@ class Replica:
         role = self._role
         return isinstance(role, LeaderRole) and role.phase in (Leading.READY, Leading.NO_LEASE) and role.may_refuse(now_ns)
 
+    def may_refuse_for_now(self, now_ns: int) -> bool:
+        """The same for a reason of this node's own: with a standby the next leader may store what was refused."""
+        role = self._role
+        return self.may_refuse_publishers(now_ns) and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
+
     def takes_publishes(self) -> bool:
         """Whether what arrives now is appended, whoever published it."""
         return isinstance(self._role, LeaderRole) and self._role.takes_publishes
@@ -156,6 +161,12 @@ class Replica:
         if not isinstance(role, LeaderRole) or not shared.lease.is_current(now_ns):
             return False
         return role.phase is Leading.READY and shared.log.high_watermark + 1 >= role.epoch_start_offset
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else."""
+        could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
+        return could and self._shared.held.has_standby
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
         """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""
@@ -304,7 +315,7 @@ class Replica:
 
     def _storage_failed(self, event: ev.StorageFailed, now_ns: int, out: Effects) -> None:
         role = self._role
-        may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse(now_ns)
+        may_refuse = event.no_space and isinstance(role, LeaderRole) and role.may_refuse_for_now(now_ns)
         failed = FailedRole(self._shared, event.reason, speaks_until_lease_ends=may_refuse)
         if event.token:
             failed.publishes_received(

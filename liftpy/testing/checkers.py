@@ -7,17 +7,20 @@ at is what a step can have changed, so that a check costs microseconds. The hook
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import RawMessage
+from liftpy.ingest.standby import TakenOver
 from liftpy.invariants import check
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
-from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish
+from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish, value_in
 from liftpy.testing.world import Copy, Life, World
 from liftpy.wire.batch import parse_header, split_batches
 
@@ -38,6 +41,8 @@ class Checkers:
         """(partition, subject) -> the offset of its last committed record."""
         self.follows: dict[int, int] = {}
         """A producer's message -> the one before it, of the same process: of all that are the producer's that is committed before."""
+        self._told: dict[tuple[PartitionKey, int], int] = {}
+        """The offset that a message was acknowledged at, ALL."""
         self._stored: dict[int, int] = {}
         """Of those: the offset at which one was committed."""
         self.isr_changes = 0
@@ -335,15 +340,40 @@ class Checkers:
             lasts = shadow.lasts if offset >= shadow.log_start_offset else ghost.lasts  # it may have expired by now
             index = bisect_left(lasts, offset)
             last_offset = lasts[index] if index < len(lasts) else -1
-            base, ids = ghost.spans.get((effect.leader_epoch, last_offset), (0, ()))
+            key = effect.leader_epoch, last_offset
+            if replica.log.config.failover_standby and 0 <= index < len(lasts):  # it answers for those before it too
+                key = (shadow.epochs[index], last_offset) if lasts is shadow.lasts else ghost.committed[last_offset]
+                self.cluster.counters["answered for an earlier leader"] += key[0] != effect.leader_epoch
+            base, ids = ghost.spans.get(key, (0, ()))
             held = ids[offset - base] if 0 <= offset - base < len(ids) else -1
             check(held == message_id, "A1", where, "acknowledges", message_id, "at", offset, "where is", held)
+            if effect.policy is AckPolicy.ALL and message_id not in self.repeated and not self.lost_by_command(replica.key):
+                told = self._told.setdefault((replica.key, message_id), offset)
+                check(told == offset, "A8", where, "says", message_id, "is at", offset, "and it was said to be at", told)
             if last_offset not in seen:
                 seen.add(last_offset)
-                self._batch_acknowledged(replica, ghost, last_offset, effect)
+                self._batch_acknowledged(replica, ghost, key, effect)
 
-    def _batch_acknowledged(self, replica: Copy, ghost: PartitionGhost, last_offset: int, effect: do.SendAcks) -> None:
-        where, key = self._where(replica), (effect.leader_epoch, last_offset)
+    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], claim: TakenOver, begun_at: int) -> None:
+        """A new leader has sorted what it heard: nothing is lost of it but what its leader has passed over, and nothing is taken twice
+        [A3, A4]."""
+        ghost, shadow, where = self.ghost(replica.key), self.shadow(replica), self._where(replica)
+        spans = [(key[1], ghost.spans[key][1]) for key in zip(shadow.epochs, shadow.lasts, strict=True)]
+        stored = {message_id for _, ids in spans for message_id in ids}
+        later = {message_id for last_offset, ids in spans if last_offset >= begun_at for message_id in ids}
+        newest = {self.cluster.publishes[message_id][0]: message_id for message_id in sorted(stored)}
+        taken = [value_in(message) for message in (*claim.fresh, *claim.undecided)]
+        unheard = later - set(map(value_in, heard))
+        for message_id in map(value_in, heard):
+            publisher, _ = self.cluster.publishes[message_id]
+            passed_over = newest.get(publisher, -1) > message_id or unheard
+            is_there = message_id in stored or message_id in self.committed_ids or message_id in taken
+            check(is_there or bool(passed_over), "A3", where, "heard", message_id, "and lets it go")
+        for message_id in taken:
+            check(message_id not in stored or message_id in self.repeated, "A3", where, "takes", message_id, "again")
+
+    def _batch_acknowledged(self, replica: Copy, ghost: PartitionGhost, key: tuple[int, int], effect: do.SendAcks) -> None:
+        where, last_offset = self._where(replica), key[1]
         check(last_offset < replica.log.flushed_end_offset, "D21", where, "acknowledges unflushed", last_offset)
         self.cluster.counters[f"ack {effect.policy.name}"] += 1
         if effect.policy is not AckPolicy.ALL:
@@ -357,9 +387,9 @@ class Checkers:
             or (shadow.durable_end_offset > last_offset and shadow.chain_at(last_offset) == chain)
         }
         min_isr = replica.replica.min_isr
-        held = (
-            len(holders) >= min_isr or ghost.disk_lost_in_epoch == effect.leader_epoch
-        )  # then: they held it when it was committed
+        # They held it when it was committed: in an earlier epoch, or disks have been lost since.
+        before = key[0] != effect.leader_epoch or ghost.disk_lost_in_epoch == effect.leader_epoch
+        held = len(holders) >= min_isr or before
         check(held, "D21", where, "acknowledges", key, "flushed on", sorted(holders), "only")
         ghost.acked_all[last_offset] = key
         ghost.acks_all += 1

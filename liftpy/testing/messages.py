@@ -35,6 +35,12 @@ class Publish:
         return b"_INBOX.%b.%d.%d" % (self.publisher.encode(), self.number, index)
 
 
+def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
+    """The number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
+    payload = message[2]
+    return int(frames.decode(payload, client_pb2.Message).value if payload.startswith(MAGIC) else payload)
+
+
 @dataclass(frozen=True, slots=True)
 class Ack:
     """The answer to one message. ``reason`` '': appended at ``offset``, in ``leader_epoch`` (0: a plain publisher is not told)."""

@@ -133,6 +133,10 @@ class Network:
         """A reconnect: what was on its way to the node is lost, the subscriptions are made again."""
         self._generation[node] += 1
 
+    def settled_ns(self, subject: str, node: str) -> int:
+        """When all that is on its way to ``node`` on ``subject`` has arrived, if nothing holds it up."""
+        return max((at_ns for (_, on, to), at_ns in self._last_ns.items() if (on, to) == (subject, node)), default=0)
+
     # ---- messages ------------------------------------------------------------------------------------------------------
     def publish(self, sender: str, subject: str, message: Any) -> None:
         """To every subscriber that is known; no answer."""

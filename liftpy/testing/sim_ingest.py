@@ -8,23 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from liftpy.config import AckPolicy, Codec
+from liftpy.config import NS_PER_S, AckPolicy, Codec
 from liftpy.errors import LiftError, StorageError
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
-from liftpy.ingest.ingest import Ingest, Sink
+from liftpy.ingest.heard import Heard, NodeHeard
+from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.ingest_shell import Sink
+from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.replica import effects as do
+from liftpy.replica import events as ev
 from liftpy.testing.messages import AckFrame, Publish
 from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
+from liftpy.wire.batch import RecordBatch
 from liftpy.wire.inboxes import InboxRule
 
 _TO = b"Sim-To: "
 """A header that says where below the partition's own subject a message is published."""
 _OF_DEAD_PROCESSES = ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
 _INBOXES = InboxRule(("_INBOX.",))
+_MEMORY_BYTES = 1 << 30
+_LATE_NS = 3600 * NS_PER_S
+"""Values are unique, and say whose they are: so what a standby recognises need not be recent, and order is known by publisher."""
 
 
 STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
@@ -41,6 +50,8 @@ class SimIngest:
         self._replica = replica
         self._cluster = replica.cluster
         self._sink: Sink | None = None
+        self._reads = False
+        """What one Publish has brought is being given to the sink."""
         self._behind: list[Callable[[], None]] = []
         self._askers: dict[bytes, tuple[Publish, int, Reply]] = {}
         """Inbox -> (publish, index of its message, way back)."""
@@ -70,10 +81,72 @@ class SimIngest:
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
             may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
+            may_refuse_for_now=lambda: replica.replica.may_refuse_for_now(replica.now_ns()),
             derived=self.derived,
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
         )
+        config = self._cluster.config
+        self.standby = Standby(
+            shell=self,
+            subject=replica.subject,
+            reader=MessageReader(replica.key, replica.subject, AckPolicy.ALL, _INBOXES),
+            replica=replica.replica,
+            log=replica.log,
+            ids=self.derived.ids,
+            heard=Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            now_ns=replica.now_ns,
+            wall_ns=self._wall_ns,
+            doubt_ns=round(config.lease_s * NS_PER_S),
+            credit_ns=_LATE_NS,
+            reordered_ns=_LATE_NS,
+            gap_ns=0,
+            origin=self._publisher,
+        )
+
+    def _publisher(self, reply: bytes, value: bytes | None) -> bytes:
+        return self._cluster.publishes[int(value or b"")][0].encode()
+
+    def open(self) -> None:
+        """It leads: go on with what it heard while it stood by."""
+        self.standby.before_taking_over(self._open)
+
+    def fetched(self, batches: Sequence[RecordBatch]) -> None:
+        """They are in the log."""
+        self.derived.fetched(batches)
+        self.standby.shown()
+
+    def cut(self) -> None:
+        """The log is cut."""
+        self.derived.cut()
+        self.standby.cut()
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen."""
+        self.derived.committed(high_watermark)
+        self.standby.committed(high_watermark)
+
+    def stepped(self, event: ev.Event) -> None:
+        """The replica may have another role now."""
+        if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
+            self.standby.review()
+
+    def stop(self) -> None:
+        """It leads no more."""
+        self.standby.cancel()
+        self.ingest.stop()
+
+    def _open(self) -> None:
+        counters, before = self._cluster.counters, self.standby.counters
+        was = {name: getattr(before, name) for name in before.__slots__}
+        messages = [message for block in self.standby.heard.blocks for message in block.messages]
+        begun_at = self.standby.begun_at
+        taken = self.standby.take_over()
+        for name, count in was.items():
+            counters[f"standby: {name.replace('_', ' ')}"] += getattr(before, name) - count
+        if taken is not None:
+            self._cluster.checkers.taken_over(self._replica, messages, taken, begun_at)
+        self.ingest.start(taken)
 
     def _look_back_soon(self) -> None:
         if not self._looking_back:
@@ -111,6 +184,16 @@ class SimIngest:
         self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
         return _Subscribed(self, subject)
 
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Subscribed:
+        """While it stands by: the same subscription goes on when it leads."""
+        return self.listen(subject, sink, given_up=given_up)
+
+    def settle(self, subject: str, callback: Callable[[], None]) -> None:
+        """Call back when all that is on its way on ``subject`` has arrived."""
+        network = self._cluster.network
+        delay_ns = max(network.settled_ns(subject, self._replica.host) - network.clock.now_ns, 0) + 1
+        self._cluster.clock.after(delay_ns, lambda: (self._replica.later(0, callback), None)[1])
+
     def close(self, subject: str) -> None:
         """Listen no more."""
         self._sink = None
@@ -122,19 +205,23 @@ class SimIngest:
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Behind the messages of one Publish."""
-        self._behind.append(callback)
+        if self._reads:
+            self._behind.append(callback)
+        else:
+            self._replica.later(0, callback)
 
     def sink_failed(self, subject: bytes, error: Exception) -> None:
         """No message of a simulation is one that nobody has thought of."""
         raise error
 
     def _arrived(self, publish: Publish, reply: Reply) -> None:
-        own = self._replica.subject.encode()
+        own, self._reads = self._replica.subject.encode(), True
         for index, (inbox, payload, block) in enumerate(publish.messages):
             self._askers[publish.inbox(index)] = publish, index, reply
             if self._sink is not None:
                 _, mark, rest = block.partition(_TO)
                 self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)
+        self._reads = False
         behind, self._behind = self._behind, []
         for callback in behind:
             callback()
@@ -172,6 +259,15 @@ class _Subscribed:
     def __init__(self, shell: SimIngest, subject: str) -> None:
         self._shell = shell
         self._subject = subject
+        self.behind_read = shell.behind_read
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """When all that is on its way has arrived."""
+        self._shell.settle(self._subject, callback)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """Another one takes what comes."""
+        self._shell._sink = sink
 
     def close(self) -> None:
         """Nothing comes any more."""

@@ -162,11 +162,11 @@ class SimReplica(Asking):
         effects = self.replica.step(event, self.now_ns())
         if cluster.trace is not None:
             cluster.trace.step(self, event, effects)
-        checkers = cluster.checkers
         for effect in effects:
-            checkers.before_effect(self, effect)
+            cluster.checkers.before_effect(self, effect)
             self._do[type(effect)](effect)
-        checkers.after_step(self, event)
+        cluster.checkers.after_step(self, event)
+        self.publishers.stepped(event)
         if self.replica.held_bytes:
             cluster.counters["publishes held"] += 1
 
@@ -175,8 +175,7 @@ class SimReplica(Asking):
         return self.process.at(self.now_ns() + delay_ns, callback)
 
     def _keep(self, what: Any) -> int:
-        token = self._next_token
-        self._next_token += 1
+        token, self._next_token = self._next_token, self._next_token + 1
         self._tokens[token] = what
         return token
 
@@ -197,7 +196,7 @@ class SimReplica(Asking):
         except StorageError as error:
             self._storage_failed(error)
             return
-        self.publishers.derived.fetched(batches)
+        self.publishers.fetched(batches)
         self.cluster.checkers.appended(self, data, led=False)
         self.commit.appended()
 
@@ -216,7 +215,7 @@ class SimReplica(Asking):
     def _cut(self, cut: Callable[[], Any]) -> None:
         def cut_and_tell() -> None:
             cut()
-            self.publishers.derived.cut()
+            self.publishers.cut()
             self.cluster.checkers.cut(self)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
@@ -253,7 +252,7 @@ class SimReplica(Asking):
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self.log.raise_high_watermark(effect.high_watermark)
-        self.publishers.derived.committed(effect.high_watermark)
+        self.publishers.committed(effect.high_watermark)
         self.reads.advanced()
 
     def scrub(self) -> bool:
@@ -343,10 +342,10 @@ class SimReplica(Asking):
 
     # ---- publishers ----------------------------------------------------------------------------------------------------
     def open_subject(self, effect: do.OpenSubject) -> None:
-        self.publishers.ingest.start()
+        self.publishers.open()
 
     def close_subject(self, effect: do.CloseSubject) -> None:
-        self.publishers.ingest.stop()
+        self.publishers.stop()
         self._replaying = None
         for subject in (f"{self.subject}.replicate", f"{self.subject}.offset"):
             self.cluster.network.unsubscribe(self.host, subject)
@@ -495,6 +494,7 @@ class SimReplica(Asking):
         if effect.kept_for:
             self._kept[effect.kept_for] = (request, reply)
         self._send_batches(effect, request, reply)
+        self.publishers.ingest.settle()
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         request, reply = self._kept.pop(effect.replica)

@@ -15,6 +15,8 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.wishes import Answer
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import RawMessage
+from liftpy.ingest.standby import TakenOver
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
@@ -217,6 +219,9 @@ class Witness(Protocol):
 
     def acknowledged(self, replica: Copy, acked: list[tuple[int, int]], effect: do.SendAcks) -> None:
         """Publishers are told yes."""
+
+    def taken_over(self, replica: Copy, heard: Sequence[RawMessage], taken: TakenOver, begun_at: int) -> None:
+        """A new leader has sorted what it heard while it stood by, since its log ended at ``begun_at``, exclusive."""
 
     def deletes(self, process: Life, key: PartitionKey) -> None:
         """A node deletes what it holds of a partition that moved away."""

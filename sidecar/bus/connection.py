@@ -71,6 +71,10 @@ class Listener:
         """Stop listening; messages that are on their way are dropped."""
         self._connection._forget(self._sid)
 
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """Give what comes from now on to another sink."""
+        self._connection.redirect(self._sid, sink, given_up)
+
     def leave(self) -> None:
         """Unsubscribe, but take what is on its way until ``close``; when the connection has ``settled`` there is no more."""
         self._connection._unsubscribe(self._sid)
@@ -185,6 +189,11 @@ class BusConnection(StrictConnection):
         if self._status == Client.CONNECTED:
             self._write((f"SUB {subject} {queue} {sid}\r\n".encode(),), 0)
         return Listener(self, sid)
+
+    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """Another sink gets the messages of a subscription, if there still is one."""
+        if b"%d" % sid in self._sinks:
+            self._sinks[b"%d" % sid] = sink
 
     def _forget(self, sid: int) -> None:
         self._parser.forget(sid)

@@ -69,9 +69,14 @@ class Inflow(BusConnection):
     ``stop`` ends it."""
 
     def __init__(
-        self, node: NodeIntake, buffer_bytes: int, send_buffer_bytes: int = 0, asks: BusConnection | None = None
+        self,
+        node: NodeIntake,
+        buffer_bytes: int,
+        send_buffer_bytes: int = 0,
+        asks: BusConnection | None = None,
+        name: str = "ingest",
     ) -> None:
-        super().__init__("ingest", send_buffer_bytes)
+        super().__init__(name, send_buffer_bytes)
         self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._lost)  # type: ignore[assignment]
         self._node = node
@@ -124,6 +129,11 @@ class Inflow(BusConnection):
         if given_up is not None:
             self._parser.tell(self._sid, given_up)
         return listener
+
+    def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
+        """As in every connection, of ``given_up`` too."""
+        super().redirect(sid, sink, given_up)
+        self._parser.tell(sid, given_up)
 
     # ---- from the socket ---------------------------------------------------------------------------------------------
     def _take(self, data: bytes) -> bytes | None:

@@ -4,6 +4,7 @@
     replication   fetches and their answers, notices, presence and status, orders to services
     ingest        what applications publish, and the acks (``inflow.py``)
     reads         what readers ask and get
+    standby       what followers of streams with a standby hear (``standby_link.py``); only where there are such
 
 A leader whose replication is cut off, or whose publishers are for longer, makes way (``liftpy/replica/data_path.py``).
 """
@@ -20,23 +21,33 @@ from liftpy.replica.intake import NodeIntake
 from sidecar import clock
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
+from sidecar.bus.standby_link import StandbyLink
 from sidecar.settings import NodeSettings
 
+_STANDBY_PARTS = 4
+"""What standbys have not looked at yet may take one of so many parts of what they keep."""
 _READS_BYTES = 32 * 1024 * 1024
 """Answers to readers that wait to be sent; what is asked for beyond is not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Connected, all three."""
+    """Connected, all three; the standby's when it is needed."""
 
     replication: BusConnection
     ingest: Inflow
     reads: BusConnection
+    standby: StandbyLink
 
     def all(self) -> tuple[BusConnection, ...]:
         """In the order of their names in status."""
-        return self.ingest, self.reads, self.replication
+        standby = () if self.standby.link is None else (self.standby.link,)
+        return self.ingest, self.reads, self.replication, *standby
+
+    async def taken(self, timeout_s: float) -> None:
+        """Wait until what was published before has arrived; raises as ``settled`` of a connection."""
+        await self.ingest.settled(timeout_s)
+        await self.standby.settled(timeout_s)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Call ``changed`` with whether the data path is up, each time when it is lost and when it is back."""
@@ -44,7 +55,8 @@ class Links:
 
     async def close(self) -> None:
         """Close them all."""
-        for link in self.all():
+        await self.standby.stop()
+        for link in (self.ingest, self.reads, self.replication):
             await link.stop()
 
 
@@ -86,4 +98,6 @@ async def open_links(settings: NodeSettings, intake: NodeIntake) -> Links:
     replication = await open_bus(settings, lambda: BusConnection("replication"))
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES))
     ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads))
-    return Links(replication, ingest, reads)
+    buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
+    standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby")))
+    return Links(replication, ingest, reads, standby)

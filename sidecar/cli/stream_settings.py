@@ -50,7 +50,7 @@ SETTINGS = (
         "failover_standby",
         "--failover-standby",
         "failover_standby",
-        "Stored with the stream; nothing in this version reads it.",
+        "Followers listen too: nothing published is lost in a fail-over. It costs throughput.",
     ),
     Setting(
         "dedup_window_s",

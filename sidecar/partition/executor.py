@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftpy.errors import NoSpaceError, StorageError
+from liftpy.errors import LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.standby import Standby
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -55,6 +56,7 @@ class Tools:
     timers: Timers
     ingest: Ingest
     derived: DerivedState
+    standby: Standby
     replay: LogReplay
     acks: PendingAcks
     replication: ReplicationDesk
@@ -125,6 +127,7 @@ class Executor:
             self.failed(error)
             return
         self._t.derived.fetched(batches)
+        self._t.standby.shown()
         self._t.flusher.appended()
 
     def drop_fetched(self, effect: do.DropFetched) -> None:
@@ -143,6 +146,7 @@ class Executor:
         def cut_and_tell() -> None:
             cut()
             self._t.derived.cut()
+            self._t.standby.cut()
             self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))
 
         try:
@@ -159,6 +163,7 @@ class Executor:
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)
         self._t.derived.committed(effect.high_watermark)
+        self._t.standby.committed(effect.high_watermark)
         self._t.reads.advanced()
 
     def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
@@ -206,6 +211,7 @@ class Executor:
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         self._t.replication.send_response(effect, self._t.log, self._t.high_watermark())
+        self._t.ingest.settle()
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         self._t.replication.answer_waiter(effect, self._t.log, self._t.high_watermark())
@@ -264,9 +270,22 @@ class Executor:
         self._t.replication.start()
 
     def open_subject(self, _: do.OpenSubject) -> None:
-        self._t.ingest.start()
+        self._t.standby.before_taking_over(self._open)
+
+    def _open(self) -> None:
+        try:
+            taken = self._t.standby.take_over()
+        except LiftError as error:  # its log can't be read: it has been told, and gives the leadership up
+            logger.error("%s: what was heard can't be looked for in the log: %s", self._t.key, error)
+            self._t.standby.stop()
+            taken = None
+        if taken is not None and (taken.fresh or taken.known or taken.undecided):
+            text = "%s: heard while standing by: %d to append, %d in the log to be answered, %d bound to a condition"
+            logger.info(text, self._t.key, len(taken.fresh), len(taken.known), len(taken.undecided))
+        self._t.ingest.start(taken)
 
     def close_subject(self, _: do.CloseSubject) -> None:
+        self._t.standby.cancel()
         self._t.ingest.stop()
         self._t.replay.forget()
         self._t.replication.stop()
@@ -290,6 +309,7 @@ class Executor:
         CHATTER.info(logger, "%s: %s %s in epoch %d", self._t.key, effect.role, effect.phase, effect.leader_epoch)
         self._t.fetches.forget_pieces()
         self._t.services.role_changed()
+        self._t.standby.review()
 
     def close(self) -> None:
         """Cancel all deadlines; what is stored by then is told to nobody."""

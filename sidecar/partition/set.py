@@ -339,7 +339,7 @@ class Partitions:
             worker.ingest.leave()
         deadline = time.monotonic() + timeout_s
         try:
-            await self._node.links.ingest.settled(timeout_s)
+            await self._node.links.taken(timeout_s)
         except (nats.errors.Error, TimeoutError, OSError) as error:
             logger.info("handing over without knowing that nothing is on its way: %r", error)
             return

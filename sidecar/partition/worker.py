@@ -17,12 +17,15 @@ from concurrent.futures import Executor as Pool
 from dataclasses import dataclass
 from functools import partial
 
-from liftpy.config import FlushMode, StreamConfig
+from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
+from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.standby import Standby
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -75,6 +78,7 @@ class NodeTools:
     incarnation: int
     links: Links
     intake: NodeIntake
+    heard: NodeHeard
     copy_pace: CopyPace
     drops: Drops
     subjects: Subjects
@@ -125,14 +129,7 @@ class PartitionWorker:
         self.feed = self._driver.feed
         """Give the replica an event."""
         self.acks = PendingAcks(node.links.ingest, key, own_subject)
-        source = ReplicaSource(
-            self.replica,
-            log,
-            compacted=config.compaction,
-            failed=lambda: self.executor.storage_failed,
-            is_heard=lambda: self.ingest.heard,
-        )
-        self.reads = ReadSubjects(node.reads, key, node_id, source)
+        self.reads = ReadSubjects(node.reads, key, node_id, self._source())
         self.derived = derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
@@ -147,10 +144,12 @@ class PartitionWorker:
             wall_ns=time.time_ns,
             log_end_offset=lambda: self.log.log_end_offset,
             may_refuse=lambda: self.replica.may_refuse_publishers(clock.now_ns()),
+            may_refuse_for_now=lambda: self.replica.may_refuse_for_now(clock.now_ns()),
             derived=self.derived,
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
         )
+        self.standby = self._standby(node, own_subject)
         self.replication = ReplicationDesk(
             node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
         )
@@ -179,6 +178,31 @@ class PartitionWorker:
         self._driver.execute = self.executor.execute
         log.on_damage = self._damaged
 
+    def _source(self) -> ReplicaSource:
+        return ReplicaSource(
+            self.replica,
+            self.log,
+            compacted=self.compacted,
+            failed=lambda: self.executor.storage_failed,
+            is_heard=lambda: self.ingest.heard,
+        )
+
+    def _standby(self, node: NodeTools, own_subject: str) -> Standby:
+        bounds = node.settings.replication
+        return Standby(
+            shell=node.links.standby,
+            subject=own_subject,
+            reader=MessageReader(self.key, own_subject, self.config.ack_policy, node.reads.inboxes, self.config.codec),
+            replica=self.replica,
+            log=self.log,
+            ids=self.derived.ids,
+            heard=Heard(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
+            now_ns=clock.now_ns,
+            wall_ns=time.time_ns,
+            doubt_ns=round(bounds.lease_s * NS_PER_S),
+            on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
+        )
+
     def _tools(self, node: NodeTools) -> Tools:
         return Tools(
             key=self.key,
@@ -189,6 +213,7 @@ class PartitionWorker:
             timers=node.timers,
             ingest=self.ingest,
             derived=self.derived,
+            standby=self.standby,
             replay=self.replay,
             acks=self.acks,
             replication=self.replication,
@@ -230,6 +255,7 @@ class PartitionWorker:
         self.config = self.log.config = held.config
         self.ingest.settings_changed(held.config)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
+        self.standby.review()
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
@@ -336,6 +362,7 @@ class PartitionWorker:
         """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
         self.feed(events.StopRequested())
         self._driver.stop()
+        self.standby.stop()
         self.ingest.stop()
         self.replication.stop()
         self.acks.drop()

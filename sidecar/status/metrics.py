@@ -74,6 +74,7 @@ class NodeCollector(Collector):
         for reason, count in sorted(sum((Counter(p["dropped"]) for p in partitions), Counter[str]()).items()):
             dropped.add_metric([reason], count)
         yield dropped
+        yield from self._standby(sum((Counter(p["standby"]) for p in partitions), Counter()))
         for name, text in _BYTES.items():
             yield GaugeMetricFamily(f"liftpy_{name}", text, value=sum(p[name] for p in partitions))
         full = sum(p["subjects_state"] == "full" for p in partitions)
@@ -117,6 +118,15 @@ class NodeCollector(Collector):
             if not by_reason({kind: count}):
                 events.add_metric([kind], count)
         yield events
+
+    def _standby(self, counted: Counter[str]) -> Iterator[Metric]:
+        text = "Memory for what was heard while standing by."
+        yield GaugeMetricFamily("liftpy_standby_bytes", text, value=counted.pop("held_bytes", 0))
+        text = "Messages that were heard while standing by, by what became of them."
+        standby = CounterMetricFamily("liftpy_standby_messages", text, labels=["state"])
+        for state, count in counted.items():
+            standby.add_metric([state], count)
+        yield standby
 
     def _services(self, services: list[dict[str, Any]], gone: int) -> Iterator[Metric]:
         yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))

@@ -167,6 +167,7 @@ class Reporter:
             "state_bytes": worker.states.writer.last_bytes,
             "states_written": worker.states.writer.written,
             "states_failed": worker.states.writer.failed,
+            "standby": worker.standby.report(),
             "dropped": dict(ingest.dropped),
             "held_bytes": worker.replica.held_bytes,
             "uncommitted_bytes": worker.replica.uncommitted_bytes,

@@ -2,7 +2,8 @@
 
 Real clients of several languages, each with its defaults, against a cluster of three nodes; with ``--jetstream`` against three real
 JetStream servers, to show that the checks are fair. A client whose tools or packages are not here is left out, with the reason.
-``--kills``: nothing of that, but each client publishes while the stream's leader is killed so many times (``tests/clients/kills.py``).
+``--kills``: nothing of that, but each client publishes while the stream's leader is killed so many times (``tests/clients/kills.py``);
+with ``--standby`` nobody may be left without an answer.
 Ends with 1 where a check fails.
 """
 
@@ -70,14 +71,19 @@ async def main() -> bool:
     parser.add_argument("--check", default="", help="only checks whose name has this in it")
     parser.add_argument("--jetstream", action="store_true")
     parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--moves", type=int, default=0, help="as --kills, but the leadership moves by command")
+    parser.add_argument("--standby", action="store_true", help="followers listen too, with --kills")
+    parser.add_argument("--no-ids", action="store_true", help="without message ids, with --kills")
     parser.add_argument("--rate", type=int, default=200, help="messages a second, with --kills")
     given = parser.parse_args()
     unknown = set(given.client.split(",")) - set(PROGRAMS)
     if unknown:
         parser.error(f"no client {', '.join(unknown)}")
     programs = [PROGRAMS[name] for name in given.client.split(",")]
-    if given.kills:
-        return await under_kills(programs, given.kills, given.rate)
+    if given.kills or given.moves:
+        return await under_kills(
+            programs, given.kills, given.rate, standby=given.standby, msg_ids=not given.no_ids, moves=given.moves
+        )
     async with jetstream() if given.jetstream else ours() as target:
         return await table(target, [program for program in programs if not program.only_kills], given.check)
 

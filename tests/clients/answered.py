@@ -47,5 +47,9 @@ class Tap:
                 return f"{self._answers[reply]} answers to {count} requests on {reply}"
         return "" if self._asked else "nobody asked anything"
 
+    def twice(self) -> int:
+        """Requests that got more answers than one."""
+        return sum(self._answers[reply] > count for reply, count in self._asked.items())
+
     async def __aexit__(self, *_: object) -> None:
         await self._connection.close()

@@ -1,7 +1,8 @@
 """Publishing at a steady rate while the stream's leader is killed again and again: what the client was told, and what is stored.
 
 Right is, at the client's default settings: nothing acknowledged is lost, each acknowledged value stands where its ack says, and with
-message ids each is stored once. Time-outs, "nobody there" and refusals are counted and shown.
+message ids each is stored once. Time-outs, "nobody there" and refusals are counted and shown; with a standby there are none, and each
+value is stored once without message ids, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 from collections import Counter
 
 from liftpy.client import Client, connect
+from liftpy.config import StreamConfig
 from sidecar.dev.cluster import DevCluster
+from tests.clients.answered import Tap
 from tests.clients.build import MissingError, Program
 from tests.clients.protocol import Answer, Process
 
@@ -27,6 +30,18 @@ async def _wait_until_whole(client: Client, stream: str) -> str:
             if partition.leader and len(partition.isr) == 3:
                 return partition.leader
             await asyncio.sleep(0.1)
+
+
+async def _move_leader(client: Client, stream: str, times: int) -> None:
+    """By command, to each replica in its turn."""
+    for number in range(times):
+        await _wait_until_whole(client, stream)
+        await asyncio.sleep(_BETWEEN_S)
+        image = await client.stream(stream)
+        followers = [replica for replica in image.partitions[0].isr if replica != image.partitions[0].leader]
+        await client.elect_leader(stream, 0, followers[number % 2])
+    await _wait_until_whole(client, stream)
+    await asyncio.sleep(_BETWEEN_S)
 
 
 async def _kill_leaders(cluster: DevCluster, client: Client, stream: str, kills: int) -> None:
@@ -65,8 +80,10 @@ def _kind(text: str) -> str:
     return f"{said['err_code']} {said['description']}" if "err_code" in said else str(said.get("failed", said))[:60]
 
 
-async def under_kills(programs: list[Program], kills: int, rate: int) -> bool:
-    """Print what each client was told and what is stored; whether nothing that was acknowledged is lost, or twice."""
+async def under_kills(programs: list[Program], kills: int, rate: int, *, standby: bool, msg_ids: bool, moves: int = 0) -> bool:
+    """Print what each client was told and what is stored; whether nothing that was acknowledged is lost, or twice. ``moves``: the
+    leadership moves so many times by command, and no leader is killed; then nobody is answered twice."""
+    config = StreamConfig(failover_standby=standby)
     right = True
     with DevCluster(3) as cluster:
         async with await connect(cluster.nats_url, cluster.namespace) as client:
@@ -79,13 +96,16 @@ async def under_kills(programs: list[Program], kills: int, rate: int) -> bool:
                 if "many" in program.lacks:
                     print(f"{program.name} is left out: it is a process for each message")
                     continue
-                stream = f"kills-{number}"
-                await client.create_stream(stream, f"kills.{number}")
-                async with Process([*command, cluster.nats_url], folder) as process:
-                    await process.ask("steady", subject=f"kills.{number}", value="id-", rate=rate, msg_ids=True)
-                    await _kill_leaders(cluster, client, stream, kills)
+                stream, subject = f"kills-{number}", f"kills.{number}"
+                await client.create_stream(stream, subject, config=config)
+                async with Process([*command, cluster.nats_url], folder) as process, Tap(cluster.nats_url, subject) as tap:
+                    await process.ask("steady", subject=subject, value="id-", rate=rate, msg_ids=msg_ids)
+                    await (_move_leader(client, stream, moves) if moves else _kill_leaders(cluster, client, stream, kills))
                     found = await judged(client, stream, await process.ask("stop"))
-                right = right and not (found["acked and lost"] or found["stored twice"] or found["acked elsewhere"])
+                    found["answered twice"] = tap.twice()
+                twice = found["stored twice"] if standby or msg_ids else 0
+                right = right and not (found["acked and lost"] or twice or found["acked elsewhere"])
+                right = right and not (standby and found["failed"]) and not (moves and found["answered twice"])
                 print(f"{program.name}: " + ", ".join(f"{value} {what}" for what, value in found.items() if what != "why"))
                 if found["why"]:
                     print(f"    {found['why']}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.heard import NodeHeard
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.promises import PromiseJournal
@@ -175,7 +176,8 @@ class WorkerNode:
         )
         tools: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
-            links=SimpleNamespace(ingest=bus, replication=bus), intake=NodeIntake(), copy_pace=CopyPace(),
+            links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
+            heard=NodeHeard(1 << 20),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects,
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,

@@ -19,6 +19,7 @@ from pathlib import Path
 import nats
 
 from liftpy.client import Client, connect
+from liftpy.config import StreamConfig
 from sidecar.dev.cluster import DevCluster
 from tests.bench.node.publisher import BLOCK
 
@@ -85,14 +86,14 @@ async def idle(client: Client, cluster: DevCluster, partitions: int) -> None:
     print(f"idle, of a core: {cost}")
 
 
-async def bench(partitions: int, *, scale: float = 1.0) -> None:
-    """All of it; ``scale`` shortens it."""
+async def bench(partitions: int, *, scale: float = 1.0, standby: bool = False) -> None:
+    """All of it; ``scale`` shortens it. ``standby``: the followers listen too."""
     with DevCluster(3) as cluster:
         async with await connect(cluster.nats_url) as client:
             if partitions:
                 await idle(client, cluster, partitions)
                 return
-            await client.create_stream("bench", "bench")
+            await client.create_stream("bench", "bench", config=StreamConfig(failover_standby=standby))
             stored = 0
             for count, size_bytes in ((1_000_000, 100), (200_000, 1000), (50_000, 10_000)):
                 stored = await throughput(cluster, max(int(count * scale), BLOCK), size_bytes, stored)
@@ -104,8 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="little data: only shows that everything runs")
     parser.add_argument("--idle", type=int, default=0, metavar="PARTITIONS")
+    parser.add_argument("--standby", action="store_true", help="the followers of the stream listen too")
     options = parser.parse_args()
-    asyncio.run(bench(options.idle, scale=0.02 if options.short else 1.0))
+    asyncio.run(bench(options.idle, scale=0.02 if options.short else 1.0, standby=options.standby))
 
 
 if __name__ == "__main__":

@@ -257,7 +257,7 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
     monkeypatch.setattr(links, "open_bus", open_bus)
     monkeypatch.setattr(links, "BusConnection", Made)
     monkeypatch.setattr(links, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
-    settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777))
+    settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
     node = NodeIntake()
     made: Any = await open_links(settings, node)
     assert given == [settings] * 3
@@ -265,6 +265,7 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
     assert made.reads.args == ("reads", 32 * 1024 * 1024)
     assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads)), "asked over another connection"
     assert made.all() == (made.ingest, made.reads, made.replication)
+    assert made.standby.link is None, "none where nobody stands by"
     assert isinstance(made, Links)
     await made.close()
     assert closed == ["ingest", "reads", "replication"]

@@ -19,6 +19,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.links import Links
+from sidecar.bus.standby_link import StandbyLink
 from sidecar.dev.embedded import NatsServer
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.joining import GroupLink
@@ -212,7 +213,7 @@ async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path
 ) -> None:
     monkeypatch.setitem(GRACES_NS, INGEST, 50_000_000)
     buses = [await open_bus(settings(server), make) for make in _makers()]
-    links = Links(*buses)  # type: ignore[arg-type]
+    links = Links(*buses, StandbyLink(_nobody))  # type: ignore[arg-type]
     seen: list[bool] = []
     links.watch(seen.append)
     for link in links.all():
@@ -230,6 +231,10 @@ async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path
     tell(links.ingest, True)
     assert seen == [False, True, False, True]
     await links.close()
+
+
+async def _nobody() -> Inflow:
+    raise AssertionError("nobody stands by")
 
 
 def _makers() -> tuple[Callable[[], BusConnection], ...]:

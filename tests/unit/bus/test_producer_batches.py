@@ -162,7 +162,7 @@ def test_what_nobody_may_be_told_is_not_said_and_a_leader_begins_anew() -> None:
     bench.ingest.start()
     bench.ingest._listener = None
     bench.ingest.start()
-    bench.ingest._may_refuse = lambda: False
+    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: False)
     send(bench, 0, 5)
     assert (bench.answers(), bench.batches) == ([], [])
 

@@ -111,7 +111,7 @@ CONFIGS = [
         compaction=True,
         delete_retention_s=5.5,
         codec=Codec.ZSTD,
-        failover_standby=False,
+        failover_standby=True,
         dedup_window_s=6.5,
     ),
     StreamConfig(delete_retention_s=0.0, dedup_window_s=0.0, segment_age_s=0.0),

@@ -124,12 +124,12 @@ def test_delete_names_the_unique_id_and_a_new_stream_has_another() -> None:
 
 def test_the_configuration_is_kept_and_what_is_unset_is_the_default() -> None:
     driver = Driver(("a",))
-    asked = pb.StreamConfig(ackPolicy="leader", flush="interval:20", retentionRecords=5, failoverStandby=False, dedupWindowS=0)
+    asked = pb.StreamConfig(ackPolicy="leader", flush="interval:20", retentionRecords=5, failoverStandby=True, dedupWindowS=0)
     driver.create(config=asked)
     config = driver.fsm.image.streams["orders"].config
     assert config.ack_policy is AckPolicy.LEADER
     assert config.flush.mode is FlushMode.INTERVAL
-    assert (config.retention_records, config.failover_standby, config.dedup_window_s) == (5, False, 0.0)
+    assert (config.retention_records, config.failover_standby, config.dedup_window_s) == (5, True, 0.0)
     driver.create("plain")
     plain = driver.fsm.image.streams["plain"].config
-    assert (plain.failover_standby, plain.dedup_window_s, plain.delete_retention_s) == (True, 120.0, 86_400.0)
+    assert (plain.failover_standby, plain.dedup_window_s, plain.delete_retention_s) == (False, 120.0, 86_400.0)

@@ -62,6 +62,7 @@ def a_partition(number: int, role: str, **more: Any) -> dict[str, Any]:
         "followers": {},
         "dropped": {},
         "subjects_state": "full" if number == 3 else "ready",
+        "standby": {"held_bytes": number, "appended": 10 * number, "lost": 20 * number},
         "newest_offset": 100 * number,
         "high_watermark": 99 * number,
         **more,
@@ -123,6 +124,8 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
         "counters": {"elections": 83, f"{REFUSED}checksum": 82},
     }
     found = figures(report)
+    assert found["liftpy_standby_bytes",] == 37
+    assert (found["liftpy_standby_messages_total", "appended"], found["liftpy_standby_messages_total", "lost"]) == (370, 740)
     for name, metric in SUMS.items():
         assert found[metric,] == sum(p[name] for p in partitions), name
     expected: dict[tuple[str, ...], float] = {

@@ -29,7 +29,7 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **more: Any) -> Any:
             self._calls.append((f"{self._name}.{name}", args, more))
-            return Recheck.SOUND if name == "complaint" else b"batch"
+            return {"complaint": Recheck.SOUND}.get(name, b"batch")
 
         return call
 
@@ -90,7 +90,7 @@ CALLS: dict[type[Any], Any] = {
     do.StopWaiting: lambda e, feed: [("quiet.stop", (KEY,))],
     do.ConfirmQuiet: lambda e, feed: [("quiet.confirm", (e,))],
     do.SendEpochQuery: lambda e, feed: [("fetches.send_epoch_query", (e,))],
-    do.SendFetchResponse: lambda e, feed: [("replication.send_response", (e, "log", 42))],
+    do.SendFetchResponse: lambda e, feed: [("replication.send_response", (e, "log", 42)), ("ingest.settle", ())],
     do.AnswerWaiter: lambda e, feed: [("replication.answer_waiter", (e, "log", 42))],
     do.TellWaiter: lambda e, feed: [("replication.tell_waiter", (e, 42))],
     do.SendFetchRefusal: lambda e, feed: [("replication.send_refusal", (e,))],
@@ -108,9 +108,10 @@ CALLS: dict[type[Any], Any] = {
     do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
     do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
     do.StartServing: lambda e, feed: [("replication.start", ())],
-    do.OpenSubject: lambda e, feed: [("ingest.start", ())],
+    do.OpenSubject: lambda e, feed: [("standby.before_taking_over", (ANY,))],
     do.RaiseHighWatermark: lambda e, feed: [
-        ("log.raise_high_watermark", (e.high_watermark,)), ("derived.committed", (e.high_watermark,)), ("reads.advanced", ()),
+        ("log.raise_high_watermark", (e.high_watermark,)), ("derived.committed", (e.high_watermark,)),
+        ("standby.committed", (e.high_watermark,)), ("reads.advanced", ()),
     ],
     do.PersistLeaderEpoch: lambda e, feed: [("promises.store", (KEY.folder, e.leader_epoch, ANY))],
     do.RecheckLog: lambda e, feed: [("log.complaint", (e.offset, e.replica, ANY))],
@@ -155,4 +156,4 @@ def test_pieces_of_a_batch_are_forgotten_with_the_role_that_asked_for_them() -> 
 def test_a_subject_that_is_closed_takes_and_answers_nothing() -> None:
     runner, calls, _ = executor()
     runner.execute(do.CloseSubject())
-    assert [name for name, *_ in calls] == ["ingest.stop", "replay.forget", "replication.stop"]
+    assert [name for name, *_ in calls] == ["standby.cancel", "ingest.stop", "replay.forget", "replication.stop"]

@@ -387,7 +387,7 @@ def test_services_hand_over_to_who_they_name_and_for_their_reason() -> None:
 
 
 def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
-    of_worker = {"flusher", "ingest", "derived", "replay", "acks", "replication", "fetches", "reads", "services"}
+    of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     parts = {name: object() for name in PARTS}
     counters, aside, log = Counter[str](), object(), object()
     node: Any = SimpleNamespace(

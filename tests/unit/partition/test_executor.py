@@ -84,14 +84,14 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
 def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
-    assert calls == ["flusher.alone", cut, "derived.cut"]
+    assert calls == ["flusher.alone", cut, "derived.cut", "standby.cut"]
     assert fed == [events.LogCut(end_offset=5)]
 
 
 def test_high_watermark_reaches_the_log_before_readers() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RaiseHighWatermark(high_watermark=3))
-    assert calls == ["log.raise_high_watermark", "derived.committed", "reads.advanced"]
+    assert calls == ["log.raise_high_watermark", "derived.committed", "standby.committed", "reads.advanced"]
 
 
 class Scripted:

@@ -528,6 +528,7 @@ def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> No
         ("services.replay", 17),
         ("log.raise_high_watermark", 18),
         ("derived.committed", 18),
+        ("standby.committed", 18),
         ("reads.advanced",),
         ("aside", KEY, 7),
         ("fetches.send_fetch", fetch(9), 41),

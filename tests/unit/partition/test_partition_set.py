@@ -49,7 +49,7 @@ def partitions(*workers: Fed, allowed: bool = True) -> Any:
     async def may_go(key: PartitionKey) -> bool:
         return allowed
 
-    links = SimpleNamespace(ingest=SimpleNamespace(settled=lambda timeout_s: asyncio.sleep(0)))
+    links = SimpleNamespace(taken=lambda timeout_s: asyncio.sleep(0))
     deletions = SimpleNamespace(allowed=may_go, close=lambda: None)
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     made: Any = partitions_module.Partitions(

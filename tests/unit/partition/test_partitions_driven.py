@@ -137,7 +137,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ended: Any = SimpleNamespace(
             key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
-            acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
+            standby=part("standby"), acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
             flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,
             _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
@@ -147,7 +147,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
     end = ["flusher close", "states close", ("log", not failed, False, "store the state")]
     assert told[-3:] == end, "what is under way is flushed before the log is closed"
     wanted = {"driver stop", "ingest stop", "replication stop", "acks drop", "reads close", "fetches close", "services close",
-              "executor close", "notifications forget"}  # fmt: skip
+              "standby stop", "executor close", "notifications forget"}  # fmt: skip
     assert wanted <= set(told[1:-3])
 
 
@@ -177,11 +177,11 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None), ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
-        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
+        standby=SimpleNamespace(review=lambda: given.append("review")), _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
     )  # fmt: skip
     state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
     held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
     PartitionWorker.update(worker, held, {"a": 2})
     assert worker.config is worker.log.config is held.config
     assert worker.state is state
-    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), True, "advanced"]
+    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", True, "advanced"]

@@ -183,7 +183,7 @@ async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest
     async def rest(seconds: float) -> None:
         waits.append(seconds)
 
-    node._node.links.ingest.settled = settled
+    node._node.links.taken = settled
     node._aside[KEY] = None
     monkeypatch.setattr(partitions_module.asyncio, "sleep", rest)
     await node._step_aside(one, lambda: waits.append("done"))

@@ -12,6 +12,7 @@ import pytest
 from liftpy.config import AckPolicy, Codec, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.heard import NodeHeard
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from sidecar import clock
@@ -27,7 +28,7 @@ SUBJECT = "shop.orders"
 OWN_SUBJECT = worker_module.data_subject(SUBJECT, KEY.partition)
 MADE = (
     "derived_state", "Executor", "FetchClient", "Flusher", "Ingest", "LogReplay", "PartitionServices", "PendingAcks", "ReadSubjects",
-    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Tools",
+    "Replica", "ReplicaDriver", "ReplicaSource", "ReplicationDesk", "Standby", "Tools",
 )  # fmt: skip
 
 
@@ -50,7 +51,10 @@ class Wired:
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n7", replication=REPLICATION), incarnation=12,
-            links=SimpleNamespace(ingest="the link of publishes", replication="the link of replication"),
+            links=SimpleNamespace(
+                ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
+            ),
+            heard=NodeHeard(1 << 30),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
@@ -67,12 +71,15 @@ class Wired:
                 part.feed = lambda event: self.fed.append(event)
             elif name == "Replica":
                 part.takes_publishes, part.may_refuse_publishers = "takes", lambda now_ns: ("may refuse", now_ns)
+                part.may_refuse_for_now = lambda now_ns: ("for now", now_ns)
                 part.high_watermark = 33
             elif name == "Executor":
                 part.execute, part.storage_failed, part.failed = "executes", False, self.failed.append
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard = "heard"
+            elif name == "derived_state":
+                part.ids = "the ids"
             elif name == "Flusher":
                 part.disk_ns = 99
             return part
@@ -116,17 +123,33 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
 def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(wired.given["derived_state"].values()) == [wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns]
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
-    worker, (given, functions) = wired.worker, wired.taken("Ingest", "log_end_offset", "may_refuse", "on_drop", "feed")
+    worker, (given, functions) = (
+        wired.worker,
+        wired.taken("Ingest", "log_end_offset", "may_refuse", "may_refuse_for_now", "on_drop", "feed"),
+    )
     assert given == {
         "shell": "the link of publishes", "subject": OWN_SUBJECT, "config": REPLICATION, "policy": AckPolicy.LEADER, "codec": Codec.LZ4,
         "inboxes": "the inboxes of applications", "acks": wired.parts["PendingAcks"], "wall_ns": time.time_ns,
         "derived": wired.parts["derived_state"], "takes": "takes",
     }  # fmt: skip
-    log_end_offset, may_refuse, on_drop, feed = functions
+    log_end_offset, may_refuse, may_refuse_for_now, on_drop, feed = functions
     assert (log_end_offset(), may_refuse(), feed) == (41, ("may refuse", 77), worker.feed)
+    assert may_refuse_for_now() == ("for now", 77)
     on_drop("no room", 3)
     assert wired.dropped == [("orders/3", "no room", 3)]
     assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT]
+
+
+def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wired) -> None:
+    given, (reader, heard, on_lost) = wired.taken("Standby", "reader", "heard", "on_lost")
+    assert given == {
+        "shell": "the link of standbys", "subject": OWN_SUBJECT, "replica": wired.parts["Replica"], "log": wired.log,
+        "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": time.time_ns, "doubt_ns": 1_500_000_000,
+    }  # fmt: skip
+    assert reader is not wired.parts["Ingest"]
+    assert (heard.node, heard.bound_bytes, heard.age_ns) == (wired.node.heard, REPLICATION.standby_bytes, 10_000_000_000)
+    on_lost(4)
+    assert wired.dropped == [("orders/3", "standby_overflow", 4)]
 
 
 def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired) -> None:
@@ -176,7 +199,7 @@ def test_flushes_are_told_to_the_replica_to_the_node_and_to_the_executor(wired: 
 
 def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> None:
     worker, (given, (high_watermark, leader, feed)) = wired.worker, wired.taken("Tools", "high_watermark", "leader", "feed")
-    own = {"flusher", "ingest", "derived", "replay", "acks", "replication", "fetches", "reads", "services"}
+    own = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     nodes = {"promises", "timers", "notifications", "quiet", "probes", "proposals", "counters", "step_aside"}
     assert given == {
         "key": KEY, "incarnation": 12, "log": wired.log,
@@ -186,6 +209,7 @@ def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> No
     assert made == {
         "flusher": "Flusher", "ingest": "Ingest", "derived": "derived_state", "replay": "LogReplay", "acks": "PendingAcks",
         "replication": "ReplicationDesk", "fetches": "FetchClient", "reads": "ReadSubjects", "services": "PartitionServices",
+        "standby": "Standby",
     }  # fmt: skip
     assert (high_watermark(), leader(), feed) == (33, ("", 0, 0), worker.feed)
     worker.state = SimpleNamespace(leader="n8", leader_epoch=5, epoch=9)  # type: ignore[assignment]

@@ -1,0 +1,77 @@
+"""What ``Ingest`` and ``Standby`` need of the world: subscriptions to a data subject, and a way for answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from liftpy.ingest.acks import AckShell
+
+Sink = Callable[[bytes, bytes, bytes, bytes], None]
+"""``sink(subject, reply, payload, header block)`` takes one message."""
+
+
+class Subscription(Protocol):
+    """Of a data subject."""
+
+    def leave(self) -> None:
+        """Unsubscribe; what is on its way still comes."""
+
+    def close(self) -> None:
+        """Unsubscribe; nothing comes any more."""
+
+
+class IngestShell(AckShell, Protocol):
+    """What carries publishes and their answers."""
+
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most, as of now."""
+
+    def listen(
+        self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], *, given_up: Callable[[int], None]
+    ) -> Subscription:
+        """Give ``sink`` every message; ``given_up(count)`` says of how many nobody had room for."""
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """Call back once the server knows all subscriptions that were made before."""
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that has arrived together has been given to its sinks."""
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """A message raised what nobody has thought of: it is left out, and that is said."""
+
+
+class Hearing(Protocol):
+    """A subscription to the data subject, on the connection that standbys have."""
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """From now on another sink gets the messages; ``lost`` is called when the connection is."""
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that has arrived together has been given to its sinks."""
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once everything that was published before has arrived, or after a bounded time."""
+
+    def leave(self) -> None:
+        """Unsubscribe; what is on its way still comes."""
+
+    def close(self) -> None:
+        """Unsubscribe; nothing comes any more."""
+
+
+class StandbyShell(Protocol):
+    """What a standby hears by."""
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Hearing:
+        """Subscribe, now or once there is a connection; ``given_up(count)`` says of how many nobody had room for."""
+
+
+class May(NamedTuple):
+    """Whether a no may be said."""
+
+    refuse: Callable[[], bool]
+    refuse_for_now: Callable[[], bool]
+    """Of what the next leader may store: nobody who stands by may have heard it."""

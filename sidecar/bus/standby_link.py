@@ -1,0 +1,125 @@
+"""The connection that standbys hear by: opened when the first partition of this node stands by, and on no node where none does.
+
+It has its own budget, so that what a node only listens to never stands before what it leads [A11]. A partition that is promoted goes on
+hearing by it, so that there is neither a gap nor an overlap; when the connection is lost, where both are the server's doing anyway, its
+leader goes over to the node's ingest connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from liftpy.client.ending import end_tasks
+from sidecar.bus.connection import Listener
+from sidecar.bus.inflow import Inflow
+from sidecar.bus.parser import Sink
+from sidecar.tasks import spawn
+
+_SETTLES_S = 1.0
+
+
+class Subscribed:
+    """To one data subject, now or once there is a connection."""
+
+    def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
+        self._standby = standby
+        self._subject = subject
+        self._sink, self._given_up = sink, given_up
+        self._listener: Listener | None = None
+        self.lost: Callable[[], None] | None = None
+        """Of who leads by it: called when the connection is lost."""
+
+    def connected(self, link: Inflow) -> None:
+        """There is a connection."""
+        self._listener = link.listen(self._subject, self._sink, given_up=self._given_up)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """From now on another sink gets the messages; ``lost`` is called when the connection is."""
+        self._sink, self._given_up, self.lost = sink, given_up, lost
+        if self._listener is not None:
+            self._listener.feed_to(sink, given_up)
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        """Call back when everything that has arrived together has been given to its sinks."""
+        if self._standby.link is None:
+            asyncio.get_running_loop().call_soon(callback)
+        else:
+            self._standby.link.behind_read(callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once everything that was published before has arrived; after ``_SETTLES_S`` at the latest."""
+        link, loop = self._standby.link, asyncio.get_running_loop()
+        waiting: list[Callable[[], None]] = [callback]
+
+        def settled() -> None:
+            timer.cancel()
+            while waiting:
+                waiting.pop()()
+
+        timer = loop.call_later(_SETTLES_S, settled)
+        if link is None:
+            loop.call_soon(settled)
+        else:
+            link.when_heard(settled)
+
+    def leave(self) -> None:
+        """Unsubscribe; what is on its way still comes."""
+        if self._listener is not None:
+            self._listener.leave()
+
+    def close(self) -> None:
+        """Unsubscribe; nothing comes any more."""
+        self._standby.closed(self)
+        if self._listener is not None:
+            self._listener.close()
+
+
+class StandbyLink:
+    """``connect`` opens the connection, and keeps trying."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
+        self._connect = connect
+        self.link: Inflow | None = None
+        """None: nobody has stood by yet, or no server was there."""
+        self._connecting: asyncio.Task[None] | None = None
+        self._subscribed: dict[Subscribed, None] = {}
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> Subscribed:
+        """Subscribe, now or once there is a connection."""
+        subscribed = Subscribed(self, subject, sink, given_up)
+        self._subscribed[subscribed] = None
+        if self.link is not None:
+            subscribed.connected(self.link)
+        elif self._connecting is None:
+            self._connecting = spawn(self._open(), "connecting for standbys")
+        return subscribed
+
+    async def _open(self) -> None:
+        link = await self._connect()
+        link.on_change(self._changed)
+        self.link = link
+        for subscribed in list(self._subscribed):
+            subscribed.connected(link)
+
+    def _changed(self, is_up: bool) -> None:
+        if not is_up:
+            for subscribed in list(self._subscribed):
+                if subscribed.lost is not None:
+                    subscribed.lost()
+
+    def closed(self, subscribed: Subscribed) -> None:
+        """One does not listen any more."""
+        self._subscribed.pop(subscribed, None)
+
+    async def settled(self, timeout_s: float) -> None:
+        """As of every connection, if there is one."""
+        if self.link is not None:
+            await self.link.settled(timeout_s)
+
+    async def stop(self) -> None:
+        """Close it for good."""
+        if self._connecting is not None:
+            await end_tasks([self._connecting])
+        if self.link is not None:
+            await self.link.stop()

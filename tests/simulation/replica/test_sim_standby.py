@@ -1,0 +1,110 @@
+"""Streams with a standby in simulated clusters, among all faults, with loss and reordering: what a new leader heard and its log does
+not hold is stored once, in order, and who waits is answered, always the same [A1-A4, A8]. And bugs that somebody would meet as lost,
+doubled or reordered messages, or as a yes that is none: each has a seed that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.recognising import InLog
+from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.replica.leader import LeaderRole
+from liftpy.testing.plan import draw_plan
+from liftpy.testing.run import Outcome, run_plan
+
+EVENTS = 3000
+SEEDS = (4, 13)
+Patches = list[Any]
+
+
+def run(seed: int, events: int = EVENTS) -> Outcome:
+    plan = draw_plan(seed)
+    with_standby = replace(plan.stream_config, failover_standby=True)
+    return run_plan(replace(plan, stream_config=with_standby, repeats=bool(seed % 2)), events)
+
+
+def test_what_is_heard_is_stored_once_and_answered() -> None:
+    seen: dict[str, int] = {}
+    for seed in SEEDS:
+        outcome = run(seed)
+        assert outcome.violation is None, outcome.report()
+        seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
+    assert [what for what, count in seen.items() if not count] == []
+
+
+WANTED = ("standby: appended", "standby: recognised", "standby: answered", "answered for an earlier leader")
+
+
+def nothing_is_recognised() -> Patches:
+    return [patch.object(InLog, "take", lambda self, key, heard_ns: None)]
+
+
+def what_is_committed_alone_is_recognised() -> Patches:
+    real = Standby._recognise
+
+    def recognise(self: Standby, messages: list[Any]) -> int:
+        unheard_ns = real(self, messages)
+        for message in messages:
+            if message.stored is not None and message.stored.last_offset > self.log.high_watermark:
+                message.stored = None
+        return unheard_ns
+
+    return [patch.object(Standby, "_recognise", recognise)]
+
+
+def what_was_heard_is_forgotten() -> Patches:
+    real = Standby.take_over
+
+    def take_over(self: Standby) -> TakenOver | None:
+        made = real(self)
+        if made is not None:
+            made.fresh = []
+        return made
+
+    return [patch.object(Standby, "take_over", take_over)]
+
+
+def what_was_passed_over_is_appended() -> Patches:
+    return [patch.object(Standby, "_passed_over", lambda self, messages, unheard_ns: [False] * len(messages))]
+
+
+def who_waits_is_answered_at_once() -> Patches:
+    real = Ingest.start
+
+    def start(self: Ingest, taken: TakenOver | None = None) -> None:
+        if taken is not None:
+            taken.known = [(stored._replace(last_offset=-1), publishers) for stored, publishers in taken.known]
+        real(self, taken)
+
+    return [patch.object(Ingest, "start", start)]
+
+
+def a_leader_refuses_for_its_own_reasons() -> Patches:
+    return [patch.object(LeaderRole, "may_refuse_for_now", LeaderRole.may_refuse)]
+
+
+BUGS: list[tuple[Callable[[], Patches], int, str]] = [
+    (nothing_is_recognised, 16, "A3"),
+    (what_is_committed_alone_is_recognised, 7, "A3"),
+    (what_was_heard_is_forgotten, 2, "A3"),
+    (what_was_passed_over_is_appended, 18, "A4"),
+    (who_waits_is_answered_at_once, 3, "D1"),
+    (a_leader_refuses_for_its_own_reasons, 40, "A2"),
+]
+
+
+@pytest.mark.parametrize(("bug", "seed", "broken"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
+def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int, broken: str) -> None:
+    with ExitStack() as stack:
+        for patched in bug():
+            stack.enter_context(patched)
+        outcome = run(seed)
+    assert outcome.violation is not None
+    assert broken in str(outcome.violation)

@@ -1,0 +1,134 @@
+"""The connection that standbys hear by: opened when it is first needed; a new leader's sink takes the place of its standby's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.bus import standby_link
+from sidecar.bus.standby_link import StandbyLink
+from tests.unit.bus.test_connection import until
+
+
+class FakeLink:
+    """An Inflow, as far as it is asked."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.changed: Callable[[bool], None] = lambda is_up: None
+        self.heard: list[Callable[[], None]] = []
+
+    def on_change(self, callback: Callable[[bool], None]) -> None:
+        self.changed = callback
+
+    def listen(self, subject: str, sink: Any, *, given_up: Any) -> Any:
+        self.told.append(("listen", subject, sink, given_up))
+        return self
+
+    def feed_to(self, sink: Any, given_up: Any) -> None:
+        self.told.append(("feed", sink, given_up))
+
+    def leave(self) -> None:
+        self.told.append(("leave",))
+
+    def close(self) -> None:
+        self.told.append(("close",))
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        self.told.append(("behind", callback))
+
+    def when_heard(self, callback: Callable[[], None]) -> None:
+        self.heard.append(callback)
+
+    async def settled(self, timeout_s: float) -> None:
+        self.told.append(("settled", timeout_s))
+
+    async def stop(self) -> None:
+        self.told.append(("stop",))
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.there = asyncio.Event()
+        self.standby = StandbyLink(self.connect)
+
+    async def connect(self) -> Any:
+        self.made.append(FakeLink())
+        await self.there.wait()
+        return self.made[0]
+
+
+async def test_one_connection_is_opened_when_somebody_stands_by() -> None:
+    bench = Bench()
+    await bench.standby.settled(1.0)
+    await bench.standby.stop()
+    assert bench.made == [], "nobody has stood by"
+    bench.standby.hear("a", "sink of a", "given up of a")  # type: ignore[arg-type]
+    other = bench.standby.hear("b", "sink of b", "given up of b")  # type: ignore[arg-type]
+    gone = bench.standby.hear("c", "sink of c", "given up of c")  # type: ignore[arg-type]
+    gone.close()
+    other.feed_to("leader's sink", "leader's given up", lambda: None)  # type: ignore[arg-type]
+    bench.there.set()
+    await until(lambda: bench.standby.link is not None, "it is open")
+    (link,) = bench.made
+    assert link.told == [
+        ("listen", "a", "sink of a", "given up of a"),
+        ("listen", "b", "leader's sink", "leader's given up"),
+    ]
+    bench.standby.hear("d", "sink of d", "given up of d")  # type: ignore[arg-type]
+    assert link.told[-1][:2] == ("listen", "d")
+    await bench.standby.settled(2.5)
+    await bench.standby.stop()
+    assert link.told[-2:] == [("settled", 2.5), ("stop",)]
+
+
+async def test_a_stop_ends_an_opening() -> None:
+    bench = Bench()
+    bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await bench.standby.stop()
+    assert bench.standby.link is None
+
+
+async def test_who_leads_by_it_is_told_when_it_is_lost_and_nobody_else() -> None:
+    bench = Bench()
+    bench.there.set()
+    leads = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
+    bench.standby.hear("b", "sink", "given up")  # type: ignore[arg-type]
+    await until(lambda: bench.standby.link is not None, "it is open")
+    link, lost = bench.made[0], list[str]()
+    leads.feed_to("leader's sink", "leader's given up", lambda: lost.append("a"))  # type: ignore[arg-type]
+    assert link.told[-1] == ("feed", "leader's sink", "leader's given up")
+    link.changed(True)
+    assert lost == []
+    link.changed(False)
+    assert lost == ["a"]
+    leads.behind_read("callback")  # type: ignore[arg-type]
+    leads.leave()
+    leads.close()
+    assert link.told[-3:] == [("behind", "callback"), ("leave",), ("close",)]
+    link.changed(False)
+    assert lost == ["a"], "it does not lead any more"
+
+
+async def test_it_is_settled_once_though_the_server_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, seen = Bench(), list[str]()
+    bench.there.set()
+    hearing = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
+    hearing.when_settled(lambda: seen.append("without a connection"))
+    await until(lambda: bench.standby.link is not None, "it is open")
+    assert seen == ["without a connection"]
+    link = bench.made[0]
+    hearing.when_settled(lambda: seen.append("heard"))
+    assert seen[1:] == []
+    link.heard.pop()()
+    assert seen[1:] == ["heard"]
+    monkeypatch.setattr(standby_link, "_SETTLES_S", 0.01)
+    hearing.when_settled(lambda: seen.append("late"))
+    await until(lambda: seen[2:] == ["late"], "it waits no longer")
+    link.heard.pop()()
+    assert seen[2:] == ["late"]

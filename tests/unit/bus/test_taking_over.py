@@ -1,0 +1,101 @@
+"""An Ingest that goes on with what its node heard while it stood by: no gap, no overlap, one answer each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from liftpy.config import AckPolicy
+from liftpy.ingest.acks import Publishers
+from liftpy.ingest.recent_ids import Stored
+from liftpy.ingest.standby import TakenOver
+from liftpy.replica.events import DuplicateReceived
+from tests.unit.bus.test_ingest import Bench, FakeBus, turn
+
+
+class Hearing(FakeBus):
+    """The subscription by which the node has stood by."""
+
+    lost: Any = None
+
+    def feed_to(self, sink: Any, given_up: Any, lost: Any) -> None:
+        self.sink, self.lost = sink, lost
+
+
+class Leader(Bench):
+    """Begins with ``taken`` in place of a subscription of its own."""
+
+    def __init__(self, taken: TakenOver, may_refuse: bool = True) -> None:
+        super().__init__(may_refuse)
+        self.ingest.stop()
+        self.bus.listened = 0
+        self.repeated: list[DuplicateReceived] = []
+        self.ingest.start(taken)
+
+    def feed(self, event: Any) -> None:
+        if isinstance(event, DuplicateReceived):
+            self.repeated.append(event)
+        else:
+            super().feed(event)
+
+    def answers(self, through: int) -> list[tuple[str, dict[str, Any]]]:
+        self.acks.release(AckPolicy.ALL, through, 1, 0)
+        parts = [line.split(b"\r\n") for line in self.bus.lines]
+        return [(head.split()[1].decode(), json.loads(body)) for head, body, _ in parts]
+
+
+def message(payload: bytes, inbox: bytes = b"", block: bytes = b"") -> tuple[bytes, bytes, bytes, bytes]:
+    return b"ev", inbox, payload, block
+
+
+async def test_what_was_heard_comes_first_and_what_is_heard_goes_on_behind_it() -> None:
+    hearing = Hearing()
+    leader = Leader(TakenOver(hearing, fresh=[message(b"a"), message(b"b", b"_INBOX.b")]))
+    hearing.sink(b"ev", b"", b"c", b"")  # type: ignore[misc]
+    await turn()
+    assert leader.counts() == [3]
+    assert (leader.bus.listened, leader.ingest.heard, leader.ingest.open) == (0, True, True)
+    assert [inbox for inbox, _ in leader.answers(2)] == ["_INBOX.b"]
+
+
+async def test_who_is_in_the_log_is_answered_as_its_first_leader_would_have() -> None:
+    known = [(Stored(offset, offset), Publishers(AckPolicy.ALL, [b"_INBOX.%d" % offset])) for offset in (7, 5)]
+    leader = Leader(TakenOver(Hearing(), known=known))
+    assert leader.repeated == [DuplicateReceived(last_offset=5)]
+    assert leader.answers(6) == [("_INBOX.5", {"stream": "s", "seq": 6})]
+    assert leader.answers(7)[1:] == [("_INBOX.7", {"stream": "s", "seq": 8})]
+    assert leader.ingest.idle
+
+
+async def test_who_is_bound_to_a_condition_is_told_no_when_that_may_be_said() -> None:
+    block = b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n"
+    for may_refuse in (False, True):
+        leader = Leader(TakenOver(Hearing(), undecided=[message(b"a", b"_INBOX.a", block)]), may_refuse)
+        leader.ingest.settle()
+        leader.ingest.settle()
+        assert leader.ingest.idle is may_refuse
+        told = [(inbox, said["error"]["err_code"]) for inbox, said in leader.answers(9)]
+        assert told == ([("_INBOX.a", 10008)] if may_refuse else [])
+        assert leader.counts() == []
+
+
+async def test_when_that_connection_is_lost_it_listens_on_its_own() -> None:
+    hearing = Hearing()
+    leader = Leader(TakenOver(hearing))
+    hearing.lost()
+    assert (hearing.sink, leader.bus.listened, leader.ingest.heard) == (None, 1, False)
+    leader.publish(b"a")
+    await turn()
+    assert leader.counts() == [1]
+
+
+async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() -> None:
+    hearing = Hearing()
+    leader = Leader(TakenOver(hearing))
+    leader.ingest.leave()
+    hearing.lost()
+    assert (hearing.left, leader.bus.listened) == (1, 0), "it is leaving anyway"
+    leader.ingest.come_back()
+    assert (hearing.sink, leader.bus.listened) == (None, 1)
+    leader.ingest.stop()
+    assert leader.bus.sink is None

@@ -1,0 +1,378 @@
+"""Standby: what a follower heard on the data subject, and what it does with it when it leads [A1-A4, A8]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, Codec, StreamConfig
+from liftpy.ids import PartitionKey
+from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.derived_part import NewBatch
+from liftpy.ingest.heard import MESSAGE_BYTES, Heard, NodeHeard
+from liftpy.ingest.recent_ids import RecentIds, Stored
+from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.partition import PartitionStatus
+from liftpy.replica.phases import RoleName
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import build_batch
+from liftpy.wire.inboxes import InboxRule
+
+KEY = PartitionKey("s", "u1", 0)
+MS, S = 1_000_000, 1_000_000_000
+
+
+class Hearing:
+    def __init__(self, sink: Callable[..., None]) -> None:
+        self.sink = sink
+        self.behind: list[Callable[[], None]] = []
+        self.closed = False
+
+    def behind_read(self, callback: Callable[[], None]) -> None:
+        self.behind.append(callback)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A follower of "n2" at 1,000 s, with a real log."""
+
+    def __init__(self, bound_bytes: int = 1 << 20, node_bytes: int = 1 << 20) -> None:
+        self.now_ns = 1000 * S
+        self.log = Log.open(MemoryStorage(), StreamConfig())[0]
+        self.hearings: list[Hearing] = []
+        self.lost: list[int] = []
+        self.live = {"n2": 5}
+        self.replica = SimpleNamespace(
+            stands_by=True, node_id="n1", role=RoleName.FOLLOWER, live_incarnation=lambda node: self.live.get(node, 0),
+            state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3),
+        )  # fmt: skip
+        self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
+        self.standby = Standby(
+            shell=self, subject="ev", reader=MessageReader(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
+            replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
+            heard=Heard(NodeHeard(node_bytes), bound_bytes, 10 * S), now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
+            doubt_ns=1500 * MS, on_lost=self.lost.append,
+        )  # fmt: skip
+        self.standby.review()
+
+    def hear(self, subject: str, sink: Callable[..., None], given_up: Callable[[int], None]) -> Any:
+        assert subject == "ev"
+        self.given_up = given_up
+        self.hearings.append(Hearing(sink))
+        return self.hearings[-1]
+
+    def heard(self, *payloads: bytes, reply: bytes = b"", headers: bytes = b"", after_ns: int = 0) -> None:
+        """Together, in one read. ``reply`` b"_INBOX.c.": each has an inbox of its own below that."""
+        self.now_ns += after_ns
+        for number, payload in enumerate(payloads):
+            inbox = b"%b%d" % (reply, self.now_ns + number) if reply else b""
+            self.hearings[-1].sink(b"ev", inbox, payload, headers)
+        behind, self.hearings[-1].behind = self.hearings[-1].behind, []
+        for callback in behind:
+            callback()
+
+    def shows(self, *values: bytes, headers: Any = None, after_ns: int = 0) -> None:
+        """A fetched batch is in the log."""
+        self.now_ns += after_ns
+        columns = {"headers": [headers] * len(values)} if headers else {}
+        subjects = ["ev"] * len(values)
+        self.log.append(build_batch(values, base_offset=self.log.log_end_offset, leader_epoch=1, subjects=subjects, **columns))
+        self.standby.shown()
+
+    def commits(self, high_watermark: int, after_ns: int = 0) -> None:
+        self.now_ns += after_ns
+        self.log.raise_high_watermark(high_watermark)
+        self.standby.committed(high_watermark)
+
+    def leads(self, *, gone: bool = True) -> TakenOver:
+        """After a second, its leader's session having ended or not."""
+        self.now_ns += S
+        if gone:
+            self.live.clear()
+        self.replica.role = RoleName.LEADER
+        self.standby.review()
+        taken = self.standby.take_over()
+        assert taken is not None
+        return taken
+
+
+def values(taken: TakenOver) -> list[bytes]:
+    return [message[2] for message in taken.fresh]
+
+
+def test_what_the_log_does_not_hold_is_taken_in_the_order_heard() -> None:
+    bench = Bench()
+    bench.heard(b"a", b"b", reply=b"_INBOX.c.")
+    bench.shows(b"a", after_ns=MS)
+    bench.heard(b"c", after_ns=MS)
+    taken = bench.leads()
+    assert values(taken) == [b"b", b"c"]
+    assert [(stored, publishers.replies) for stored, publishers in taken.known] == [(Stored(0, 0), [b"_INBOX.c.1000000000000"])]
+    assert taken.hearing is bench.hearings[0]
+    assert not bench.hearings[0].closed, "it goes on with it"
+    counters = bench.standby.counters
+    assert (counters.appended, counters.recognised, counters.answered) == (2, 1, 1)
+    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
+
+
+def test_a_leader_that_lives_has_answered_what_it_committed_and_one_that_is_gone_its_last_lease_not() -> None:
+    for gone, answered in ((True, [1, 2]), (False, [2])):
+        bench = Bench()
+        for number in range(3):
+            bench.heard(b"%d" % number, reply=b"_INBOX.c%d." % number, after_ns=2 * S)
+            bench.shows(b"%d" % number, after_ns=MS)
+            if number < 2:
+                bench.commits(number, after_ns=MS)
+        taken = bench.leads(gone=gone)
+        assert [stored.offset for stored, _ in taken.known] == answered
+        assert values(taken) == []
+
+
+def test_a_leader_whose_process_is_another_one_is_gone() -> None:
+    bench = Bench()
+    bench.heard(b"a", reply=b"_INBOX.c.")
+    bench.shows(b"a", after_ns=MS)
+    bench.commits(0, after_ns=MS)
+    bench.live["n2"] = 6
+    assert len(bench.leads(gone=False).known) == 1
+
+
+def test_nobody_is_answered_who_does_not_wait() -> None:
+    bench = Bench()
+    bench.heard(b"a")
+    bench.shows(b"a", after_ns=MS)
+    taken = bench.leads()
+    assert (taken.known, taken.fresh, bench.standby.counters.recognised) == ([], [], 1)
+
+
+def test_a_later_equal_message_is_never_swallowed() -> None:
+    """The log showed one that was heard before this node stood by, or long ago."""
+    bench = Bench()
+    bench.shows(b"on")
+    bench.heard(b"on", after_ns=300 * MS)
+    assert values(bench.leads()) == [b"on"]
+
+
+def test_the_log_may_show_a_message_a_little_before_it_is_heard() -> None:
+    bench = Bench()
+    bench.shows(b"on")
+    bench.heard(b"on", after_ns=200 * MS)
+    assert values(bench.leads()) == []
+    assert bench.standby.counters.ambiguous == 0
+
+
+def test_of_equal_ones_as_many_are_recognised_as_the_log_shows_since() -> None:
+    bench = Bench()
+    bench.shows(b"on")
+    bench.heard(b"on", b"on", b"on", after_ns=MS)
+    bench.shows(b"on", b"on", after_ns=MS)
+    taken = bench.leads()
+    assert values(taken) == [b"on"]
+    assert bench.standby.counters.ambiguous == 2
+
+
+def test_key_headers_and_subject_are_part_of_it() -> None:
+    bench = Bench()
+    bench.heard(b"a", headers=b"NATS/1.0\r\nk: 1\r\n\r\n")
+    bench.heard(b"a", headers=b"NATS/1.0\r\nk: 2\r\n\r\n", after_ns=MS)
+    bench.shows(b"a", headers=(("k", b"2"),), after_ns=MS)
+    taken = bench.leads()
+    assert [message[3] for message in taken.fresh] == [b"NATS/1.0\r\nk: 1\r\n\r\n"]
+
+
+def test_what_a_leader_has_passed_over_is_not_appended_behind_what_came_after_it() -> None:
+    bench = Bench()
+    bench.heard(b"lost of c", reply=b"_INBOX.c.")
+    bench.heard(b"lost of d", reply=b"_INBOX.d.")
+    bench.heard(b"of c", reply=b"_INBOX.c.", after_ns=MS)
+    bench.shows(b"of c", after_ns=MS)
+    assert values(bench.leads()) == [b"lost of d"]
+    assert bench.standby.counters.passed_over == 1
+
+
+@pytest.mark.parametrize(("after_ms", "taken"), [(99, [b"plain"]), (100, [])])
+def test_plain_messages_are_told_apart_by_time(after_ms: int, taken: list[bytes]) -> None:
+    bench = Bench()
+    bench.heard(b"plain")
+    bench.heard(b"later", after_ns=after_ms * MS)
+    bench.shows(b"later", after_ns=MS)
+    assert values(bench.leads()) == taken
+
+
+@pytest.mark.parametrize(("after_ms", "taken"), [(100, [b"plain"]), (101, [])])
+def test_what_came_into_the_log_and_was_not_heard_may_be_of_the_same_connection(after_ms: int, taken: list[bytes]) -> None:
+    bench = Bench()
+    bench.heard(b"plain")
+    bench.shows(b"never heard", after_ns=after_ms * MS)
+    assert values(bench.leads()) == taken
+
+
+def test_a_leaders_backlog_is_not_passed_over() -> None:
+    """What waits in it is behind what was heard before, however late that comes into the log."""
+    bench = Bench()
+    bench.heard(b"first")
+    bench.heard(b"second", after_ns=MS)
+    bench.shows(b"first", after_ns=5 * S)
+    assert values(bench.leads()) == [b"second"]
+
+
+def test_who_is_bound_to_a_condition_is_never_appended() -> None:
+    bench = Bench()
+    bench.heard(b"a", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Expected-Last-Sequence: 0\r\n\r\n")
+    taken = bench.leads()
+    assert (taken.fresh, [message[2] for message in taken.undecided], bench.standby.counters.undecided) == ([], [b"a"], 1)
+
+
+def test_one_that_repeats_a_stored_message_id_is_taken_to_be_answered_though_later_ones_are_stored() -> None:
+    bench = Bench()
+    bench.ids.begin(0)
+    bench.heard(b"again", reply=b"_INBOX.c.", headers=b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n")
+    bench.heard(b"later", reply=b"_INBOX.c.", after_ns=MS)
+    bench.shows(b"later", after_ns=MS)
+    bench.ids.take(NewBatch(0, 0, bench.now_ns, 1, {0: b"x"}))
+    assert values(bench.leads()) == [b"again"]
+
+
+def test_one_bad_message_costs_its_neighbours_nothing_and_is_judged_by_the_leader() -> None:
+    bench = Bench()
+    bench.heard(b"good", reply=b"_INBOX.c.")
+    bench.hearings[0].sink(b"ev", b"_INBOX.d.1", b"ttl", b"NATS/1.0\r\nNats-TTL: 1s\r\n\r\n")
+    bench.heard(b"fine", reply=b"_INBOX.e.")
+    bench.shows(b"good", after_ns=MS)
+    taken = bench.leads()
+    assert values(taken) == [b"ttl", b"fine"]
+    assert len(taken.known) == 1
+
+
+def test_a_whole_batch_is_one_message() -> None:
+    head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
+    batch = build_batch([b"x", b"y"])
+    bench = Bench()
+    payload = frames.batch_publish(head, batch)
+    bench.heard(payload)
+    bench.heard(payload, after_ns=MS)
+    bench.shows(b"x", b"y", after_ns=MS)
+    taken = bench.leads()
+    assert values(taken) == [payload], "equal ones are counted"
+    ((stored, publishers),) = taken.known
+    assert (stored, publishers.replies, publishers.batch_records) == (Stored(0, 1), [b"_INBOX.c.1"], 2)
+
+
+def test_what_retention_has_taken_is_not_appended_again() -> None:
+    bench = Bench()
+    bench.heard(b"a")
+    bench.shows(b"a", after_ns=MS)
+    bench.commits(0, after_ns=MS)
+    bench.heard(b"b", after_ns=S)
+    bench.log.drop_prefix(1)
+    assert values(bench.leads()) == [b"a", b"b"], "it may be another one that came in the same moment: rather twice than never"
+    bench = Bench()
+    bench.heard(b"a")
+    bench.shows(b"a", after_ns=101 * MS)
+    bench.commits(0, after_ns=MS)
+    bench.heard(b"b", after_ns=S)
+    bench.log.drop_prefix(1)
+    assert values(bench.leads()) == [b"b"]
+
+
+# ---- while it follows --------------------------------------------------------------------------------------------------------
+def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
+    bench = Bench()
+    bench.heard(b"a")
+    bench.replica.stands_by = False
+    bench.standby.review()
+    assert bench.hearings[0].closed
+    assert bench.standby.report()["held_bytes"] == 0
+    assert bench.standby.take_over() is None
+    bench.replica.stands_by = True
+    bench.standby.review()
+    assert len(bench.hearings) == 2
+    assert values(bench.leads()) == []
+
+
+def test_who_leads_from_the_first_on_has_nothing_to_claim_and_does_not_listen() -> None:
+    bench = Bench()
+    bench.leads()
+    bench.standby.review()
+    assert (len(bench.hearings), bench.standby.take_over()) == (1, None)
+
+
+def test_a_cut_makes_what_it_takes_be_shown_anew() -> None:
+    bench = Bench()
+    bench.heard(b"a", b"b")
+    bench.shows(b"a", after_ns=MS)
+    bench.shows(b"b", after_ns=MS)
+    bench.log.cut_to(1)
+    bench.standby.cut()
+    assert values(bench.leads()) == [b"b"]
+
+
+def test_what_is_old_goes() -> None:
+    bench = Bench()
+    bench.heard(b"a")
+    bench.heard(b"b", after_ns=9 * S + 1)
+    assert values(bench.leads()) == [b"b"]
+
+
+SIZE = MESSAGE_BYTES + 10
+
+
+def test_while_the_log_goes_on_the_oldest_make_room() -> None:
+    bench = Bench(bound_bytes=2 * SIZE)
+    for number in range(4):
+        bench.heard(b"%010d" % number, after_ns=2 * MS)
+        bench.shows(b"other %d" % number, after_ns=2 * MS)
+    assert [message[2] for block in bench.standby.heard.blocks for message in block.messages] == [b"0000000002", b"0000000003"]
+    assert (bench.standby.report()["pushed_out"], bench.lost) == (2, [])
+    assert bench.standby.heard.size_bytes == 2 * SIZE
+
+
+def test_while_it_stands_still_the_newest_find_no_room_and_that_is_told() -> None:
+    bench = Bench(bound_bytes=2 * SIZE)
+    for number in range(5):
+        bench.heard(b"%010d" % number, after_ns=2 * MS)
+    assert values(bench.leads()) == [b"0000000000", b"0000000001"]
+    assert (bench.lost, bench.standby.report()["lost"]) == ([1, 1, 1], 3)
+
+
+def test_what_a_node_keeps_is_bounded_over_all_partitions() -> None:
+    bench = Bench(node_bytes=3 * SIZE)
+    bench.standby.heard.node.size_bytes = 2 * SIZE
+    bench.heard(b"%010d" % 0, after_ns=MS)
+    bench.heard(b"%010d" % 1, after_ns=MS)
+    assert bench.lost == [1]
+    assert bench.standby.heard.node.size_bytes == 3 * SIZE
+
+
+def test_what_nobody_had_room_to_read_is_lost_too() -> None:
+    bench = Bench()
+    bench.given_up(7)
+    assert (bench.lost, bench.standby.report()["lost"]) == ([7], 7)
+
+
+def test_compressed_batches_are_looked_into() -> None:
+    bench = Bench()
+    bench.heard(b"a" * 200)
+    bench.now_ns += MS
+    bench.log.append(build_batch([b"a" * 200], base_offset=0, leader_epoch=1, subjects=["ev"], codec=Codec.LZ4))
+    bench.standby.shown()
+    assert values(bench.leads()) == []
+
+
+def test_what_a_producer_has_numbered_is_left_to_its_sequence() -> None:
+    head = client_pb2.BatchPublish(stream="s", correlationId="7", ackInbox="_INBOX.c.1")
+    numbered = frames.batch_publish(head, build_batch([b"x"], producer_id=7, producer_epoch=1))
+    asked = frames.batch_publish(client_pb2.BatchPublish(ackInbox="_INBOX.c.2", askedProducer=7, producerInstance=9), b"")
+    bench = Bench()
+    bench.heard(numbered, asked)
+    bench.heard(b"later", after_ns=S)
+    bench.shows(b"x", b"later", after_ns=MS)
+    assert values(bench.leads()) == [numbered, asked]
