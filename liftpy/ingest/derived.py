@@ -37,8 +37,6 @@ _ASKS = OF_SUBJECT.encode()
 REPLAY_BYTES = 512 * 1024
 """Of the log, in one slice: about a millisecond of full batches, a few of small ones."""
 
-_PRODUCERS_REACH_NS = 600 * NS_PER_S
-
 
 class DerivedState:
     """Of one replica. The shell tells it of every change of ``log``, after it. ``now_ns``: the node's monotonic clock.
@@ -59,7 +57,8 @@ class DerivedState:
         self._subject = subject
         self._literal = not has_wildcards(subject)
         self.on_lacking: Callable[[], None] = lambda: None
-        """Told when ``look_back`` is to be called, again and again."""
+        """Told when ``read_beside`` is to be called, until it says that nothing is lacking."""
+        self._is_behind = False  # what was fetched is not taken before a replay has reached it
         self.first_look_bytes = REPLAY_BYTES
         """Of the log: read at once for who expects something of a subject first; 0: nothing is."""
         self.ids = RecentIds(window_ns, max_bytes, now_ns)
@@ -106,6 +105,8 @@ class DerivedState:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
         for batch in batches:
             if batch.base_offset != self.end_offset:
+                self._is_behind = True
+                self.on_lacking()
                 return
             self.taken_bytes += batch.header.size_bytes
             self._take(_told(batch))
@@ -180,6 +181,20 @@ class DerivedState:
         if not result.chunks:
             raise CorruptionError(f"nothing can be read at {self.end_offset} of a log that ends at {log.log_end_offset}")
         return self.is_complete
+
+    @property
+    def lacks(self) -> bool:
+        """Whether something is to be read beside everything else."""
+        return self._is_behind or self.subjects.lacks
+
+    def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
+        """Read a slice of what is lacking, of a follower's log forwards to its end first; whether nothing is lacking now. Raises what
+        ``Log.read`` raises."""
+        if self._is_behind:
+            self._is_behind = not self.replay(max_bytes)
+        else:
+            self.look_back(max_bytes)
+        return not self.lacks
 
     def last_of(self, subject: str) -> int | None:
         """Offset of the last record of ``subject``, -1: it has none; None: that is not known yet, or ``subjects.is_full``. Who asks
@@ -265,7 +280,7 @@ def derived_state(
     """As the settings say. ``subject``: that the partition listens on. ``now_ns``: the node's monotonic clock."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, count_for(node.producer_bytes), min(expiry_ns, _PRODUCERS_REACH_NS))
+    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns)
     return DerivedState(
         log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes
     )

@@ -59,8 +59,8 @@ class SimIngest:
         self.acks = PendingAcks(self, replica.key, replica.subject)
         below = f"{replica.subject}.>"
         self.derived = derived_state(replica.log, below, replica.log.config, self._cluster.config, replica.now_ns)
-        self._looking_back = False
-        self.derived.on_lacking = self._look_back_soon
+        self._reading = False
+        self.derived.on_lacking = self._read_soon
         owner = state_owner(replica.key)
         with suppress(StorageError):
             for why in restore_state(self.derived, replica.log, owner).values():
@@ -148,17 +148,17 @@ class SimIngest:
             self._cluster.checkers.taken_over(self._replica, messages, taken, begun_at)
         self.ingest.start(taken)
 
-    def _look_back_soon(self) -> None:
-        if not self._looking_back:
-            self._looking_back = True
-            self._replica.later(_LOOK_BACK_NS, self._look_back)
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._replica.later(_LOOK_BACK_NS, self._read_beside)
 
-    def _look_back(self) -> None:
-        self._looking_back = False
+    def _read_beside(self) -> None:
+        self._reading = False
         if not (self._replica.failed or self._replica.log.closed):
             with suppress(LiftError):  # damage: the replica has been told
-                if not self.derived.look_back(_LOOK_BACK_BYTES):
-                    self._look_back_soon()
+                if not self.derived.read_beside(_LOOK_BACK_BYTES):
+                    self._read_soon()
 
     def _wall_ns(self) -> int:
         return self._replica.now_ns() + self._replica.process.node.wall_offset_ns

@@ -1,6 +1,7 @@
 """LogReplay: rebuilds one partition's derived state from its log, in slices that give way to the event loop [protocol: Promotion].
 
-What is read backwards for the subjects is read beside everything else, after a pause twice as long as each slice took.
+A candidate or a new leader waits for it. A follower that has opened a log reads on beside everything else, so that a promotion later
+on finds little to do; and so does whoever reads backwards for the subjects: each slice is followed by a pause twice as long.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ class LogReplay:
         self._failed = failed
         self._then: Callable[[], None] | None = None
         self._handle: asyncio.Handle | None = None
-        self._looking_back: asyncio.Handle | None = None
+        self._beside: asyncio.Handle | None = None
+        """What is read beside everything else."""
         self._closed = False
-        derived.on_lacking = self._look_back_soon
-        if derived.subjects.lacks:
-            self._look_back_soon()
+        derived.on_lacking = self._read_beside
+        if derived.lacks:
+            self._read_beside()
 
     def run(self, then: Callable[[], None]) -> None:
         """Call ``then`` when all of the log is covered: at once, if it is; ReplayProgressed is fed until then. A later run takes the
@@ -54,24 +56,24 @@ class LogReplay:
         """Nothing more is read."""
         self._closed = True
         self.forget()
-        if self._looking_back is not None:
-            self._looking_back.cancel()
-            self._looking_back = None
+        if self._beside is not None:
+            self._beside.cancel()
+            self._beside = None
 
-    def _look_back_soon(self, pause_s: float = _PAUSE_LEAST_S) -> None:
-        if self._looking_back is None and not self._closed:
-            self._looking_back = asyncio.get_running_loop().call_later(pause_s, self._look_back)
+    def _read_beside(self, pause_s: float = _PAUSE_LEAST_S) -> None:
+        if self._beside is None and not self._closed:
+            self._beside = asyncio.get_running_loop().call_later(pause_s, self._read_some)
 
-    def _look_back(self) -> None:
-        self._looking_back = None
+    def _read_some(self) -> None:
+        self._beside = None
         began_ns = clock.now_ns()
         try:
-            complete = self._derived.look_back()
+            complete = self._derived.read_beside()
         except LiftError as error:
             self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
             return
         if not complete:
-            self._look_back_soon(max(_PAUSE_LEAST_S, _PAUSE_FACTOR * (clock.now_ns() - began_ns) / NS_PER_S))
+            self._read_beside(max(_PAUSE_LEAST_S, _PAUSE_FACTOR * (clock.now_ns() - began_ns) / NS_PER_S))
 
     def _go_on(self) -> None:
         self._handle = None

@@ -54,7 +54,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a gap in what was fetched is passed over",
-            "            if batch.base_offset != self.end_offset:\n                return",
+            "            if batch.base_offset != self.end_offset:\n                self._is_behind = True",
             "            if batch.base_offset != self.end_offset:\n                continue",
             "what is appended during a replay is taken twice, or the node stops",
         ),
@@ -261,7 +261,7 @@ MUTANTS: list[Mutant] = [
         "sidecar/partition/replaying.py",
         (
             "reading backwards ends after a slice",
-            "        if not complete:\n            self._look_back_soon",
+            "        if not complete:\n            self._read_beside",
             "        if False:\n            self._look_back_soon",
             "conditional publishes are answered 503 for ever",
         ),

@@ -367,7 +367,7 @@ def test_what_the_settings_say_of_derived_state() -> None:
     assert (made.ids.window_ns, made.ids._max_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
     assert (made.subjects._max_bytes, made.subjects._literal) == (8192, False)
     assert (made.producers.max_count, made.producers._expiry_ns, made.producers.reach_ns) == (9, 3 * NS_PER_S, 3 * NS_PER_S)
-    assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 600 * NS_PER_S
+    assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 86_400 * NS_PER_S
 
 
 def test_a_producer_takes_about_what_is_said() -> None:

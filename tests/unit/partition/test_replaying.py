@@ -13,7 +13,7 @@ from liftpy.ingest.derived import REPLAY_BYTES, DerivedState
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.replica import events
-from liftpy.wire.batch import build_batch
+from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.partition.replaying import LogReplay
 
 
@@ -103,4 +103,31 @@ async def test_it_reads_backwards_for_the_subjects_until_nothing_is_lacking_and_
     replay.close()
     gone.on_lacking()
     gone.on_lacking()
-    assert replay._looking_back is None
+    assert replay._beside is None
+
+
+async def test_a_follower_that_has_opened_a_log_reads_on_by_itself_and_takes_what_is_fetched() -> None:
+    bench = Bench(0)
+    batches = [
+        build_batch(
+            [b"v" * 300_000], headers=[[("Nats-Msg-Id", b"m%d" % n)]], base_offset=n, leader_epoch=1, timestamp_ns=n + 1
+        )
+        for n in range(9)
+    ]
+    for batch in batches[:7]:
+        bench.log.append(batch)
+    derived = DerivedState(bench.log, 1 << 40, 1 << 20, lambda: 0)
+    replay = LogReplay(derived, bench.fed.append, bench.failed.append)
+    for batch in batches[7:]:
+        bench.log.append(batch)
+        derived.fetched([parse_batch(batch)])
+    assert derived.lacks
+    await until(lambda: not derived.lacks)
+    assert (derived.end_offset, derived.is_complete, bench.fed) == (9, True, [])
+    late = build_batch([b"v"], headers=[[("Nats-Msg-Id", b"late")]], base_offset=9, leader_epoch=1, timestamp_ns=99)
+    bench.log.append(late)
+    derived.fetched([parse_batch(late)])
+    assert (derived.is_complete, derived.lacks) == (True, False)
+    assert [derived.ids.find(b"m%d" % n, 99) is not None for n in range(9)] == [True] * 9
+    assert derived.ids.find(b"late", 99) is not None
+    replay.close()
