@@ -125,6 +125,8 @@ class Standby:
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
     """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
+    _settings: tuple[bool, int, bool] | None = None
+    """Of the stream: for which publishes are refused."""
     _waits: int = 0
     """Number of the last wait for ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)
@@ -139,6 +141,11 @@ class Standby:
         if not replica.stands_by:
             self.stop()
             return
+        stream = self.log.config
+        settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency
+        if settings != self._settings:
+            self._settings = settings
+            self.heard.clear()  # its leader may have refused any of it for what does not hold any more [A2]
         state = replica.state
         leader = state.leader, state.leader_epoch
         if state.status is PartitionStatus.ONLINE and state.leader != replica.node_id and self._leader[:2] != leader:

@@ -262,8 +262,68 @@ MUTANTS: list[Mutant] = [
         (
             "reading backwards ends after a slice",
             "        if not complete:\n            self._read_beside",
-            "        if False:\n            self._look_back_soon",
+            "        if False:\n            self._read_beside",
             "conditional publishes are answered 503 for ever",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/standby.py",
+        (
+            "what was heard under other settings is kept",
+            "            self.heard.clear()  # its leader may have refused",
+            "            pass  # its leader may have refused",
+            "a publish that was refused is stored by the next leader",
+        ),
+        (
+            "who has been answered is answered again",
+            "if message.stored.last_offset > answered_through and any(message.publishers.replies):",
+            "if any(message.publishers.replies):",
+            "a request has two answers after each fail-over",
+        ),
+        (
+            "what was passed over is appended",
+            "        elif was_passed:\n            counters.passed_over += 1",
+            "        elif was_passed and not message.raw:\n            counters.passed_over += 1",
+            "what a leader refused is stored behind what came after it",
+        ),
+        (
+            "a condition is taken for met",
+            "        elif message.is_bound:\n            counters.undecided += 1",
+            "        elif message.is_bound and not message.raw:\n            counters.undecided += 1",
+            "a compare-and-set that was refused is stored",
+        ),
+        (
+            "the log shows nothing before it is heard",
+            "        first = self._end_before(messages[0].heard_ns - self.credit_ns)",
+            "        first = self._end_before(messages[0].heard_ns)",
+            "a message that was slow to the follower is stored twice",
+        ),
+        (
+            "who stands by for nobody listens on",
+            "        if not replica.stands_by:\n            self.stop()\n            return",
+            "        if not replica.stands_by:\n            return",
+            "a node that left the ISR keeps what it hears for ever",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/heard.py",
+        (
+            "what is heard has no bound",
+            "        if self._lacks(size_bytes):\n            return False",
+            "        if size_bytes < 0:\n            return False",
+            "a flood fills the memory of every follower",
+        ),
+        (
+            "a node has no bound for what is heard",
+            " or self.node.size_bytes + size_bytes > self.node.bound_bytes",
+            "",
+            "a thousand partitions hold a thousand times as much",
+        ),
+        (
+            "the oldest make room while the log stands still",
+            "while self._lacks(size_bytes) and self.blocks and self.blocks[0].heard_ns <= grown_ns:",
+            "while self._lacks(size_bytes) and self.blocks:",
+            "what waits for a leader is pushed out by what came later",
         ),
     ),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -313,6 +314,22 @@ def test_a_cut_makes_what_it_takes_be_shown_anew() -> None:
     bench.log.cut_to(1)
     bench.standby.cut()
     assert values(bench.leads()) == [b"b"]
+
+
+@pytest.mark.parametrize("changed", [{"read_only": True}, {"max_message_bytes": 9}, {"optimistic_concurrency": True}])
+def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgotten(changed: dict[str, Any]) -> None:
+    bench = Bench()
+    bench.heard(b"1")
+    bench.log.config = replace(bench.log.config, retention_age_s=5.0)
+    bench.standby.review()
+    bench.heard(b"2")
+    assert len(bench.standby.heard.blocks) == 2, "retention refuses nobody"
+    bench.log.config = replace(bench.log.config, **changed)
+    bench.standby.review()
+    assert not bench.standby.heard.blocks
+    bench.heard(b"3")
+    bench.standby.review()
+    assert values(bench.leads()) == [b"3"]
 
 
 def test_what_is_old_goes() -> None:
