@@ -2,7 +2,8 @@
 
 Goal: a log of keyed records whose size follows the number of keys. Constraints: only sealed, flushed segments wholly at or
 below HW; offsets and epoch starts stay [D13]; batches still follow on each other without a gap, so that a follower that fetches
-them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay.
+them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay, and so does what
+may have a message id, for the dedup window: whoever opens the log learns the ids from it [A3].
 
 Algorithm: (1) a forward pass maps each key to its last offset, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
 segments: a batch loses the records that a later one supersedes and keeps its extent; batches that lose all become one filler,
@@ -56,6 +57,8 @@ class Compaction:
     config: StreamConfig
     inputs: tuple[Segment, ...]
     now_wall_ns: int
+    ids_from_ns: int
+    """Log time: what is younger and has headers stays, for it may have a message id."""
     outputs: list[CompactedFile] = field(default_factory=list)
     dropped_records: int = 0
     _writer: _Writer | None = None
@@ -125,6 +128,9 @@ class Compaction:
         if batch.columns.values.validity is not None:
             old = batch.timestamps_ns() < self.now_wall_ns - int(self.config.delete_retention_s * NS_PER_S)
             keep &= batch.columns.values.valid() | ~batch.columns.keys.valid() | ~old
+        headers = batch.columns.headers
+        if headers is not None and batch.header.timestamp_ns > self.ids_from_ns:
+            keep |= np.diff(headers.ends.astype(np.int64), prepend=0) > 0
         return keep
 
 

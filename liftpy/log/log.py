@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from liftpy.config import FlushMode, StreamConfig
+from liftpy.config import NS_PER_S, FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
 from liftpy.log.checkpoints import Checkpoints
@@ -493,7 +493,9 @@ class Log:
         dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._compacted_end_offset)
         if (not dirty_bytes and min_dirty_ratio) or dirty_bytes < min_dirty_ratio * sum(s.size_bytes for s in inputs):
             return None
-        return Compaction(self.storage, self.config, tuple(inputs), now_wall_ns) if inputs else None
+        window_ns = round(self.config.dedup_window_s * NS_PER_S)
+        ids_from_ns = max(segment.max_timestamp_ns for segment in self.segments) - window_ns if window_ns else 1 << 63
+        return Compaction(self.storage, self.config, tuple(inputs), now_wall_ns, ids_from_ns) if inputs else None
 
     def complete_compaction(self, compaction: Compaction) -> int:
         """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.

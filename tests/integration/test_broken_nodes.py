@@ -182,7 +182,6 @@ def flip_a_bit_of_the_first_segment(bench: Any, node: str, name: str) -> None:
 
 @pytest.mark.parametrize("role", ["follower", "leader"])
 async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(fragile: Any, stream_name: str, role: str) -> None:
-    # without a window for message ids: a candidate would read the bit when it replays its log, and lead when it has repaired itself
     await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
     subject = f"data.{stream_name}"
     node_id = await settle(fragile, stream_name)
@@ -198,9 +197,16 @@ async def test_a_flipped_bit_is_found_by_a_read_and_the_node_repairs_itself(frag
     stream = await fragile.client.stream(stream_name)
     move = cluster_pb2.ElectLeader(stream=stream_name, uid=stream.uid, partition=0, node=leader)
     await fragile.nc.request("liftpy.control.admin", frames.encode(cluster_pb2.ControlRequest(electLeader=move)))
-    await fragile.until(lambda: leads(fragile, stream_name, leader), f"{leader} leads")
+
+    async def leads_or_has_found_it() -> bool:
+        """Whoever replays its log for ids or producers reads the bit before it leads, and repairs itself at once."""
+        return bool(damaged(fragile, node_id, stream_name)) or await leads(fragile, stream_name, leader)
+
+    await fragile.until(leads_or_has_found_it, f"{leader} leads, or {node_id} has found its damage")
 
     async def came_back() -> bool:
+        if damaged(fragile, node_id, stream_name):
+            return True
         request = client_pb2.ReadRequest(offset=0, maxBytes=500_000, waitMs=100)
         answer = await fragile.nc.request(f"liftpy.{stream_name}.0.read.{node_id}", frames.encode(request), timeout=1)
         split_batches(frames.decode_read_response(answer.data)[1])  # whatever it serves is right

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.config import StreamConfig
+from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.errors import LogClosedError, NoSpaceError, StorageError
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
@@ -210,3 +210,24 @@ def test_any_history_keeps_the_last_of_each_key(history: list) -> None:
     assert _newest_per_key(after) == _newest_per_key(before)
     assert [r for r in after if r.key is None] == [r for r in before if r.key is None]
     assert set(after) <= set(before)
+
+
+@pytest.mark.parametrize(("window_s", "kept"), [(60.0, [3, 5]), (3600.0, [0, 1, 3, 5]), (0.0, [5])])
+def test_what_may_have_a_message_id_stays_for_the_window_of_log_time(window_s: float, kept: list[int]) -> None:
+    """Whoever opens the log without a state beside it learns the ids from it."""
+    storage, config = MemoryStorage(), StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=window_s)
+    log, _ = Log.open(storage, config)
+    minute = 60 * NS_PER_S
+    times = (0, 0, minute + 1, minute + 1, 2 * minute, 2 * minute)
+    named = [[("h", b"x")], [("h", b"")], None, [("h", b"1")], None, None]
+    for offset, (at_ns, headers) in enumerate(zip(times, named, strict=True)):
+        column = [headers] if headers else None
+        log.append(
+            build_batch([b"v" * 3000], keys=[b"k"], headers=column, base_offset=offset, leader_epoch=1, timestamp_ns=at_ns)
+        )
+    log.append(build_batch([b"w"], base_offset=6, leader_epoch=1, timestamp_ns=2 * minute))
+    log.append(build_batch([b"w" * 4000], base_offset=7, leader_epoch=1, timestamp_ns=2 * minute))
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    _compact(log)
+    assert [record.offset for record in _records(log) if record.key is not None] == kept
