@@ -7,10 +7,12 @@ import concurrent.futures
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from liftpy.client.credentials import Credentials
 from liftpy.errors import DataLossError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.spark import fetching
 from liftpy.spark import link as link_module
@@ -215,10 +217,48 @@ def test_span_guess_follows_the_bytes_and_the_batches() -> None:
     assert guess.span_records() == 1
 
 
-def test_secrets_are_read_from_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    file = tmp_path / "password"
-    file.write_text("open sesame\n")
-    assert credentials_of(Access(user="ali", password_file=str(file))).password == "open sesame"
+def test_an_answer_holds_what_its_span_should_take_and_a_batch_more() -> None:
+    guess = SpanGuess()
+    assert guess.answer_bytes(1) == fetching.SPAN_BYTES, "nothing is known yet"
+    guess.bytes_per_record, guess.batch_records = 100.0, 4000
+    assert guess.answer_bytes(2000) == 600_000
+    assert guess.answer_bytes(1_000_000) == fetching.SPAN_BYTES
+    guess.bytes_per_record, guess.batch_records = 1.0, 1
+    assert guess.answer_bytes(10) == 64 * 1024
+
+
+def test_a_short_rest_of_a_range_asks_for_no_more_than_it_holds(
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(node.add_stream("orders"), [100] * 12, value_bytes=1000)
+    real, spans = fetching._fetch_span, list[Any]()
+
+    def seen(to: Link, span: Any) -> Any:
+        spans.append(span)
+        return real(to, span)
+
+    monkeypatch.setattr(fetching, "_fetch_span", seen)
+    assert offsets(link, planned(0, 1200)) == list(range(1200))
+    first, *others = spans
+    assert (first.one_answer, first.answer_bytes) == (True, fetching.SPAN_BYTES)
+    assert others
+    for span in others:
+        records = span.end_offset - span.start_offset + 100
+        assert 1000 * records < span.answer_bytes < 1100 * records
+
+
+def test_credentials_are_those_of_the_access_and_secrets_are_read_from_files(tmp_path: Path) -> None:
+    for name, secret in (("password", "open sesame\n"), ("token", " t0ken \n")):
+        (tmp_path / name).write_text(secret)
+    always = {name: f"some_{name}" for name in ("tls_ca_file", "tls_cert_file", "tls_key_file", "inbox_prefix")}
+    password, token = {"password_file": str(tmp_path / "password")}, {"token_file": str(tmp_path / "token")}
+    for given, made in (
+        ({"creds_file": "some.creds"}, {"creds_file": "some.creds"}),
+        ({"nkey_seed_file": "some.nk"}, {"nkey_seed_file": "some.nk"}),
+        ({"user": "ali"} | password, {"user": "ali", "password": "open sesame"}),
+        (token, {"token": "t0ken"}),
+    ):
+        assert credentials_of(Access(**always, **given)) == Credentials(**always, **made)
 
 
 def test_a_nats_server_that_restarts_in_the_middle_costs_time_only() -> None:
