@@ -222,6 +222,7 @@ class Producers:
             self._states.pop(taken.producer_id, None)
             if taken.before is not None:
                 self._states[taken.producer_id] = taken.before
+        self._states = _in_order(self._states)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], bytes]:
@@ -247,7 +248,7 @@ class Producers:
         if at != len(data or b"") or len(states) != count:
             raise CorruptionError("producers: more, or fewer, than there should be")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
-        self._states = dict(sorted(states.items(), key=lambda item: item[1].time_ns))
+        self._states = _in_order(states)
         self._fold()
 
     # ---- what comes --------------------------------------------------------------------------------------------------
@@ -315,6 +316,11 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
         batches.append(StoredBatch(sequence, record_count, offset, known if has_check else None))
         at += _BATCH.size
     return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns), at
+
+
+def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:
+    """Who was heard last stands last: as the log has them, however they came to be known."""
+    return dict(sorted(states.items(), key=lambda item: [batch.offset for batch in item[1].batches[-1:]]))
 
 
 def count_for(max_bytes: int) -> int:

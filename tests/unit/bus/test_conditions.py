@@ -141,6 +141,10 @@ async def test_of_the_last_message_id() -> None:
     bench.send("ev.a", (LAST_ID, "x"))
     await turn()
     assert bench.answers() == [4, 5, (400, 10070, "wrong last msg ID: y")]
+    bench.send("ev.a", ("Nats-Msg-Id", "z"))
+    bench.send("ev.a", (LAST_ID, "y"))
+    await turn()
+    assert bench.answers() == [6, (400, 10070, "wrong last msg ID: z")], "what stands before it in its batch counts"
 
 
 async def test_a_retry_of_what_was_won_is_a_duplicate() -> None:
@@ -217,6 +221,20 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
         await many.says(f"ev.{number}", (OF, 0))
     assert (await many.says("ev.0", (OF, 3), (NAMED, "ev.*")))[:2] == (400, 10003)
     assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
+
+
+def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:
+    derived = Bench(room=1 << 24).derived
+    derived.last_of("ev.0")
+    derived.subjects.read_below(0, {f"ev.{number}": number for number in range(10_000)})
+
+    def judged(sequence: int) -> tuple[object, ...]:
+        return conditions.unexpected({}, {0: Expected(sequence, "ev.*", b"")}, ["ev.x"], derived, 10_000) or ()
+
+    assert (judged(10_000), judged(9_999)[1:]) == ((), ("wrong last sequence: 10000", None))
+    derived.subjects.read_below(0, {"ev.more": 10_000})
+    text = "the last sequence of a filter can be expected of a stream with 10000 subjects at most"
+    assert judged(10_001) == judged(9_999) == (RejectReason.UNSUPPORTED, text, (400, 10003))
 
 
 async def test_headers_of_an_envelope_count_too() -> None:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from liftpy.config import NS_PER_S
+from liftpy.errors import CorruptionError
+from liftpy.ingest import recent_ids
 from liftpy.ingest.derived import DerivedState
-from liftpy.ingest.recent_ids import Stored
-from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, ids, long_ago, take
+from liftpy.ingest.recent_ids import RecentIds, Stored
+from liftpy.wire.batch import build_batch
+from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, filled_log, ids, long_ago, take
 
 
 def test_a_cut_brings_back_nothing_that_was_forgotten_meanwhile() -> None:
@@ -35,3 +41,28 @@ def test_hw_that_has_risen_lets_what_is_older_than_the_window_go() -> None:
     assert (state.ids.find(b"a", 0), len(state.ids)) == (Stored(0, 0), 2)
     state.committed(1)
     assert (state.ids.find(b"a", 0), state.ids.find(b"b", 0), len(state.ids)) == (None, Stored(1, 1), 1)
+
+
+def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end() -> None:
+    log = filled_log(400, step_s=1)
+    log.append(build_batch([b"v"], base_offset=400, leader_epoch=1, timestamp_ns=10**6 * NS_PER_S))
+    log.raise_high_watermark(399)
+    state = DerivedState(log, 300 * NS_PER_S, ROOM, long_ago)
+    while not state.replay():
+        pass
+    log.cut_to(400)
+    state.cut()
+    assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, Stored(100, 100), None)
+
+
+def test_a_state_whose_offsets_do_not_rise_is_none() -> None:
+    def rows(*places: tuple[int, int]) -> bytes:
+        taken = [recent_ids._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
+        return recent_ids._HEAD.pack(WINDOW, 1, 0) + recent_ids._encoded(taken)
+
+    made = RecentIds(WINDOW, ROOM, long_ago)
+    made.restore(rows((3, 3), (5, 4)), 10)
+    assert (made.find(b"id0", 0), made.find(b"id1", 0)) == (Stored(3, 3), Stored(4, 5))
+    for wrong in (rows((5, 3), (3, 4)), rows((3, 3), (5, 2)), rows((3, 3), (3, 4)), rows((3, 3), (5, 3))):
+        with pytest.raises(CorruptionError, match="do not fit together"):
+            RecentIds(WINDOW, ROOM, long_ago).restore(wrong, 10)

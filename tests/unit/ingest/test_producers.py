@@ -291,6 +291,35 @@ def test_a_cut_takes_log_time_back() -> None:
     assert bench.producers._states[10].time_ns == 1090
 
 
+def test_a_cut_brings_back_what_was_known_of_each_before_its_last_batches() -> None:
+    """And the order in which they were heard: who has been idle longest goes first, whatever was cut."""
+    bench = Bench(Producers(0, 3))
+    steps: list[tuple[list[Rec], int, int, int]] = [
+        ([A, B], 7, 0, 0), ([C], 8, 0, 0), ([D], 9, 0, 0), ([C], 7, 0, 2), ([E, D], 8, 1, 1), ([E], 7, 1, 3),
+    ]  # fmt: skip
+    known = [(0, [])]
+    for records, producer, epoch, sequence in steps:
+        assert bench.publish(records, producer=producer, epoch=epoch, sequence=sequence).finding is Finding.APPEND
+        known.append((bench.end, list(bench.producers._states.items())))
+    for end, states in reversed(known[3:]):
+        bench.producers.cut(end)
+        assert list(bench.producers._states.items()) == states
+    bench.end = known[3][0]
+    assert bench.publish([C], sequence=2) == Ruling(Finding.APPEND, next_sequence=2)
+    assert bench.publish([B], sequence=1) == Ruling(Finding.DUPLICATE, 1, 1, 3)
+    bench.producers.cut(known[3][0])
+    bench.end = known[3][0]
+    assert bench.publish([A], producer=10).finding is Finding.APPEND
+    assert sorted(bench.producers._states) == [8, 9, 10], "7 was heard first"
+    bench.producers.committed(bench.end)
+    file = bench.producers.snapshot()
+    bench.producers._states = dict(reversed(bench.producers._states.items()))
+    for data in (file(), bench.producers.snapshot()()):
+        again = Producers(0, 3)
+        again.restore(data, bench.end)
+        assert list(again._states) == [8, 9, 10]
+
+
 def test_a_log_that_lacks_records_has_no_digest_and_compares_nothing() -> None:
     for first, second in (((0, None), 1), ((3, True), 4), ((0, True), 2)):
         sequence, columns = first
@@ -355,6 +384,7 @@ def test_it_is_a_function_of_the_log_whatever_was_cut(steps: list[tuple[int, int
             take(anew, batch)
         for known in (7, 8):
             assert bench.producers.state_of(known) == anew.state_of(known)
+            assert list(bench.producers._states) == list(anew._states)
             epochs = [b.header.producer_epoch for b in log if b.header.producer_id == known]
             assert epochs == sorted(epochs)
 

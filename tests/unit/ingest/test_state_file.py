@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,21 @@ def test_what_is_restored_is_what_was_known_and_only_the_rest_is_replayed() -> N
     assert restore_state(third, log, OF) == {}
     assert third.is_complete
     assert known(third, NAMES) == known(again, NAMES)
+
+
+def test_what_has_been_committed_since_a_state_makes_what_it_holds_expire() -> None:
+    log = a_log()
+    state = a_state(log)
+    append(log, state, ["old"], at=1000)
+    commit(log, state, 0)
+    write(log, state)
+    append(log, state, ["new"], at=1000 + 120)
+    commit(log, state, 1)
+    clock = itertools.count(0, 10**18)
+    again = a_state(log, now_ns=lambda: next(clock))
+    assert restore_state(again, log, OF) == {}
+    assert again.replay()
+    assert (again.ids.find(b"old", 0), again.ids.find(b"new", 0), len(again.ids)) == (None, Stored(1, 1), 1)
 
 
 def test_what_is_not_on_this_disk_or_not_known_is_not_written() -> None:
