@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,6 +222,13 @@ async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_oth
         await many.says(f"ev.{number}", (OF, 0))
     assert (await many.says("ev.0", (OF, 3), (NAMED, "ev.*")))[:2] == (400, 10003)
     assert await many.says("ev.0", (OF, 3), (NAMED, "ev.2")) == 4
+
+
+def test_a_subject_that_the_log_is_still_read_for_is_known_by_the_batch_before() -> None:
+    derived: Any = SimpleNamespace(last_of=lambda subject: None, subjects=SimpleNamespace(is_full=False))
+    for index, sequence, reason in ((1, 6, None), (1, 5, RejectReason.INCORRECT_OFFSET), (2, 6, RejectReason.OVERLOADED)):
+        unfit = conditions.unexpected({}, {index: Expected(sequence, "", b"")}, ["a", "a", "b"], derived, 5)
+        assert (unfit and unfit.reason) == reason
 
 
 def test_a_filter_is_looked_up_over_ten_thousand_subjects_and_no_more() -> None:

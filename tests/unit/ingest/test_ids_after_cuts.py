@@ -12,6 +12,7 @@ from liftpy.errors import CorruptionError
 from liftpy.ingest import recent_ids
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.recent_ids import RecentIds, Stored
+from liftpy.log.reading import ReadResult
 from liftpy.wire.batch import build_batch
 from tests.unit.ingest.test_recent_ids import ROOM, WINDOW, filled_log, ids, long_ago, take
 
@@ -53,6 +54,17 @@ def test_a_replay_reaches_back_from_what_is_committed_and_not_from_the_logs_end(
     log.cut_to(400)
     state.cut()
     assert (state.is_complete, state.ids.find(b"m100", 0), state.ids.find(b"m99", 0)) == (True, Stored(100, 100), None)
+
+
+def test_a_replay_that_finds_nothing_to_read_ends() -> None:
+    log = filled_log(2, step_s=1)
+    log.raise_high_watermark(1)
+    state = DerivedState(log, NS_PER_S, ROOM, long_ago)
+    assert state.replay()
+    log.append(build_batch([b"v"], base_offset=2, leader_epoch=1, timestamp_ns=1))
+    log.read = lambda *_, **__: ReadResult((), 0, 2)  # type: ignore[method-assign]
+    with pytest.raises(CorruptionError, match="nothing can be read at 2 of a log that ends at 3"):
+        state.replay()
 
 
 def test_a_state_whose_offsets_do_not_rise_is_none() -> None:

@@ -284,6 +284,17 @@ def test_what_retention_has_taken_is_not_appended_again() -> None:
     assert values(bench.leads()) == [b"b"]
 
 
+def test_what_retention_has_taken_is_as_old_as_the_last_record_that_it_took() -> None:
+    bench = Bench()
+    bench.heard(b"a")
+    bench.shows(b"a", after_ns=MS)
+    bench.commits(0, after_ns=MS)
+    bench.heard(b"waits in its backlog", b"new", after_ns=MS)
+    bench.shows(b"waits in its backlog", after_ns=200 * MS)
+    bench.log.drop_prefix(1)
+    assert values(bench.leads()) == [b"a", b"new"]
+
+
 # ---- while it follows --------------------------------------------------------------------------------------------------------
 def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
     bench = Bench()
@@ -296,7 +307,14 @@ def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
     bench.replica.stands_by = True
     bench.standby.review()
     assert len(bench.hearings) == 2
-    assert values(bench.leads()) == []
+    bench.hearings[-1].sink(b"ev", b"", b"not read yet", b"")
+    bench.replica.stands_by = False
+    bench.standby.review()
+    bench.replica.stands_by = True
+    bench.standby.review()
+    bench.heard(b"b")
+    assert len(bench.standby.heard.blocks) == 1, "that of before is not in its way"
+    assert values(bench.leads()) == [b"b"]
 
 
 def test_who_leads_from_the_first_on_has_nothing_to_claim_and_does_not_listen() -> None:

@@ -111,5 +111,6 @@ async def test_a_clean_stop_writes_what_has_come_since_and_a_start_begins_with_i
     assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
     assert again.derived.replayed_bytes == 0
     assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
+    assert FoundState() == (None, 0)
     (await again.states.close())()
     assert state_names(storage) == []

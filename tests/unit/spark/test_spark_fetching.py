@@ -8,12 +8,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from liftpy.client.credentials import Credentials
-from liftpy.errors import DataLossError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.spark import fetching
 from liftpy.spark import link as link_module
 from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
@@ -151,6 +152,28 @@ def test_only_the_leaders_word_counts_for_what_is_gone(link: Link, node: FakeNod
     assert offsets(link, replace(planned(0, 100), leader="n1", replicas=("n3", "n2"))) == list(range(100))
 
 
+async def test_a_leader_that_contradicts_its_replicas_is_believed_eight_times() -> None:
+    asked: list[str] = []
+
+    async def bounds(uid: str) -> tuple[Any, str]:
+        asked.append(uid)
+        return SimpleNamespace(log_start_offset=0, leader="n1"), "n1"
+
+    async def fetch(progress: Any) -> list[Any]:
+        raise OffsetOutOfRangeError("gone")
+
+    async def transport() -> None:
+        return None
+
+    made: Any = SimpleNamespace(transport=transport, subjects=None)
+    span = fetching._Span(planned(0, 9), QUICK, 0, 9, "n3", 1 << 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetching, "PartitionReader", lambda *_: SimpleNamespace(node="", bounds=bounds, fetch=fetch))
+        with pytest.raises(ProtocolError, match=r"0 of .* is refused although n1 says that it has it"):
+            await fetching._fetch_span(made, span)
+    assert asked == ["uid-orders"] * 9
+
+
 def test_epochs_that_fall_between_two_answers_are_refused(link: Link, node: FakeNode) -> None:
     stream = node.add_stream("orders")
     fill(stream, [1000] * 6, epoch=2, value_bytes=300)
@@ -195,6 +218,7 @@ def test_one_link_per_process_and_access(access: Access, node: FakeNode) -> None
 
 
 def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert link_module.MAX_LINKS == 32
     monkeypatch.setattr(link_module, "MAX_LINKS", 2)
     oldest, used = (link_to(replace(access, namespace=name)) for name in ("one", "two"))
     connection = oldest.call(oldest.transport(), 5).connection
@@ -205,6 +229,7 @@ def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: Fak
         time.sleep(0.005)
     assert connection.is_closed
     assert link_to(replace(access, namespace="one")) is not oldest
+    assert link_to(replace(access, namespace="two")) is used, "the other was used before it"
 
 
 def test_span_guess_follows_the_bytes_and_the_batches() -> None:

@@ -73,6 +73,21 @@ def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, no
     assert offsets(reader, plan) == list(range(100))
 
 
+def test_a_range_between_an_offset_and_an_earlier_time_is_empty(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for offset in range(10):
+        log.append(build_batch([b"v"], base_offset=offset, leader_epoch=1, timestamp_ns=(1 + offset) * 10**9))
+    at = json.dumps({"orders": {"0": 5}})
+    for options, plan in (
+        ({"startingOffsets": at, "endingTimestamp": "9000"}, [(0, 5, 8)]),
+        ({"startingTimestamp": "2000", "endingOffsets": at}, [(0, 1, 5)]),
+        ({"startingOffsets": at, "endingTimestamp": "3000"}, []),
+        ({"startingTimestamp": "8000", "endingOffsets": at}, []),
+        ({"startingTimestamp": "8000", "endingTimestamp": "3000"}, []),
+    ):
+        assert ranges(batch(source(**options)).partitions()) == plan
+
+
 def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
     stream = node.add_stream("orders", partitions=2)
     append(stream.partitions[0], 100)

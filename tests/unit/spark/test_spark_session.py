@@ -42,6 +42,15 @@ def test_java_home_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         session.local_session("test")
 
 
+def test_a_java_that_does_not_answer_in_20_s_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], *, timeout: float, **_: object) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(session.subprocess, "run", run)
+    assert session.spark_problem().endswith("timed out after 20.0 seconds")
+
+
 def test_no_java_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
