@@ -119,6 +119,15 @@ def test_keys_headers_and_tombstones_are_in_the_batch() -> None:
     assert (plain.keys, plain.headers) == (None, None)
 
 
+def test_keys_stay_though_what_comes_behind_them_has_none() -> None:
+    lane = a_lane(batch_records=4)
+    lane.add(b"a", b"k", (), 1, 0.0)
+    lane.add_many([b"b"], None, [1], 0.0)
+    lane.add_many([b"c"], [b"l"], [1], 0.0)
+    lane.add(b"d", None, (), 1, 0.0)
+    assert parse_batch(sent(lane, 0)[0].batch).keys() == [b"k", None, b"l", None]
+
+
 def test_it_goes_on_where_the_log_is() -> None:
     lane, digest = a_lane(), RollingDigest(values=5)
     lane.begin(4, (1 << 32) - 1, digest)

@@ -54,6 +54,7 @@ class Wire:
         self.closed: Any = None
         self.usable = True
         self.published = 0
+        self.unwatched = list[str]()
         self.left = 0
         self.asked = 0
 
@@ -66,11 +67,11 @@ class Wire:
 
     def tell_of_denials(self, callback: Any) -> Any:
         self.denied = callback
-        return lambda: None
+        return lambda: self.unwatched.append("denials")
 
     def tell_of_close(self, callback: Any) -> Any:
         self.closed = callback
-        return lambda: None
+        return lambda: self.unwatched.append("close")
 
     async def listen(self, subject: str, callback: Any, timeout_s: float) -> Any:
         self.sinks[subject.removesuffix(".*")] = callback
@@ -447,7 +448,8 @@ async def test_only_the_partitions_own_answers_count() -> None:
     await p.flush()
     assert (wire.counters["acks by somebody else"], wire.values()) == (3, [b"a"])
     junk = [
-        SimpleNamespace(subject=f"_INBOX.me0.{token}", data=b"x", headers=None) for token in ("9-0-1", "a-0-1", "0-0", "0-0-x")
+        SimpleNamespace(subject=f"_INBOX.me0.{token}", data=b"x", headers=None)
+        for token in ("9-0-1", "1-0-1", "a-0-1", "0-0", "0-0-x")
     ]
     for message in junk:
         await p._on_answer(message)
@@ -502,6 +504,46 @@ async def test_a_stream_that_was_made_again_is_another() -> None:
     await p.send(b"a")
     with pytest.raises(NotFoundError, match="made again"):
         await p.flush()
+    await p.close()
+
+
+async def test_a_flush_does_not_wait_for_more_and_what_was_closed_hears_nothing_more() -> None:
+    wire = Wire()
+    p = await a_producer(wire, linger_s=60)
+    await p.send(b"a")
+    async with asyncio.timeout(30):
+        await p.flush()
+    assert (wire.values(), wire.unwatched) == ([b"a"], [])
+    await p.close()
+    assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
+
+
+async def test_an_answer_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    p = await a_producer(wire, attempt_s=600.0)
+    real, wake = loop.call_at, p._courses[0].awake.set
+
+    def call_at(when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
+        made = real(when, callback, *args, **more)
+        if callback == wake:
+            timers.append(made)
+        return made
+
+    monkeypatch.setattr(loop, "call_at", call_at)
+    for n in range(5):
+        await (await p.send(b"%d" % n))
+    await p.close()
+    assert len(timers) >= 5
+    assert all(timer.cancelled() for timer in timers)
+
+
+async def test_headers_take_room_in_the_buffer_too() -> None:
+    wire = Wire()
+    p = await a_producer(wire, linger_s=60)
+    await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
+    assert p.unanswered == (1, 3 + 2 + RECORD_BYTES + (4 + 5 + RECORD_BYTES) + (1 + 1 + RECORD_BYTES))
+    await p.flush()
+    assert p.unanswered == (0, 0)
     await p.close()
 
 
