@@ -66,7 +66,6 @@ UNREFERENCED = {
     "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.setRaftCommitIndex": _PYSYNCOBJ,
-    "sidecar.raft.library._NoPickle.to_bytes": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.addNode": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
 }
@@ -108,6 +107,8 @@ POSITIONAL_RECORDS = {
     "liftpy.cluster.image.StreamImage": "its first five are what a stream is; made by keywords where it is more",
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
     "liftpy.cluster.session._NodeSession": "made in one place",
+    "liftpy.client.in_flight.InFlight": "made in one place, for every message: by keywords it takes half as long again",
+    "liftpy.ingest.acks.Envelope": "its first five are what every envelope says",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",

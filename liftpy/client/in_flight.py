@@ -6,14 +6,14 @@ import asyncio
 import itertools
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAck:
+class PublishAck(NamedTuple):
     """Where a message was stored. ``offset``: its own, in its partition; ``leader_epoch``: in which it was appended."""
 
     stream: str
@@ -43,7 +43,7 @@ class PublishOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class InFlight:
     """One message. ``deadline``, ``give_up``, ``resend_at``: loop time in s; ``resend_at`` 0: it is out there."""
 
@@ -52,13 +52,13 @@ class InFlight:
     """Of the stream that it is addressed to."""
     answer: asyncio.Future[PublishAck]
     give_up: float
-    deadline: float
     size_bytes: int
     attempt_s: float = 10.0
     """For the ack of one attempt."""
-    message_id: str = ""
+    message_id: bytes = b""
     known_until: float = 0.0
     """Until then the leader knows the message id, if it is stored; 0: it does not."""
+    deadline: float = 0.0
     maybe_stored: bool = False
     """An attempt was not answered."""
     resend_at: float = 0.0
@@ -74,12 +74,12 @@ class MessageIds:
     """Ids for one publisher's messages: random, then counted."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_urlsafe(12)
+        self._form = secrets.token_urlsafe(12).encode() + b".%d"
         self._numbers = itertools.count()
 
-    def next(self) -> str:
+    def next(self) -> bytes:
         """One that nobody had before."""
-        return f"{self._prefix}.{next(self._numbers)}"
+        return self._form % next(self._numbers)
 
 
 def is_final(error: LiftError) -> bool:

@@ -11,8 +11,8 @@ from liftpy.errors import ConfigError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
+from liftpy.wire.ordinary import POLICIES
 
-_POLICIES = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
 MESSAGE_ID = "Nats-Msg-Id"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 _LONGEST_ID_BYTES = 255
@@ -44,9 +44,10 @@ class NatsHeaders(dict[str, str]):
 
 
 def enveloped(
-    stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy
-) -> bytes:
-    """The envelope of a message for that stream, uid and partition; ConfigError for what is no message."""
+    stream: str, partition: int, uid: str, value: bytes | None, key: bytes | None, headers: HeadersLike | None, ack: AckPolicy,
+    *, runs: bool = False,
+) -> bytes:  # fmt: skip
+    """The envelope of a message for that stream, uid and partition; ConfigError for what is no message. ``runs``: its reply counts."""
     pairs = pairs_of(headers) if headers else ()
     try:
         message = client_pb2.Message(
@@ -59,60 +60,14 @@ def enveloped(
             streamUid=uid,
             partition=partition,
             headers=[client_pb2.Header(name=name, value=content) for name, content in pairs] if pairs else None,
-            ackPolicy=_POLICIES[ack],
+            ackPolicy=POLICIES[ack],
+            runs=runs,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(
             f"value and key are bytes or None, headers pairs of str and str or bytes, ack an AckPolicy: {error}"
         ) from error
     return frames.sealed(message)
-
-
-class Ordinary:
-    """The envelopes of values without key and headers, with or without a message id, for one address and ack policy: the bytes that
-    ``enveloped`` makes, put together from parts that stay the same."""
-
-    def __init__(self, stream: str, partition: int, uid: str, ack: AckPolicy) -> None:
-        self.made_for = uid, ack
-        """For another uid or policy another one is made."""
-        if ack not in _POLICIES:
-            raise ConfigError(f"ack is an AckPolicy, not {ack!r}")
-        value, name = b"\0\1\2", "\3"
-        parts = client_pb2.Message(
-            offset=-1, value=value, stream=stream, streamUid=uid, partition=partition, ackPolicy=_POLICIES[ack]
-        )
-        marked = client_pb2.Message()
-        marked.CopyFrom(parts)
-        marked.headers.add(name=name)
-        whole, with_header = parts.SerializeToString(), marked.SerializeToString()
-        at, header = whole.index(_VALUE + b"\3" + value), b"\x4a\3\x0a\1\3"
-        self._before, self._between = whole[:at], with_header[at + 2 + len(value) : with_header.index(header)]
-        self._after = with_header[with_header.index(header) + len(header) :]
-
-    def envelope(self, value: bytes, msg_id: str) -> bytes:
-        """``value``: some bytes. ``msg_id``: at most 100 characters of ASCII, '': none."""
-        mark = b""
-        if msg_id:
-            size = len(msg_id)
-            mark = b"\x4a%c\x0a\x0bNats-Msg-Id\x12%c%b" % (size + 15, size, msg_id.encode())
-        parts = self._before, _VALUE, _varint(len(value)), value, self._between, mark, self._after
-        return envelope.encode(envelope.MessageType.PUBLISH, b"".join(parts), crc=True)
-
-
-_VALUE = b"\x1a"
-"""The tag of ``Message.value``."""
-_SHORT = [bytes([size]) for size in range(128)]
-
-
-def _varint(size: int) -> bytes:
-    if size < 128:
-        return _SHORT[size]
-    digits = bytearray()
-    while size >= 128:
-        digits.append(size & 127 | 128)
-        size >>= 7
-    digits.append(size)
-    return bytes(digits)
 
 
 def promised(headers: HeadersLike | None, msg_id: str, expected_last: int | None) -> Pairs:

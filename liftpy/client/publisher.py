@@ -23,7 +23,7 @@ from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
 from liftpy.client.in_flight import InFlight, MessageIds, PublishAck, PublishOptions, is_final
-from liftpy.client.outgoing import Address, Ordinary, enveloped, plain, promised, readdressed
+from liftpy.client.outgoing import Address, enveloped, plain, promised, readdressed
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.config import AckPolicy
@@ -40,6 +40,8 @@ from liftpy.errors import (
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import HeadersLike
+from liftpy.wire.ordinary import Ordinary
+from liftpy.wire.runs import MAX_DIGITS
 
 _Ack = client_pb2.Ack
 _AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM})
@@ -50,7 +52,6 @@ _FIRST_ATTEMPT_S = 2.0
 """For an ack, where it may be asked for again."""
 _OF_THE_WINDOW = 0.8
 """In which a leader knows a message id: so much of it is used, for the way there takes time."""
-_MAX_DIGITS = 18
 
 
 class Publisher:
@@ -148,40 +149,41 @@ class Publisher:
             raise ConfigError(
                 f"{self._stream} has the ack policy none and answers nobody: use post(), or publish with ack NONE"
             )
-        address = self._addressing.address
-        new_id = self._ids.next() if not msg_id and self._options.message_ids and address.window_s else ""
+        address, options = self._addressing.address, self._options
+        new_id = self._ids.next() if not msg_id and options.message_ids and address.window_s else b""
         uid, window_s = address.uid, address.window_s if msg_id or new_id else 0.0
         if type(value) is bytes and value and not (msg_id or headers) and key is None and expected_last is None:
-            payload, msg_id = self._ordinary(uid, ack).envelope(value, new_id), new_id
+            made = self._made if self._made and self._made.made_for == (uid, ack) else self._form(uid, ack)
+            payload = made.envelope(value, new_id)
         else:
-            payload, msg_id = self._any(uid, ack, value, key, headers, msg_id or new_id, expected_last), msg_id or new_id
+            payload = self._any(uid, ack, value, key, headers, msg_id or new_id.decode(), expected_last)
         if self._subscription is None:
             await self._open()
-        size_bytes = len(payload)
-        if not self._window.try_enter(size_bytes):
+        if not self._window.try_enter(size_bytes := len(payload)):
             await self._enter(size_bytes)
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        attempt_s = min(self._options.timeout_s, timeout_s or self._options.timeout_s)
+        now = (loop := asyncio.get_running_loop()).time()
+        attempt_s = options.timeout_s if timeout_s is None else min(options.timeout_s, timeout_s or options.timeout_s)
         message = InFlight(
-            payload=payload,
-            uid=uid,
-            answer=loop.create_future(),
-            give_up=now + (self._options.patience_s if timeout_s is None else timeout_s),
-            attempt_s=min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
-            deadline=0.0,
-            size_bytes=size_bytes,
-            message_id=msg_id,
-            known_until=now + window_s * _OF_THE_WINDOW if window_s else 0.0,
+            payload,
+            uid,
+            loop.create_future(),
+            now + (options.patience_s if timeout_s is None else timeout_s),
+            size_bytes,
+            min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
+            msg_id.encode() or new_id,
+            now + window_s * _OF_THE_WINDOW if window_s else 0.0,
         )
         message.deadline = message.deadline_from(now)
         number = self._next_id
-        self._next_id += 1
+        self._next_id = number + 1
         self._in_flight[number] = message
         if self._refused:
             message.resend_at = now
             self._refused.add(number)
-        elif self._transport.has_room or await self._room(number, message):
+        elif (self._transport.has_room or await self._room(number, message)) and (
+            address is not self._addressing.address
+            or not self._transport.hand_over(address.subject, payload, f"{self._inbox}.{number}")
+        ):
             await self._put_on_the_wire(number, message)
         return message.answer
 
@@ -327,13 +329,11 @@ class Publisher:
     ) -> bytes:  # fmt: skip
         if msg_id or expected_last is not None:
             headers = promised(headers, msg_id, expected_last)
-        return enveloped(self._stream, self._partition, uid, value, key, headers, ack)
+        return enveloped(self._stream, self._partition, uid, value, key, headers, ack, runs=True)
 
-    def _ordinary(self, uid: str, ack: AckPolicy) -> Ordinary:
-        made = self._made
-        if made is None or made.made_for != (uid, ack):
-            made = self._made = Ordinary(self._stream, self._partition, uid, ack)
-        return made
+    def _form(self, uid: str, ack: AckPolicy) -> Ordinary:
+        self._made = Ordinary(self._stream, self._partition, uid, ack, runs=True)
+        return self._made
 
     def _must_be_open(self) -> None:
         self._transport.must_be_usable()
@@ -392,11 +392,9 @@ class Publisher:
     # ---- answers -----------------------------------------------------------------------------------------------------
     async def _on_ack(self, message: Any) -> None:
         token = message.subject.rpartition(".")[2]
-        number = int(token) if token.isascii() and token.isdigit() and len(token) <= _MAX_DIGITS else -1
+        number = int(token) if token.isascii() and token.isdigit() and len(token) <= MAX_DIGITS else -1
         waiting = self._in_flight.get(number)
-        if waiting is None:
-            return
-        if nobody_there(message):
+        if waiting is not None and nobody_there(message):
             text = f"nobody listens on {self._addressing.address.subject}: does {self._stream} have a leader?"
             self._addressing.doubt()
             self._send_again(number, waiting, UnavailableError(text))
@@ -404,36 +402,58 @@ class Publisher:
         try:
             ack = frames.decode(message.data, _Ack)
         except ProtocolError as error:
-            self._not_ours(f"an answer on {self._addressing.address.subject} is not an ack of ours: {error}")
+            if waiting is not None:
+                self._not_ours(f"an answer on {self._addressing.address.subject} is not an ack of ours: {error}")
             return
+        if waiting is None and not (ack.recordCount > 1 and number >= 0):
+            return  # it has its answer; of a run others may wait for theirs
         if (ack.stream, ack.partition) != (self._stream, self._partition):
             self._not_ours(f"an ack on {self._addressing.address.subject} is that of {ack.stream!r}/{ack.partition}")
-            if ack.ackError == _Ack.WRONG_STREAM:
+            if ack.ackError == _Ack.WRONG_STREAM and waiting is not None:
                 waiting.refusal = PublishRejectedError(
                     f"{ack.stream}/{ack.partition} listens there: {ack.detail}", "WRONG_STREAM"
                 )
             return
-        other = bool(waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
+        other = bool(waiting is not None and waiting.uid and ack.streamUid and ack.streamUid != waiting.uid)
         if other and ack.ackError != _Ack.WRONG_STREAM:
             self._not_ours(
                 f"an ack on {self._addressing.address.subject} is that of another stream of this name, {ack.streamUid}"
             )
         elif ack.ackError == _Ack.OK:
             self._stored(number, ack)
-        else:
+        elif waiting is not None:
             self._refusal(number, waiting, ack, other)
 
-    def _stored(self, number: int, ack: _Ack) -> None:
-        self._has_right = True
-        self._addressing.sure()
-        if number == self._first:
-            self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
-            for other in self._refused:
-                self._in_flight[other].resend_at = now
-        answer = self._done(number)
-        if not answer.done():
-            duplicate = ack.duplicate
-            answer.set_result(PublishAck(ack.stream, ack.partition, ack.offset, ack.leaderEpoch, duplicate))
+    def _stored(self, first: int, ack: _Ack) -> None:
+        """It is, and so are those that follow it in its run, each at the offset that follows."""
+        in_flight, refused, uid = self._in_flight, self._refused, ack.streamUid
+        named, epoch, behind, duplicate = (ack.stream, ack.partition), ack.leaderEpoch, ack.offset - first, ack.duplicate
+        end = first + 1 if ack.recordCount <= 1 else min(first + ack.recordCount, self._next_id)
+        count = size_bytes = 0
+        for number in range(first, end):
+            message = in_flight.get(number)
+            if message is None or (message.uid != uid and message.uid and uid):
+                continue
+            del in_flight[number]
+            if refused:
+                refused.discard(number)
+            if number == self._first:
+                self._first_is_taken()
+            count += 1
+            size_bytes += message.size_bytes
+            answer = message.answer
+            if not answer.done():
+                answer.set_result(PublishAck(*named, behind + number, epoch, duplicate))
+        if count:
+            self._has_right = True
+            self._addressing.sure()
+            self._window.leave(size_bytes, count)
+
+    def _first_is_taken(self) -> None:
+        """Somebody has taken the one that was sent again alone: all the others follow."""
+        self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
+        for other in self._refused:
+            self._in_flight[other].resend_at = now
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
@@ -501,9 +521,9 @@ class Publisher:
     def _fail(self, number: int, error: LiftError) -> None:
         message = self._in_flight[number]
         if isinstance(error, OutcomeUnknownError):
-            error = OutcomeUnknownError(str(error), message.message_id)
+            error = OutcomeUnknownError(str(error), message.message_id.decode())
         elif message.maybe_stored and not is_final(error):
-            error = OutcomeUnknownError(f"{error}; an earlier attempt was not answered", message.message_id)
+            error = OutcomeUnknownError(f"{error}; an earlier attempt was not answered", message.message_id.decode())
         answer = self._done(number)
         if answer.done():
             return

@@ -133,6 +133,7 @@ class Transport:
 
     def __init__(self, connection: NatsConnection) -> None:
         self.connection = connection
+        self._ours = connection if isinstance(connection, StrictConnection) else None
         self._loop = asyncio.get_running_loop()
         self.counters: Counter[str] = Counter()
         """What came and could not be used, by kind."""
@@ -319,10 +320,14 @@ class Transport:
             await self.room(give_up_at)
         await self.write(subject, payload, reply, headers, give_up_at)
 
+    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+        """``write`` where it can be done without waiting; else False, and ``write`` is to do it, or to say why not."""
+        ours = self._ours
+        return ours is not None and len(payload) < ROOM_BYTES // 2 and ours.hand_over(subject, reply, payload)
+
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
-        ours = self.connection if isinstance(self.connection, StrictConnection) else None
-        if ours and headers is None and len(payload) < ROOM_BYTES // 2 and ours.hand_over(subject, reply, payload):
+        if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
             if len(payload) < ROOM_BYTES // 2:

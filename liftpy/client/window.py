@@ -19,9 +19,10 @@ class Window:
 
     def try_enter(self, size_bytes: int, count: int = 1) -> bool:
         """Enter if there is room and nobody waits for some. ``count``: several at once, ``size_bytes`` in all."""
-        if self._waiting or not self._fits(size_bytes, count):
+        there, total_bytes = self.count + count, self.size_bytes + size_bytes
+        if self._waiting or (self.count and (there > self._most or total_bytes > self._most_bytes)):
             return False
-        self._add(size_bytes, count)
+        self.count, self.size_bytes = there, total_bytes
         return True
 
     async def enter(self, size_bytes: int, count: int = 1) -> None:
@@ -45,7 +46,8 @@ class Window:
         """A message of ``size_bytes`` is not on its way any more."""
         self.count -= count
         self.size_bytes -= size_bytes
-        self._wake()
+        if self._waiting:
+            self._wake()
 
     def end(self) -> None:
         """Nothing is bounded any more, nobody waits: it is over."""

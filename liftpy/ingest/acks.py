@@ -2,7 +2,8 @@
 
 A plain publish with a reply inbox is answered as JetStream answers (JSON), an enveloped ``Message`` with an Ack envelope. Only
 inbox subjects are answered: a publisher must not be able to make a node publish on a subject of its choice. Waiting publishers
-are kept per batch, in offset order, so that a commit frees them from the front without looking at each.
+are kept per batch, in offset order, so that a commit frees them from the front without looking at each. Consecutive messages of one
+inbox whose sender says that he counts them get one Ack for the run (``liftpy/wire/runs.py``); a no is said to each.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, groupby
 from typing import Protocol
 
 from liftpy.config import AckPolicy
@@ -22,8 +23,8 @@ from liftpy.ingest.recent_ids import Stored
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-
-_PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL, AckPolicy.NONE: client_pb2.NONE}
+from liftpy.wire.ordinary import POLICIES
+from liftpy.wire.runs import run_end
 
 _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),
@@ -67,6 +68,8 @@ class Envelope:
     """What its producer is told."""
     known_records: int = 0
     """Of a producer's batch: so many first ones were stored before."""
+    takes_runs: bool = False
+    """It is shared by messages whose replies count them: one Ack may answer several of those (``liftpy/wire/runs.py``)."""
 
 
 @dataclass(slots=True)
@@ -137,6 +140,8 @@ class PendingAcks:
         last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
+        elif all(publishers.replies):
+            wanted = {*publishers.policies} - {AckPolicy.NONE}
         else:
             wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
         for policy in wanted:
@@ -181,17 +186,31 @@ class PendingAcks:
                     lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
                 seq += 1
             return
-        count = len(publishers.replies)
-        envelopes = publishers.envelopes or [None] * count
-        policies = publishers.policies or [publishers.policy] * count
-        for index, (reply, envelope, own) in enumerate(zip(publishers.replies, envelopes, policies, strict=True)):
-            if not reply or own is not policy:
-                continue
-            if envelope is None:
-                body = b"%b%d}" % (prefix, seq + index)
-            else:
-                body = self._ack(envelope, entry.base_offset + index, leader_epoch, now_wall_ns)
-            lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+        how_many = len(publishers.replies)
+        envelopes = publishers.envelopes or [None] * how_many
+        policies = publishers.policies or [publishers.policy] * how_many
+        end = 0
+        for (_, own), alike in groupby(zip(map(id, envelopes), policies, strict=True)):
+            start, end = end, end + sum(1 for _ in alike)
+            if own is policy:
+                self._answer_alike(entry, start, end, envelopes[start], leader_epoch, now_wall_ns, lines)
+
+    def _answer_alike(
+        self, entry: _Unanswered, start: int, end: int, envelope: Envelope | None, leader_epoch: int, now_wall_ns: int,
+        lines: list[bytes],
+    ) -> None:  # fmt: skip
+        """Publishers who want the same, from ``start`` to ``end``, exclusive."""
+        replies, index = entry.publishers.replies, start
+        while index < end:
+            reply, offset, length = replies[index], entry.base_offset + index, 1
+            if reply:
+                if envelope is None:
+                    body = b"%b%d}" % (self._json_prefix, offset + 1)
+                else:
+                    length = run_end(replies, index, end) - index if envelope.takes_runs else 1
+                    body = self._ack(envelope, offset, leader_epoch, now_wall_ns, run=length)
+                lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+            index += length
 
     def _answer_again(
         self, offset: int, publishers: Publishers, leader_epoch: int, now_wall_ns: int, lines: list[bytes], *, duplicate: bool
@@ -223,7 +242,9 @@ class PendingAcks:
             again.clear()
         self.count = 0
 
-    def _ack(self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int, *, duplicate: bool = False) -> bytes:
+    def _ack(
+        self, envelope: Envelope, offset: int, leader_epoch: int, now_wall_ns: int, *, duplicate: bool = False, run: int = 1
+    ) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
             streamUid=self.key.uid,
@@ -233,11 +254,11 @@ class PendingAcks:
             offset=offset,
             ackInbox=envelope.ack_inbox,
             correlationId=envelope.correlation_id,
-            ackPolicy=_PB_POLICY[envelope.policy],
+            ackPolicy=POLICIES[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
             commitTimestamp=now_wall_ns,
             leaderEpoch=leader_epoch,
-            recordCount=envelope.record_count,
+            recordCount=run if run > 1 else envelope.record_count,
             duplicate=duplicate,
             producer=envelope.producer,
             knownRecords=envelope.known_records,
@@ -254,7 +275,7 @@ class PendingAcks:
             offset=-1,
             ackInbox=envelope.ack_inbox,
             correlationId=envelope.correlation_id,
-            ackPolicy=_PB_POLICY[envelope.policy],
+            ackPolicy=POLICIES[envelope.policy],
             receptionTimestamp=envelope.received_wall_ns,
             ackError=unfit.reason.value,  # type: ignore[arg-type]
             leaderEpoch=leader_epoch,

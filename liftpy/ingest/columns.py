@@ -28,6 +28,7 @@ from liftpy.wire.envelope import MessageType
 from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.ordinary import Ordinary
 from liftpy.wire.subjects import is_protocol_shaped
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
@@ -65,7 +66,7 @@ class MessageColumns:
     of_others: dict[int, Expected] = field(default_factory=dict)
     """Record index -> what else it expects."""
     ids: dict[int, bytes] = field(default_factory=dict)
-    """Record index -> message id."""
+    """Record index -> message id, ascending."""
     batch: Published | None = None
     """The one message is a whole batch; the other columns are not filled in."""
     claim: Claim | None = None
@@ -105,6 +106,14 @@ class MessageReader:
         self.wants_offsets = False
         """Whether a publish that expects no offset is refused (optimistic concurrency)."""
         self._own_is_protocol = is_protocol_shaped(own_subject)
+        self._forms = [
+            Ordinary(key.stream, key.partition, key.uid, ack, runs=runs)
+            for runs in (True, False)
+            for ack in (AckPolicy.ALL, AckPolicy.LEADER)
+        ]
+        """Of envelopes that are ordinary here; the one that was met last comes first."""
+        self._alike: dict[tuple[bytes, AckPolicy, bool], Envelope] = {}
+        """What publishers want who want the same, of one ``read``."""
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
 
@@ -130,7 +139,11 @@ class MessageReader:
         if fast_batch:
             columns.unfit = jetstream.FAST_BATCH
             return columns
+        self._alike = {}
         special = [i for i, m in enumerate(messages) if m[3] or m[2].startswith(magic)]
+        if special and self._policy is not AckPolicy.NONE:
+            special = self._take_ordinary(columns, messages, special, now_wall_ns)
+        opened_count = len(columns.ids)
         for index in special:
             opened = self._opened_batch(messages[index])
             if opened is None:
@@ -140,6 +153,8 @@ class MessageReader:
                 break
             else:
                 self._look_into_batch(columns, messages[index], *opened, now_wall_ns)
+        if 0 < opened_count < len(columns.ids):
+            columns.ids = dict(sorted(columns.ids.items()))
         if columns.unfit_then is None and (self.max_message_bytes or self.wants_offsets):
             columns.unfit_then = self._why_not_here(columns, messages)
         return columns
@@ -237,6 +252,49 @@ class MessageReader:
         if headers:
             _column(columns, "headers")[index] = headers
 
+    def _take_ordinary(
+        self, columns: MessageColumns, messages: Sequence[RawMessage], special: list[int], now_wall_ns: int
+    ) -> list[int]:
+        """Open the ordinary envelopes among those; return which are left."""
+        form, left = self._forms[0], list[int]()
+        opened = form.opened
+        for index in special:
+            subject, _, payload, block = messages[index]
+            found = None if block else opened(payload)
+            if found is None and not block:
+                form = self._form_of(payload, form)
+                opened = form.opened
+                found = opened(payload)
+            if found is None:
+                left.append(index)
+                continue
+            columns.values[index], message_id = found
+            if message_id:
+                columns.ids[index] = message_id
+                _column(columns, "headers")[index] = [(MESSAGE_ID, message_id)]
+            policy = form.made_for[1]
+            alike = self._alike.get((subject, policy, form.runs))
+            self._policies(columns)[index] = policy
+            self._envelopes(columns)[index] = alike or self._wanted_alike(subject, policy, form.runs, now_wall_ns)
+        return left
+
+    def _form_of(self, payload: bytes, otherwise: Ordinary) -> Ordinary:
+        """Of an envelope that has another form than the one before it."""
+        for form in self._forms[1:]:
+            if form.opened(payload) is not None:
+                self._forms.remove(form)
+                self._forms.insert(0, form)
+                return form
+        return otherwise
+
+    def _wanted_alike(self, subject: bytes, policy: AckPolicy, runs: bool, now_wall_ns: int) -> Envelope:
+        """What all those want who say no more than that."""
+        alike = self._alike.get((subject, policy, runs))
+        if alike is None:
+            alike = Envelope("", "", subject.decode(*_TEXT), policy, now_wall_ns, takes_runs=runs)
+            self._alike[subject, policy, runs] = alike
+        return alike
+
     def _is_protocol(self, message: RawMessage) -> bool:
         """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
         kind = message[2][_TYPE_POSITION : _TYPE_POSITION + 1]
@@ -253,9 +311,12 @@ class MessageReader:
         self, columns: MessageColumns, index: int, message: RawMessage, published: client_pb2.Message, now_wall_ns: int
     ) -> None:
         """How the publisher of an envelope is answered, whether the envelope is taken or refused."""
-        subject = message[0].decode(*_TEXT)
+        subject, _, _, block = message
         policy = _POLICIES.get(published.ackPolicy, self._policy)
-        wanted = Envelope(published.correlationId, published.ackInbox, subject, policy, now_wall_ns)
+        if published.runs and not (block or published.correlationId or published.ackInbox):
+            wanted = self._wanted_alike(subject, policy, True, now_wall_ns)
+        else:
+            wanted = Envelope(published.correlationId, published.ackInbox, subject.decode(*_TEXT), policy, now_wall_ns)
         self._note_wanted(columns, index, wanted)
 
     def _note_wanted(self, columns: MessageColumns, index: int, wanted: Envelope) -> None:
@@ -266,10 +327,7 @@ class MessageReader:
             assert isinstance(replies, list)
             replies[index] = inbox
         self._policies(columns)[index] = wanted.policy
-        if publishers.envelopes is None:
-            publishers.envelopes = [None] * len(columns.values)
-        assert isinstance(publishers.envelopes, list)
-        publishers.envelopes[index] = wanted
+        self._envelopes(columns)[index] = wanted
 
     def _why_not(self, published: client_pb2.Message, beside: Headers) -> Unfit | None:
         """Why an envelope can't be stored as it is; ``beside``: NATS headers that came with it."""
@@ -352,6 +410,13 @@ class MessageReader:
             _column(columns, "replies")[index] = published.replySubject
         if published.offset > 0:  # 0 is what a publisher sends that does not know the field
             columns.expected[index] = published.offset
+
+    def _envelopes(self, columns: MessageColumns) -> list[Envelope | None]:
+        publishers = columns.publishers
+        if publishers.envelopes is None:
+            publishers.envelopes = [None] * len(columns.values)
+        assert isinstance(publishers.envelopes, list)
+        return publishers.envelopes
 
     def _policies(self, columns: MessageColumns) -> list[AckPolicy]:
         publishers = columns.publishers

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from liftpy.client.outgoing import enveloped
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
@@ -14,6 +15,7 @@ from liftpy.testing.clock import MS, S
 from liftpy.testing.messages import KEYS, Ack, AckFrame, Message, Publish, ReadAnswer, ReadFrame
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.runs import answered_by, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 PUBLISH_TIMEOUT_NS = 3 * S
 _PB_POLICY = {AckPolicy.LEADER: client_pb2.LEADER, AckPolicy.ALL: client_pb2.ALL}
+_COUNTED = 5
+"""One of so many messages among those that count is no such message: no run goes over it."""
 _POLICIES = (AckPolicy.ALL, AckPolicy.ALL, AckPolicy.LEADER, AckPolicy.NONE)
 
 
@@ -33,6 +37,8 @@ class SimPublisher:
 
     plain_every = 3
     """Every so many publishes are plain NATS messages with headers, the others are enveloped; 0: none."""
+    counts_every = 2
+    """Every so many of those that are enveloped are mostly of messages that count themselves: Acks of runs answer them; 0: none."""
 
     def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
         self.cluster = cluster
@@ -90,6 +96,10 @@ class SimPublisher:
 
     def _enveloped(self, publish: Publish, index: int) -> Message:
         key, of = self._key(publish.ids[index]), self.key
+        if self.counts_every and publish.number % self.counts_every == 0 and publish.ids[index] % _COUNTED:
+            ack, inbox = AckPolicy(publish.policy), publish.inbox(index)
+            payload = enveloped(of.stream, of.partition, of.uid, b"%d" % publish.ids[index], key, None, ack, runs=True)
+            return inbox, payload, b""
         message = client_pb2.Message(
             value=b"%d" % publish.ids[index], key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
             correlationId=f"{publish.number}.{index}", ackPolicy=_PB_POLICY[publish.policy],
@@ -103,13 +113,18 @@ class SimPublisher:
             return
         ack = answer.decoded() if isinstance(answer, AckFrame) else Ack(str(answer))
         if not ack.reason:
-            left.discard(answer.index)
+            left -= self._answered_by(number, answer.index, ack.record_count)
             if left:
                 return
             if policy is AckPolicy.ALL:
                 self.acked_all, self.asked_ns = self.acked_all + 1, None
         self.cluster.counters["publish refused" if ack.reason else "publish acknowledged"] += 1
         self._done(number, ack)
+
+    def _answered_by(self, number: int, index: int, record_count: int) -> set[int]:
+        """Indexes of the messages that an answer to one of them answers."""
+        inbox = Publish(self.name, number, (), AckPolicy.ALL, ()).inbox(index)
+        return {counted(request)[1] for request in answered_by(inbox, record_count)}
 
     def _done(self, number: int, ack: Ack | None) -> None:
         """``ack``: the last one, or the first that is negative; None: it timed out."""

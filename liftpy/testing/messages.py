@@ -10,9 +10,11 @@ from liftpy.replica.effects import RejectReason
 from liftpy.replica.quiet import QuietFetch
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.envelope import MAGIC
+from liftpy.wire.envelope import MAGIC, MessageType
 from liftpy.wire.pieces import NOTHING, Held, Piece
 
+_TYPE = 7
+"""Where an envelope says its type."""
 KEYS = 4
 """On a compacted stream the key of a message is its id modulo this."""
 Message = tuple[bytes, bytes, bytes]
@@ -34,6 +36,15 @@ class Publish:
         """Where the answer to message ``index`` goes."""
         return b"_INBOX.%b.%d.%d" % (self.publisher.encode(), self.number, index)
 
+    def takes_runs(self, index: int) -> bool:
+        """Whether message ``index`` is one that says that its replies count its sender's messages."""
+        payload = self.messages[index][1]
+        return (
+            payload.startswith(MAGIC)
+            and payload[_TYPE] == MessageType.PUBLISH
+            and frames.decode(payload, client_pb2.Message).runs
+        )
+
 
 def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
     """The number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
@@ -51,6 +62,8 @@ class Ack:
     duplicate: bool = False
     detail: str = ""
     """What a JetStream client is told in words."""
+    record_count: int = 0
+    """Of a run, or of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,7 @@ class AckFrame:
         if self.body.startswith(MAGIC):
             ack = frames.decode(self.body, client_pb2.Ack)
             reason = RejectReason(ack.ackError).name if ack.ackError else ""
-            return Ack(reason, ack.offset, ack.leaderEpoch, ack.duplicate)
+            return Ack(reason, ack.offset, ack.leaderEpoch, ack.duplicate, record_count=ack.recordCount)
         answer = json.loads(self.body)
         error = answer.get("error", {"err_code": "", "description": ""})
         duplicate = answer.get("duplicate", False)

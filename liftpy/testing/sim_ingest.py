@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from liftpy.config import NS_PER_S, AckPolicy, Codec
 from liftpy.errors import LiftError, StorageError
@@ -19,13 +20,15 @@ from liftpy.ingest.ingest_shell import Sink
 from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
+from liftpy.invariants import check
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.testing.messages import AckFrame, Publish
+from liftpy.testing.messages import Ack, AckFrame, Publish
 from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.runs import answered_by
 
 _TO = b"Sim-To: "
 """A header that says where below the partition's own subject a message is published."""
@@ -233,24 +236,34 @@ class SimIngest:
         for line in lines:
             head, _, rest = line.partition(b"\r\n")
             _, inbox, size = head.split()
-            publish, index, reply = self._askers.pop(inbox)
+            publish, index, reply = self._askers[inbox]
             frame = AckFrame(self._replica.node_id, index, rest[: int(size)])
             ack = frame.decoded()
-            if ack.reason in _OF_DEAD_PROCESSES:
-                pass  # an older process is over, whatever became of what it has sent
-            elif ack.reason:
-                self._cluster.checkers.rejected(self._replica, publish.ids[index])
-            elif ack.duplicate:
-                assert self._releasing is not None
-                self._cluster.checkers.answered_again(self._replica, publish.ids[index], ack.offset, self._releasing)
-            else:
-                acked.append((publish.ids[index], ack.offset))
-                self._cluster.checkers.answered(self._replica, publish, ack, self._releasing)
             answers.append((reply, frame))
+            requests = answered_by(inbox, ack.record_count) if publish.takes_runs(index) else [inbox]
+            for place, request in enumerate(requests):
+                self._look(request, replace(ack, offset=ack.offset + place), place > 0, acked)
         if acked and self._releasing is not None:
             self._cluster.checkers.acknowledged(self._replica, acked, self._releasing)
         for reply, frame in answers:
             reply(frame)
+
+    def _look(self, inbox: bytes, ack: Ack, in_run: bool, acked: list[tuple[int, int]]) -> None:
+        """What one request is told; ``in_run``: by an Ack to one before it."""
+        check(inbox in self._askers, "A8", self._replica.host, "answers", inbox, "which has its answer, or never asked")
+        publish, index, _ = self._askers.pop(inbox)
+        check(not in_run or publish.takes_runs(index), "A8", self._replica.host, "answers", inbox, "by an Ack to another")
+        if ack.reason in _OF_DEAD_PROCESSES:
+            pass  # an older process is over, whatever became of what it has sent
+        elif ack.reason:
+            self._cluster.checkers.rejected(self._replica, publish.ids[index])
+        elif ack.duplicate:
+            assert self._releasing is not None
+            self._cluster.checkers.answered_again(self._replica, publish.ids[index], ack.offset, self._releasing)
+        else:
+            acked.append((publish.ids[index], ack.offset))
+            self._cluster.checkers.answered(self._replica, publish, ack, self._releasing)
+        self._cluster.counters["answered within a run"] += in_run
 
 
 class _Subscribed:

@@ -1,4 +1,4 @@
-"""A raw tap: how many answers each request got, as the wire shows it."""
+"""A raw tap: how many answers each request got, as the wire shows it; an Ack of a run is one to each of its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import Any
 
 import nats
 
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.envelope import MAGIC
+from liftpy.wire.runs import answered_by
+
 _PATIENCE_S = 30.0
+
+
+def _record_count(data: bytes) -> int:
+    """Of an Ack; no batches are published here."""
+    return frames.decode(data, client_pb2.Ack).recordCount if data.startswith(MAGIC) else 0
 
 
 class Tap:
@@ -32,7 +42,8 @@ class Tap:
             self._asked[message.reply] += 1
 
     async def _answer(self, message: Any) -> None:
-        self._answers[message.subject] += 1
+        for reply in answered_by(message.subject.encode(), _record_count(message.data)):
+            self._answers[reply.decode()] += 1
 
     async def wrong(self) -> str:
         """'' when every request has exactly one answer; else an example, after some patience for those that have none yet."""

@@ -25,7 +25,7 @@ class Header(_message.Message):
     def __init__(self, name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("offset", "key", "value", "timestamp", "stream", "partition", "subject", "replySubject", "headers", "ackInbox", "correlationId", "ackPolicy", "tombstone", "keyed", "streamUid")
+    __slots__ = ("offset", "key", "value", "timestamp", "stream", "partition", "subject", "replySubject", "headers", "ackInbox", "correlationId", "ackPolicy", "tombstone", "keyed", "streamUid", "runs")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class Message(_message.Message):
     TOMBSTONE_FIELD_NUMBER: _ClassVar[int]
     KEYED_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     key: bytes
     value: bytes
@@ -56,7 +57,8 @@ class Message(_message.Message):
     tombstone: bool
     keyed: bool
     streamUid: str
-    def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ...) -> None: ...
+    runs: bool
+    def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
     __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence")

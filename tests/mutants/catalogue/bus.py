@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
+RUNS = ("tests/unit/bus/test_acks_of_runs.py",)
 MUTANTS = [
     *rows(
         "sidecar/bus/absence.py",
@@ -105,9 +106,32 @@ MUTANTS = [
         "liftpy/ingest/acks.py",
         ("JetStream counts from 0", "seq = entry.base_offset + 1  #", "seq = entry.base_offset  #", "clients of JetStream take the first ack for an error"),
         ("a batch is acknowledged before its end", "            if entry.last_offset > through_offset:\n                break", "            if entry.base_offset > through_offset:\n                break", "records above HW are acknowledged"),
-        ("acks of another policy", "            if not reply or own is not policy:\n", "            if not reply:\n", "a publisher is told of LEADER and of ALL"),
+        ("acks of another policy", "            if own is policy:\n", "            if True:\n", "a publisher is told of LEADER and of ALL"),
         ("the count of waiting ones stays", "            self.count -= len(entry.publishers.replies)\n", "", "after a while all publishers are refused as overload"),
         ("a negative ack names an offset", "            offset=-1,\n", "            offset=0,\n", "a publisher takes a refusal for offset 0"),
+    ),
+    *rows(
+        "liftpy/ingest/acks.py",
+        ("a run over a gap in offsets", "length = run_end(replies, index, end) - index if envelope.takes_runs else 1",
+         "asked = [*filter(None, replies)]; length = run_end(asked, index, len(asked)) - index if envelope.takes_runs else 1",
+         "messages behind one that nobody waits for are acknowledged one offset too low"),
+        ("a run over a refusal", "        for reply, envelope in zip(publishers.replies, envelopes, strict=True):\n",
+         "        for reply, envelope in [*zip(publishers.replies, envelopes, strict=True)][: run_end(publishers.replies, 0, 1)]:\n",
+         "of a batch that is refused the first publisher alone is told"),
+        ("a run over those who want something else", "start, end = end, end + sum(1 for _ in alike)", "start, end = end, how_many",
+         "publishers are answered twice, and by the ack of another policy"),
+        ("everybody is answered by runs", " if envelope.takes_runs else 1", "", "an older client waits for ever for the acks of a run"),
+        ("an ack of a run says one", "recordCount=run if run > 1 else envelope.record_count", "recordCount=envelope.record_count",
+         "all publishers of a run but the first wait for their time-out"),
+        tests=RUNS,
+    ),
+    *rows(
+        "liftpy/ingest/columns.py",
+        ("who is known by more than the number is of a run", "if published.runs and not (block or published.correlationId or published.ackInbox):",
+         "if published.runs:", "a publisher gets the correlation id of another message"),
+        ("ids come as they were read", "            columns.ids = dict(sorted(columns.ids.items()))\n", "            pass\n",
+         "a file of message ids is written that no start can read"),
+        tests=RUNS,
     ),
     *rows(
         "liftpy/ingest/published_batch.py",

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
+RUNS = ("tests/unit/client/test_client_runs.py",)
 MUTANTS = [
+    *rows(
+        "liftpy/client/publisher.py",
+        ("a run answers its first message", "end = first + 1 if ack.recordCount <= 1 else min(first + ack.recordCount, self._next_id)",
+         "end = first + 1", "all messages of a run but the first wait for their time-out"),
+        ("a run has one offset", "PublishAck(*named, behind + number, epoch, duplicate)", "PublishAck(*named, ack.offset, epoch, duplicate)",
+         "many messages are said to be one record"),
+        ("a run is as long as it says", "min(first + ack.recordCount, self._next_id)", "first + ack.recordCount",
+         "a forged ack stops an application for minutes"),
+        ("a run leaves the window once", "self._window.leave(size_bytes, count)", "self._window.leave(size_bytes, 1)",
+         "a publisher stops after some runs"),
+        ("a run answers what is another stream's", "if message is None or (message.uid != uid and message.uid and uid):", "if message is None:",
+         "an application believes an ack of a stream that was deleted"),
+        ("what a run answers is sent again", "            if refused:\n                refused.discard(number)\n", "",
+         "a message that has its ack breaks the publisher when it is to be sent again"),
+        tests=RUNS,
+    ),
     *rows(
         "liftpy/client/addressing.py",
         ("one look is all", "now < self._ask_at or (self.task is not None and not self.task.done()):", "now < self._ask_at or self.task is not None:", "a publisher never finds a stream that moved twice"),

@@ -376,8 +376,8 @@ _DRAWN = {
     "liftpy/ingest/acks.py": [
         (
             "the numbers of acks stand still",
-            'body = b"%b%d}" % (prefix, seq + index)',
-            'body = b"%b%d}" % (prefix, seq)',
+            'body = b"%b%d}" % (self._json_prefix, offset + 1)',
+            'body = b"%b%d}" % (self._json_prefix, entry.base_offset + 1)',
             "all publishers of a batch get the same number",
         ),
     ],

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
+RUNS = ("tests/unit/wire/test_runs.py", "tests/unit/bus/test_acks_of_runs.py")
 MUTANTS = [
+    *rows(
+        "liftpy/wire/runs.py",
+        ("a run over two inboxes", "found = list(replies[place : min(place + step, end)])",
+         "found = [b\"%b.%b\" % (inbox, reply.rpartition(b\".\")[2]) for reply in replies[place : min(place + step, end)]]",
+         "a publisher is told of records that are another's, and that one of none"),
+        ("a run over numbers that do not follow", "        if found != wanted:\n",
+         "        if any(reply.rpartition(b\".\")[0] != inbox for reply in found):\n",
+         "a publisher takes another message's offset for that of one"),
+        ("a run over a duplicate", "        if found != wanted:\n",
+         "        if found != wanted and found != _names(inbox, number + place - start + 1, len(found)):\n",
+         "a message that was left out is acknowledged at another's offset"),
+        ("the end of a run is that of a step", "return place + list(map(eq, found, wanted)).index(False)", "return place + len(found)",
+         "messages of others are acknowledged as if they were of the run"),
+        ("a reply with zeros before its number counts", " or (digits[0] == _ZERO and len(digits) > 1)", "",
+         "an answer goes to a reply that nobody listens for"),
+        tests=RUNS,
+    ),
+    *rows(
+        "liftpy/wire/ordinary.py",
+        ("an ordinary envelope needs no sum", "return (value, msg_id) if payload[8:12] == _crc(payload[12:]).to_bytes(4) else None",
+         "return value, msg_id", "damage on the way is stored and acknowledged"),
+        ("what follows the value is not looked at", "        if not payload.startswith(self._between, at):\n            return None\n", "",
+         "an envelope for another partition is stored here"),
+        ("what stands before an id is not looked at", " or not payload.startswith(_MARKS[end - id_at], at):", ":",
+         "another header is taken for a message id"),
+        tests=("tests/unit/wire/test_ordinary.py",),
+    ),
     *rows(
         "liftpy/wire/batch.py",
         ("a batch of exactly the bound is refused", "if size_bytes > MAX_BATCH_BYTES:  #", "if size_bytes >= MAX_BATCH_BYTES:  #",

@@ -20,7 +20,7 @@ liftpy.client.client: connect(timeout_s) 5.0, Client.create_stream(partitions) 1
   _address(answers) yes, _address(window_s) 0.0
 liftpy.client.consumer: ReadOptions.wait_s 0.6, ReadOptions.answer_timeout_s 2.0, ReadOptions.patience_s 30.0,
   ReadOptions.read_ahead 4, Consumer.__init__(after_epoch) 0
-liftpy.client.in_flight: PublishAck.duplicate no, PublishOptions.window 4096, PublishOptions.timeout_s 10.0,
+liftpy.client.in_flight: PublishOptions.window 4096, PublishOptions.timeout_s 10.0,
   PublishOptions.patience_s 30.0, PublishOptions.message_ids no, InFlight.attempt_s 10.0, InFlight.known_until 0.0,
   InFlight.maybe_stored no, InFlight.resend_at 0.0
 liftpy.client.outgoing: Address.answers yes

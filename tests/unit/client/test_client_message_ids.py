@@ -43,7 +43,7 @@ def test_ids_are_counted_behind_what_nobody_else_has() -> None:
     one, other = MessageIds(), MessageIds()
     ids = [one.next() for _ in range(3)] + [other.next()]
     assert len(set(ids)) == 4
-    assert [i.rpartition(".")[2] for i in ids] == ["0", "1", "2", "0"]
+    assert [i.rpartition(b".")[2] for i in ids] == [b"0", b"1", b"2", b"0"]
     assert len(ids[0]) == 18
 
 

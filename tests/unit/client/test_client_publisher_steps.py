@@ -85,6 +85,9 @@ class Wire:
     async def room(self, give_up_at: float) -> None:
         await self.full(give_up_at)
 
+    def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
+        return False
+
     async def write(self, subject: str, payload: bytes, reply: str, headers: Any, give_up_at: float) -> None:
         self.sent.append((subject, payload, reply, headers, give_up_at))
         if self.fails:
@@ -132,7 +135,7 @@ async def test_what_is_sent_and_until_when_it_is_waited_for() -> None:
     made, wire, _ = publisher(timeout_s=7.0, patience_s=9.0)
     before = asyncio.get_running_loop().time()
     future = await made.send(b"v", key=b"k", headers={"h": "1"}, ack=AckPolicy.LEADER)
-    payload = enveloped("s", 0, "u1", b"v", b"k", {"h": "1"}, AckPolicy.LEADER)
+    payload = enveloped("s", 0, "u1", b"v", b"k", {"h": "1"}, AckPolicy.LEADER, runs=True)
     [(subject, sent, reply, headers, give_up_at)] = wire.sent
     assert (subject, sent, reply, headers) == ("shop.s", payload, "in0.0", None)
     message = made._in_flight[0]
@@ -181,7 +184,7 @@ async def test_where_there_was_no_stream_it_is_asked_for_before_anything_is_sent
     await made.send(b"v")
     assert found.asked == 4
     assert wire.posted == [("shop.t", enveloped("s", 0, "u2", b"v", b"k", None, AckPolicy.NONE), None)]
-    assert wire.sent[0][:2] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL))
+    assert wire.sent[0][:2] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True))
     await made.close()
 
 
@@ -376,7 +379,7 @@ async def test_what_goes_out_again_goes_to_the_stream_as_it_is_then() -> None:
     size_bytes = made.in_flight_bytes
     made._addressing.address = Address("shop.t", "u2")
     await made._put_on_the_wire(0, message)
-    assert wire.sent[1][:3] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL), "in0.0")
+    assert wire.sent[1][:3] == ("shop.t", enveloped("s", 0, "u2", b"v", None, None, AckPolicy.ALL, runs=True), "in0.0")
     assert (message.uid, made.in_flight_bytes) == ("u2", size_bytes)
     unaddressed, wire, _ = publisher(uid="")
     await unaddressed.send(b"v")

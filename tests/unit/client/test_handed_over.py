@@ -9,24 +9,28 @@ from typing import Any
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client.outgoing import Ordinary, enveloped, promised
+from liftpy.client.outgoing import enveloped, promised
 from liftpy.client.parser import StrictConnection
 from liftpy.client.transport import ROOM_BYTES, Transport
 from liftpy.config import AckPolicy
 from liftpy.errors import ConfigError
+from liftpy.wire.ordinary import Ordinary
 
 
 # ---- envelopes -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("uid", ["u1", ""])
 @pytest.mark.parametrize("partition", [0, 7, 300])
 @pytest.mark.parametrize("ack", [AckPolicy.ALL, AckPolicy.LEADER])
-def test_an_ordinary_envelope_has_the_bytes_of_any_other(uid: str, partition: int, ack: AckPolicy) -> None:
-    ordinary = Ordinary("orders", partition, uid, ack)
+@pytest.mark.parametrize("runs", [True, False])
+def test_an_ordinary_envelope_has_the_bytes_of_any_other(uid: str, partition: int, ack: AckPolicy, runs: bool) -> None:
+    ordinary = Ordinary("orders", partition, uid, ack, runs=runs)
     assert ordinary.made_for == (uid, ack)
     for value in (b"x", b"\0\1\2", b"a" * 127, b"a" * 128, b"b" * 16_384, b"c" * 70_000):
         for msg_id in ("", "m", "abc.17", "q" * 100):
             headers = promised(None, msg_id, None) if msg_id else None
-            assert ordinary.envelope(value, msg_id) == enveloped("orders", partition, uid, value, None, headers, ack)
+            wanted = enveloped("orders", partition, uid, value, None, headers, ack, runs=runs)
+            assert ordinary.envelope(value, msg_id.encode()) == wanted
+            assert ordinary.opened(wanted) == (value, msg_id.encode())
 
 
 def test_an_ack_that_is_none_is_refused_as_ever() -> None:

@@ -1,0 +1,150 @@
+"""What a publisher makes of an Ack of a run: each message of it has its answer, once, and no other has [A1, A8, A9]."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import publisher as publisher_module
+from liftpy.client.in_flight import PublishAck
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from tests.unit.client.test_client_publisher_steps import ack, publisher, turns
+
+_Ack = client_pb2.Ack
+
+
+@pytest.fixture(autouse=True)
+def no_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "_SWEEP_S", 3600.0)
+
+
+async def sent(made: Any, count: int) -> list[asyncio.Future[PublishAck]]:
+    return [await made.send(b"v%d" % number) for number in range(count)]
+
+
+def offsets(answers: list[asyncio.Future[PublishAck]]) -> list[int]:
+    return [answer.result().offset if answer.done() else -1 for answer in answers]
+
+
+async def test_every_message_says_that_it_may_be_answered_within_a_run() -> None:
+    made, wire, _ = publisher()
+    await made.send(b"v")
+    await made.send(b"v", key=b"k", headers={"h": "1"}, msg_id="m")
+    await made.post(b"v", key=b"k")
+    said = [frames.decode(payload, client_pb2.Message).runs for _, payload, *_ in wire.sent]
+    assert said == [True, True]
+    assert not frames.decode(wire.posted[0][1], client_pb2.Message).runs, "nobody answers it"
+
+
+async def test_a_run_answers_each_of_its_messages_at_its_own_offset() -> None:
+    made, _, _ = publisher()
+    answers = await sent(made, 6)
+    await made._on_ack(ack(1, offset=70, recordCount=4, leaderEpoch=9))
+    assert offsets(answers) == [-1, 70, 71, 72, 73, -1]
+    assert answers[2].result() == PublishAck("s", 0, 71, 9)
+    assert made.in_flight == 2
+    assert made.in_flight_bytes == made._in_flight[0].size_bytes + made._in_flight[5].size_bytes
+    await made._on_ack(ack(0, offset=4))
+    await made._on_ack(ack(5, offset=90))
+    assert (offsets(answers), made.in_flight, made.in_flight_bytes) == ([4, 70, 71, 72, 73, 90], 0, 0)
+
+
+async def test_what_has_its_answer_keeps_it_and_the_others_get_theirs() -> None:
+    made, _, _ = publisher()
+    answers = await sent(made, 4)
+    answers[2].cancel()
+    await made._on_ack(ack(0, offset=10))
+    await made._on_ack(ack(0, offset=50, recordCount=4))
+    assert (answers[0].result().offset, answers[1].result().offset, answers[3].result().offset) == (10, 51, 53)
+    assert answers[2].cancelled()
+    assert (made.in_flight, made.in_flight_bytes) == (0, 0)
+
+
+async def test_a_run_that_says_more_than_was_sent_takes_no_time() -> None:
+    """Anybody may write to an inbox."""
+    made, _, _ = publisher()
+    answers = await sent(made, 2)
+    await made._on_ack(ack(1, offset=5, recordCount=(1 << 32) - 1))
+    assert offsets(answers) == [-1, 5]
+    later = await sent(made, 1)
+    assert offsets(later) == [-1], "what was not sent by then is not answered"
+    await made._on_ack(ack(10**17, offset=5, recordCount=(1 << 32) - 1))
+    await made._on_ack(SimpleNamespace(subject="in0.x", data=ack(0, offset=5, recordCount=9).data, headers=None))
+    assert offsets([answers[0], *later]) == [-1, -1]
+
+
+@pytest.mark.parametrize("said", [{"stream": "t"}, {"partition": 1}, {"streamUid": "u2"}])
+async def test_a_run_of_somebody_else_answers_nobody(said: dict[str, Any]) -> None:
+    made, _, _ = publisher()
+    answers = await sent(made, 3)
+    await made._on_ack(ack(0, **{"offset": 5, "recordCount": 3} | said))
+    assert (offsets(answers), made.in_flight, made.foreign_answers) == ([-1] * 3, 3, 1)
+
+
+async def test_of_two_streams_of_the_name_each_answers_its_own() -> None:
+    made, _, _ = publisher()
+    answers = await sent(made, 3)
+    made._in_flight[1].uid = "u2"
+    await made._on_ack(ack(0, offset=5, recordCount=3))
+    assert (offsets(answers), [*made._in_flight]) == ([5, -1, 7], [1])
+
+
+async def test_what_is_answered_within_a_run_is_not_sent_again() -> None:
+    made, wire, _ = publisher()
+    answers = await sent(made, 3)
+    now = asyncio.get_running_loop().time()
+    for number in range(3):
+        made._send_again(number, made._in_flight[number], publisher_module.UnavailableError("nobody"))
+    await made._send_refused(now + 10)
+    assert [reply for _, _, reply, *_ in wire.sent[3:]] == ["in0.0"], "the first goes alone"
+    later = await made.send(b"v")
+    await made._on_ack(ack(0, offset=5, recordCount=3))
+    assert (offsets(answers), made._refused) == ([5, 6, 7], {3})
+    await made._send_refused(asyncio.get_running_loop().time())
+    assert [reply for _, _, reply, *_ in wire.sent[4:]] == ["in0.3"], "somebody has taken the first: the others follow"
+    assert not later.done()
+
+
+async def test_a_no_is_said_to_each_whatever_it_counts() -> None:
+    made, _, _ = publisher()
+    answers = await sent(made, 2)
+    await made._on_ack(ack(0, ackError=_Ack.TOO_LARGE, recordCount=2))
+    assert [answer.done() for answer in answers] == [True, False]
+    answers[0].exception()
+
+
+async def test_a_publisher_that_nobody_answers_holds_its_window_and_no_more() -> None:
+    """Back-pressure: who sends beyond it waits; memory does not grow, however many want to send."""
+    made, wire, _ = publisher(window=100, window_bytes=1 << 20)
+    await sent(made, 100)
+    waiting = [asyncio.ensure_future(made.send(b"w")) for _ in range(50)]
+    await turns()
+    assert (made.in_flight, len(made._in_flight), len(wire.sent)) == (100, 100, 100)
+    await made._on_ack(ack(0, offset=0, recordCount=100))
+    await asyncio.gather(*waiting)
+    assert (made.in_flight, len(wire.sent)) == (50, 150)
+
+
+async def test_memory_is_flat_over_any_number_of_messages() -> None:
+    made, wire, _ = publisher(window=100)
+    wire.hand_over = lambda *given: True  # type: ignore[method-assign]
+
+    async def round_trip() -> None:
+        first = made._next_id
+        for _ in range(100):
+            await made.send(b"v" * 100)
+        await made._on_ack(ack(first, offset=first, recordCount=100))
+
+    for _ in range(3):
+        await round_trip()
+    before = sys.getallocatedblocks()
+    for _ in range(10):
+        await round_trip()
+    grown = sys.getallocatedblocks() - before
+    assert (made.in_flight, made.in_flight_bytes, len(made._in_flight)) == (0, 0, 0)
+    assert grown < 500, "1,000 messages, each of several blocks of memory"
