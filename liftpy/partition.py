@@ -100,6 +100,8 @@ class PartitionState:
     copy_epoch: int = 0
     """Of the learner: the Epoch on which it was named, so that what it had of an earlier copy, which it has deleted, is not taken for
     what it has of this one [C12]. 0: there is none."""
+    asked_start: int = 0
+    """Operators have given up what lies below: the log begins here or later, as soon as HW is here [D26]. 0: they gave up nothing."""
 
     @property
     def holders(self) -> tuple[str, ...]:

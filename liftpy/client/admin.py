@@ -282,6 +282,11 @@ class Admin:
         )
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(reassign=wish))).partition)
 
+    async def truncate_before(self, stream: StreamImage, partition: int, offset: int) -> PartitionState:
+        """Give up what lies below ``offset`` on every replica; see ``Client.truncate_before``, which knows how far that may be."""
+        wish = cluster_pb2.TruncateBefore(stream=stream.name, uid=stream.uid, partition=partition, offset=offset)
+        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(truncateBefore=wish))).partition)
+
     async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
         """Say the same of many partitions, some of them at a time, so that the metadata group is never kept busy for long; where it
         breaks off, what was said until then holds, and goes on by itself. Returns why single ones were refused.

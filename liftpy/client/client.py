@@ -6,11 +6,12 @@ import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import calling, positions, queries
+from liftpy.client import calling, positions, queries, truncating
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
@@ -42,7 +43,6 @@ from liftpy.wire.subjects import Subjects, data_subject
 
 _READY = "LEADER_READY"
 _PLACED_POLL_S = 0.25
-_STATUS_REQUEST = envelope.encode(MessageType.STATUS_REQUEST, b"")
 
 
 def connect(
@@ -234,6 +234,11 @@ class Client:
         """Another number of replicas, or other settings, as ``read_only=True``; see ``Admin.alter_stream``."""
         return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run, **settings)
 
+    async def truncate_before(self, stream: str, partition: int, before: int | datetime, *, dry_run: bool = False) -> int:
+        """Give up the committed records of a partition below an offset, or of before a datetime, for good; see ``truncating``."""
+        reader = self._reader(stream, partition, None)
+        return await truncating.truncate(self._admin, reader, await self.stream(stream), before, dry_run)
+
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Change who forms the metadata group; see ``Admin.change_controllers``."""
         return await self._admin.change_controllers(add=add, remove=remove)
@@ -251,16 +256,15 @@ class Client:
             await self._led_as_nodes_say(stream, partition, ready_s)
 
     async def _led_as_nodes_say(self, stream: StreamImage, partition: int, ready_s: float) -> None:
-        leader = stream.partitions[partition].leader
         before = json.dumps({"after": [stream.name, partition - 1]}).encode()
         async for attempt in retrying(ready_s):
             with attempt:
-                page = await self._status_page(leader, before, 1.0)
+                page = await self._status_page(stream.partitions[partition].leader, before, 1.0)
                 said: dict[str, Any] = next(
                     (p for p in page.get("partitions", []) if (p["uid"], p["partition"]) == (stream.uid, partition)), {}
                 )
                 if said.get("phase") != _READY:
-                    raise UnavailableError(f"{leader} does not lead {stream.name}/{partition} yet")
+                    raise UnavailableError(f"{stream.partitions[partition].leader} does not lead {stream.name}/{partition} yet")
 
     async def delete_stream(self, name: str, uid: str = "") -> None:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
@@ -291,7 +295,7 @@ class Client:
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
-        status = page = await self._status_page(node_id, _STATUS_REQUEST, timeout_s)
+        status = page = await self._status_page(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
         while page.get("more") and page["partitions"]:
             last = page["partitions"][-1]
             after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
@@ -396,8 +400,7 @@ class Client:
         _check_partition(partition)
 
         async def find() -> Address:
-            known = self._streams.get(stream)
-            return _address_of(known if known is not None else await self._described(stream), partition)
+            return _address_of(self._streams.get(stream) or await self._described(stream), partition)
 
         sent = calling.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
         return await calling.call(self._transport, find, sent, timeout_s)

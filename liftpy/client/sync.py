@@ -158,6 +158,7 @@ class SyncClient:
     delete_stream = _waiting(Client.delete_stream)
     list_streams = _waiting(Client.list_streams)
     stream = _waiting(Client.stream)
+    truncate_before = _waiting(Client.truncate_before)
     elect_leader = _waiting(Client.elect_leader)
     reassign = _waiting(Client.reassign)
     set_node = _waiting(Client.set_node)

@@ -130,6 +130,7 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         joining=partition.joining,
         movedFor=_REASON[partition.moved_for],
         copyEpoch=partition.copy_epoch,
+        askedStart=partition.asked_start,
     )
 
 
@@ -156,6 +157,7 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         joining=names.string(message.joining),
         moved_for=MoveReason.of(message.movedFor),
         copy_epoch=message.copyEpoch,
+        asked_start=message.askedStart,
     )
 
 

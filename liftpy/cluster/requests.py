@@ -78,6 +78,7 @@ REQUESTS: dict[str, RequestKind] = {
     "removeNode": RequestKind(decide=nodes.remove_node, asked_by=_BY.OPERATORS),
     "setNode": RequestKind(decide=nodes.set_node, asked_by=_BY.OPERATORS),
     "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
+    "truncateBefore": RequestKind(decide=altering.truncate_before, asked_by=_BY.OPERATORS, batched=True),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),

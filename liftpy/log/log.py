@@ -32,7 +32,7 @@ from liftpy.log.reading import (
 )
 from liftpy.log.rechecks import Recheck, Rechecks
 from liftpy.log.recovery import OpenReport, Recovered, recover
-from liftpy.log.retention import held_start, is_too_old, retained_start
+from liftpy.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
 from liftpy.log.small_files import EPOCHS_NAME, Checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
@@ -55,6 +55,8 @@ class Log:
         """Called when a read meets bytes that are not what was written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
+        self.asked_start = 0
+        """``PartitionState.asked_start``, as last heard of."""
         for segment in segments:
             for epoch, start in segment.epochs:
                 self.epochs.assign(epoch, start)
@@ -468,14 +470,25 @@ class Log:
             raise
 
     def apply_retention(self, now_wall_ns: int, held_from: int | None = None, hold_bytes: int = 0) -> bool:
-        """Drop the whole segments that retention gives up (``held_start``); whether the log start moved."""
+        """Drop the whole segments that retention gives up (``held_start``), and what lies below ``asked_start``, needed or not; whether
+        the log start moved."""
         self._must_be_open()
-        before = self.log_start_offset
-        if is_too_old(self.segments[-1], self.config, self.high_watermark, now_wall_ns):
+        before, active = self.log_start_offset, self.segments[-1]
+        if is_too_old(active, self.config, self.high_watermark, now_wall_ns) or is_below(
+            active, self.asked_start, self.high_watermark
+        ):
             self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
         wanted = retained_start(self.segments, self.config, self.high_watermark, now_wall_ns)
-        self.drop_prefix(held_start(self.segments, wanted, held_from, hold_bytes))
+        asked = asked_start(self.segments, self.asked_start)
+        self.drop_prefix(max(held_start(self.segments, wanted, held_from, hold_bytes), asked))
         return self.log_start_offset > before
+
+    @property
+    def may_give_up(self) -> bool:
+        """Whether there can be anything for ``apply_retention``."""
+        config = self.config
+        limited = config.retention_age_s or config.retention_bytes or config.retention_records
+        return bool(limited or self.log_start_offset < self.asked_start)
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
         """What compaction has to look at: the sealed, flushed, committed segments; None when there are none, or when less than

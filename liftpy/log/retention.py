@@ -17,6 +17,9 @@ from typing import Protocol
 
 from liftpy.config import NS_PER_S, StreamConfig
 
+AT_ONCE = 32
+"""Segments that go at a time where somebody asked for it."""
+
 
 class Retained(Protocol):
     """What retention needs to know of a segment."""
@@ -33,6 +36,16 @@ def is_too_old(segment: Retained, config: StreamConfig, high_watermark: int, now
     oldest_ns = now_wall_ns - int(config.retention_age_s * NS_PER_S)
     committed = segment.next_offset <= high_watermark + 1
     return bool(config.retention_age_s and segment.size_bytes and committed and segment.max_timestamp_ns < oldest_ns)
+
+
+def is_below(segment: Retained, asked_start: int, high_watermark: int) -> bool:
+    """Whether all of a segment is committed (``high_watermark``: inclusive) and below the log start that was asked for."""
+    return bool(segment.size_bytes) and segment.next_offset <= min(asked_start, high_watermark + 1)
+
+
+def asked_start(segments: Sequence[Retained], wanted: int) -> int:
+    """``wanted``, the log start that was asked for, or as far towards it as goes at a time: the removal of files takes time."""
+    return min(wanted, segments[AT_ONCE].base_offset) if len(segments) > AT_ONCE else wanted
 
 
 def retained_start(segments: Sequence[Retained], config: StreamConfig, high_watermark: int, now_wall_ns: int) -> int:

@@ -13,7 +13,7 @@ from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
-from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PUT_BACK, TWIN, TWIN_DISK, Fault
+from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PUT_BACK, TRUNCATE, TWIN, TWIN_DISK, Fault
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -391,6 +391,19 @@ def _retention(cluster: Cluster, fault: Fault) -> bool:
     return done
 
 
+def _truncate(cluster: Cluster, fault: Fault) -> bool:
+    """An operator gives up what lies below an offset that the node knows to be committed."""
+    process = cluster.nodes[fault.node].process
+    if process is None or not cluster.group.available:
+        return False
+    for key, replica in sorted(process.replicas.items()):
+        log = replica.log
+        offset = log.log_start_offset + int((log.high_watermark + 1 - log.log_start_offset) * fault.draw)
+        request = pb.TruncateBefore(stream=key.stream, uid=key.uid, partition=key.partition, offset=offset)
+        cluster.group.apply(pb.ControlRequest(truncateBefore=request))
+    return bool(process.replicas)
+
+
 def _expired(cluster: Cluster, leader: SimReplica, offset: int, fault: Fault) -> None:
     for node_id in sorted(set(cluster.nodes) - {fault.node, fault.other}):
         process = cluster.nodes[node_id].process
@@ -444,6 +457,7 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
+    TRUNCATE: _truncate,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
     **aimed.STRIKES, **draining.STRIKES,
 }  # fmt: skip

@@ -24,6 +24,7 @@ KINDS = (
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
+TRUNCATE = "truncate"
 """Drawn at a pace of their own."""
 DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
 MOVE = "move"
@@ -150,6 +151,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     TWIN_DISK: {"folders": 0.7},
     SESSION_ENDS: {"": 0.18, _EDGES: 1.0},
     HW_STALLS: {"": 0.12, _EDGES: 1.0},
+    TRUNCATE: {"": 0.12, "disks": 0.25, "moves": 0.25, _EDGES: 0.5},
 }
 """Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0

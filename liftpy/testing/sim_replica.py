@@ -120,6 +120,9 @@ class SimReplica(Asking):
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
+        if self.log.asked_start != held.state.asked_start:
+            self.log.asked_start = held.state.asked_start
+            self.apply_retention(self.now_ns() + self.process.node.wall_offset_ns)
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:
@@ -233,11 +236,14 @@ class SimReplica(Asking):
     def apply_retention(self, now_wall_ns: int) -> None:
         """What the stream's retention lets go, as housekeeping asks for it."""
         before, config = self.log.log_start_offset, self.log.config
-        if not (config.retention_age_s or config.retention_bytes) or self.failed:
+        if not self.log.may_give_up or self.failed:
             return
         done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns)))
         if done and self.log.log_start_offset != before:
-            self.cluster.counters["expired by age" if config.retention_age_s else "expired by bytes"] += 1
+            asked = before < self.log.asked_start
+            self.cluster.counters[
+                "truncated before" if asked else "expired by age" if config.retention_age_s else "expired by bytes"
+            ] += 1
             self._prefix_dropped()
 
     def recheck_log(self, effect: do.RecheckLog) -> None:

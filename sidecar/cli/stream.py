@@ -22,6 +22,7 @@ from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
 from sidecar.cli.tables import table
+from sidecar.cli.truncate import truncate
 from sidecar.settings import Target
 
 DEFAULT_REPLICAS = 3
@@ -33,6 +34,7 @@ def stream() -> None:
 
 
 stream.add_command(alter)
+stream.add_command(truncate)
 
 
 @stream.command()

@@ -91,10 +91,9 @@ class Housekeeping:
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):
-            config = worker.config
-            if config.retention_age_s or config.retention_bytes or config.retention_records:
+            if worker.log.may_give_up:
                 worker.apply_retention(time.time_ns())
-            if config.compaction:
+            if worker.config.compaction:
                 await self._compact(worker)
             if worker.set_aside and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.drop_set_aside)

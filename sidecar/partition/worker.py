@@ -256,6 +256,9 @@ class PartitionWorker:
         self.ingest.settings_changed(held.config)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
+        if self.log.asked_start != held.state.asked_start:
+            self.log.asked_start = held.state.asked_start
+            self.apply_retention(time.time_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
@@ -340,7 +343,8 @@ class PartitionWorker:
             if held_from is not None and self.log.log_start_offset > held_from:
                 self._node.counters["records that a service needed and retention removed"] += 1
                 logger.warning(
-                    "%s: the log begins at %d now and a service's newest snapshot is at %d: service_hold_bytes are not enough",
+                    "%s: the log begins at %d now and a service's newest snapshot is at %d: it was truncated by command, or "
+                    "service_hold_bytes are not enough",
                     self.key,
                     self.log.log_start_offset,
                     held_from,

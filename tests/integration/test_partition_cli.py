@@ -55,6 +55,29 @@ def until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
+def test_the_oldest_records_are_given_up(cluster: DevCluster) -> None:
+    assert liftpy(cluster, "stream", "create", "old", "--subject", "old")[0] == 0
+
+    async def publish() -> None:
+        async with connect(cluster.nats_url) as client:
+            for number in range(9):
+                await client.publish("old", b"%d" % number)
+
+    asyncio.run(publish())
+    dry = {"stream": "old", "dry_run": True, "begins": [{"partition": 0, "offset": 6}]}
+    assert liftpy(cluster, "stream", "truncate", "old", "--before", "6", "--dry-run") == (0, dry)
+    assert len(asyncio.run(read(cluster, "old"))) == 9
+    assert liftpy(cluster, "stream", "truncate", "old", "--before", "6", "--yes") == (0, dry | {"dry_run": False})
+    until(lambda: [r.offset for r in asyncio.run(read(cluster, "old"))] == [6, 7, 8], "the log begins at 6")
+    code, refused = liftpy(cluster, "stream", "truncate", "old", "--before", "10", "--yes")
+    assert (code != 0, "offset 10 is outside 6..9" in refused) == (True, True), refused
+    ago = liftpy(cluster, "stream", "truncate", "old", "--before", "-1h", "--yes")
+    assert ago == (0, {"stream": "old", "dry_run": False, "begins": [{"partition": 0, "offset": 6}]})
+    code, all_of_it = liftpy(cluster, "stream", "truncate", "old", "--before", "new", "--yes")
+    assert (code, all_of_it["begins"]) == (0, [{"partition": 0, "offset": 9}])
+    until(lambda: not asyncio.run(read(cluster, "old")), "nothing is left")
+
+
 def test_a_leadership_is_moved_and_given_back(cluster: DevCluster) -> None:
     assert liftpy(cluster, "stream", "create", "moves", "--subject", "moves", "--partitions", "3")[0] == 0
     first = state(cluster, "moves")

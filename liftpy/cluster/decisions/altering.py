@@ -1,12 +1,12 @@
 """AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
-one by one. Settings hold as soon as a replica's node knows them."""
+one by one. Settings hold as soon as a replica's node knows them. TruncateBefore: the same for where a partition's log begins."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 
-from liftpy.cluster.codec import stream_to_pb
+from liftpy.cluster.codec import partition_to_pb, stream_to_pb
 from liftpy.cluster.decisions.moving import MAX_REPLICAS, settled
 from liftpy.cluster.decisions.placing import facts_of
 from liftpy.cluster.draft import Decision, Draft, refuse
@@ -19,6 +19,8 @@ from liftpy.cluster.stream_config import altered
 from liftpy.errors import ConfigError
 from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
+
+MAX_OFFSET = 1 << 62
 
 
 def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
@@ -54,6 +56,20 @@ def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
         if number % PER_STEP == PER_STEP - 1:
             yield
     return draft.done(pb.ControlResponse(stream=stream_to_pb(replace(stream, partitions=tuple(partitions)))))
+
+
+def truncate_before(draft: Draft, request: pb.TruncateBefore) -> Decision:
+    """Every replica gives up what lies below the offset, also one that is away now. It never goes back."""
+    found = draft.image.find(request.stream, request.uid, request.partition) if request.uid else None
+    if found is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of the id {request.uid!r}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    stream, partition = found
+    if not 0 <= request.offset <= MAX_OFFSET:
+        return refuse(pb.ControlResponse.INVALID, f"offset = {request.offset} is outside 0..{MAX_OFFSET}", partition)
+    if request.offset > partition.asked_start:
+        partition = draft.change(stream, replace(partition, asked_start=request.offset))
+    return draft.done(pb.ControlResponse(partition=partition_to_pb(partition)))
 
 
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:

@@ -112,7 +112,7 @@ class Node(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., fenced: _Optional[bool] = ..., sessionTimeNs: _Optional[int] = ..., previousIncarnation: _Optional[int] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., weightByHand: _Optional[bool] = ..., rackByHand: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
 class Partition(_message.Message):
-    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete", "target", "joining", "movedFor", "copyEpoch")
+    __slots__ = ("partition", "replicas", "isr", "leader", "leaderEpoch", "epoch", "status", "uncleanElected", "candidate", "passedOver", "incomplete", "deposed", "lastLeader", "leaderships", "complete", "target", "joining", "movedFor", "copyEpoch", "askedStart")
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     ISR_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,7 @@ class Partition(_message.Message):
     JOINING_FIELD_NUMBER: _ClassVar[int]
     MOVEDFOR_FIELD_NUMBER: _ClassVar[int]
     COPYEPOCH_FIELD_NUMBER: _ClassVar[int]
+    ASKEDSTART_FIELD_NUMBER: _ClassVar[int]
     partition: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
     isr: _containers.RepeatedScalarFieldContainer[str]
@@ -151,7 +152,8 @@ class Partition(_message.Message):
     joining: str
     movedFor: MoveReason
     copyEpoch: int
-    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ..., copyEpoch: _Optional[int] = ...) -> None: ...
+    askedStart: int
+    def __init__(self, partition: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., isr: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., epoch: _Optional[int] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., uncleanElected: _Optional[bool] = ..., candidate: _Optional[str] = ..., passedOver: _Optional[_Iterable[str]] = ..., incomplete: _Optional[_Iterable[str]] = ..., deposed: _Optional[str] = ..., lastLeader: _Optional[str] = ..., leaderships: _Optional[int] = ..., complete: _Optional[_Iterable[str]] = ..., target: _Optional[_Iterable[str]] = ..., joining: _Optional[str] = ..., movedFor: _Optional[_Union[MoveReason, str]] = ..., copyEpoch: _Optional[int] = ..., askedStart: _Optional[int] = ...) -> None: ...
 
 class Stream(_message.Message):
     __slots__ = ("name", "uid", "subject", "config", "partitions", "createdTimeNs", "placement", "replicationFactor", "waiting", "configVersion")
@@ -284,6 +286,18 @@ class AlterStream(_message.Message):
     changed: _containers.RepeatedScalarFieldContainer[str]
     configVersion: int
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., replicationFactor: _Optional[int] = ..., dryRun: _Optional[bool] = ..., config: _Optional[_Union[StreamConfig, _Mapping]] = ..., changed: _Optional[_Iterable[str]] = ..., configVersion: _Optional[int] = ...) -> None: ...
+
+class TruncateBefore(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "offset")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    offset: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class BeginCopy(_message.Message):
     __slots__ = ("stream", "uid", "partition", "epoch", "node")
@@ -603,7 +617,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "changeControllers")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +648,7 @@ class ControlRequest(_message.Message):
     REASSIGN_FIELD_NUMBER: _ClassVar[int]
     BEGINCOPY_FIELD_NUMBER: _ClassVar[int]
     ALTERSTREAM_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATEBEFORE_FIELD_NUMBER: _ClassVar[int]
     CHANGECONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
@@ -665,8 +680,9 @@ class ControlRequest(_message.Message):
     reassign: Reassign
     beginCopy: BeginCopy
     alterStream: AlterStream
+    truncateBefore: TruncateBefore
     changeControllers: ChangeControllers
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
 
 class ChangeControllers(_message.Message):
     __slots__ = ("what", "node", "replaced", "list", "after")

@@ -33,6 +33,9 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/decisions/altering.py",
+        ("a truncation goes back", "if request.offset > partition.asked_start:", "if request.offset != partition.asked_start:",
+         "two replicas begin at different offsets for good"),
+        ("a truncation of any stream of that name", "if request.uid else None", "", "a new stream's records are deleted for the old one's"),
         ("another version of the settings is as good", "if request.HasField(\"configVersion\") and request.configVersion != held.config_version:", "if request.configVersion and request.configVersion > held.config_version:", "one operator undoes what another has just done"),
         ("settings change without a version", "config_version=held.config_version + (config != held.config))", "config_version=held.config_version)", "one operator undoes what another has just done"),
     ),
@@ -58,6 +61,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/election.py",
+        ("an unclean election keeps the truncation", "asked_start=0 if unclean else partition.asked_start", "asked_start=partition.asked_start",
+         "new records are deleted as soon as they are committed"),
         ("the deposed one is elected", "if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)", "if node_id not in partition.passed_over and draft.is_live(node_id)", "a leader that was deposed leads again"),
         ("whoever was passed over is asked again", "if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)", "if node_id != partition.deposed and draft.is_live(node_id)", "an election goes round and round"),
         ("reports of a process before count", "return node is not None and node.incarnation == report.witness_incarnation", "return node is not None", "an election rests on a log that is gone"),

@@ -156,6 +156,10 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/log/retention.py",
+        ("what is asked for and not committed is rolled", "segment.next_offset <= min(asked_start, high_watermark + 1)", "segment.next_offset <= asked_start",
+         "segments are rolled that hold what is under way"),
+        ("all that is asked for goes at a time", "if len(segments) > AT_ONCE else wanted", "if len(segments) > 1 << 30 else wanted",
+         "a node stands still while hundreds of files are removed"),
         ("age in milliseconds", "int(config.retention_age_s * NS_PER_S)\n    committed", "int(config.retention_age_s * NS_PER_S) // 1000\n    committed", "records are deleted a thousand times too early"),
         ("one segment too many goes by bytes", "size_bytes - segment.size_bytes >= config.retention_bytes", "size_bytes >= config.retention_bytes", "a log holds less than the setting asks for"),
     ),

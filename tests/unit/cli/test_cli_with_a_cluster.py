@@ -9,6 +9,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.unit.cluster.cluster_driver import Driver
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
-    for name in ("partition", "node", "status", "stream", "rights", "consume")
+    for name in ("partition", "node", "status", "stream", "rights", "consume", "truncate")
 }
 
 
@@ -69,6 +70,13 @@ class Cluster:
     async def create_stream(self, name: str, subject: str, **how: Any) -> StreamImage:
         self.asked.append(("create", name, subject, how["partitions"], how["replicas"]))
         return self.image.streams[name]
+
+    async def bounds(self, name: str, number: int) -> Any:
+        return SimpleNamespace(end_offset=90 + number)
+
+    async def truncate_before(self, name: str, number: int, before: Any, *, dry_run: bool) -> int:
+        self.asked.append((name, number, before, dry_run))
+        return before if isinstance(before, int) else 50 + number
 
     async def until_ready(self, stream: StreamImage) -> StreamImage:
         return stream
@@ -454,3 +462,34 @@ def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatc
             main(["consume", "orders"])
     os.close(read)
     assert (left.value.code, seen) == (0, [b"0\tv\n", b"1\tv\n"])
+
+
+# ---- liftpy stream truncate ----------------------------------------------------------------------------------------------
+def test_every_partition_is_truncated_by_time_once_that_is_confirmed(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    code, out, err = run(capsys, "stream", "truncate", "orders", "--before", "2026-01-31T12:00:00")
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    asked = [("orders", number, noon, dry) for dry in (True, False) for number in (0, 1)]
+    assert (code, cluster.asked) == (0, asked)
+    assert "orders/0 would begin at 50\norders/1 would begin at 51\n" in err
+    assert out == "orders/0 begins at 50\norders/1 begins at 51\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    cluster.asked.clear()
+    assert run(capsys, "stream", "truncate", "orders", "--before", "new")[0] == 130
+    assert cluster.asked == [("orders", 0, 90, True), ("orders", 1, 91, True)]
+
+
+def test_an_offset_is_one_partitions(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "stream", "truncate", "orders", "--before", "7", "--yes")
+    assert (code, "name it by --partition" in err, cluster.asked) == (2, True, [])
+    code, out, _ = run(capsys, "stream", "truncate", "orders", "--before", "7", "--partition", "1", "--dry-run", "--json")
+    found = {"stream": "orders", "dry_run": True, "begins": [{"partition": 1, "offset": 7}]}
+    assert (code, json.loads(out), cluster.asked) == (0, found, [("orders", 1, 7, True)])
+
+
+@pytest.mark.parametrize("where", ["earliest", "latest", "yesterday"])
+def test_where_to_truncate_is_an_offset_a_time_or_new(where: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "stream", "truncate", "orders", "--before", where, "--yes")
+    assert (code == 2, bool(err), cluster.asked) == (True, True, [])

@@ -50,6 +50,7 @@ def test_every_field_of_every_state_comes_back() -> None:
         joining="d",
         moved_for=MoveReason.DRAINED,
         copy_epoch=9,
+        asked_start=10,
         isr=("a", "b"),
         leaderships=11,
     )

@@ -10,7 +10,7 @@ from liftpy.config import StreamConfig
 from liftpy.log.horizon import NEVER
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
-from liftpy.log.retention import held_start, retained_start
+from liftpy.log.retention import AT_ONCE, asked_start, held_start, is_below, retained_start
 from liftpy.log.segment import index_name, log_name
 from liftpy.log.small_files import Checkpoint
 from liftpy.wire.batch import build_batch, split_batches
@@ -165,3 +165,57 @@ def test_what_is_held_beyond_retention(held_from: int | None, most_bytes: int, s
     segments = [Held(10 * n) for n in range(4)]
     assert held_start(segments, 30, held_from, most_bytes) == start
     assert held_start(segments, 0, held_from, most_bytes) == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "bases"), [(0, 0, [0, 6, 12]), (6, 6, [6, 12]), (9, 8, [6, 12]), (17, 16, [12]), (18, 18, [18])]
+)
+def test_what_is_asked_for_is_given_up_by_batches_and_files_as_whole_segments(asked: int, start: int, bases: list[int]) -> None:
+    log = filled()
+    log.asked_start = asked
+    assert log.may_give_up is (asked > 0)
+    assert log.apply_retention(0) is (asked > 0)
+    assert (log.log_start_offset, stored(log).log_start_offset if asked else 0) == (start, start)
+    assert [segment.base_offset for segment in log.segments] == bases
+    assert log.log_end_offset == 18
+
+
+def test_nothing_uncommitted_is_given_up_and_the_rest_is_when_it_is_committed() -> None:
+    log = a_log()
+    for _ in range(3):
+        add(log, 2)
+    log.raise_high_watermark(1)
+    log.asked_start = 6
+    assert (log.apply_retention(0), log.log_start_offset, len(log.segments)) == (True, 2, 1)
+    assert log.may_give_up
+    log.raise_high_watermark(5)
+    assert (log.apply_retention(0), log.log_start_offset, log.segments[-1].size_bytes) == (True, 6, 0)
+    assert not log.may_give_up
+    add(log, 2)
+    log.raise_high_watermark(7)
+    assert (log.apply_retention(0), log.log_start_offset) == (False, 6)
+
+
+def test_what_a_service_needs_is_given_up_too_where_somebody_asks_for_it() -> None:
+    log = filled()
+    log.asked_start = 12
+    assert log.apply_retention(0, 2, 1 << 30)
+    assert log.log_start_offset == 12
+
+
+def test_of_many_segments_some_go_at_a_time() -> None:
+    log = filled(AT_ONCE + 9, roll_every=1)
+    log.asked_start = log.log_end_offset
+    assert log.apply_retention(0)
+    assert (log.log_start_offset, len(log.segments)) == (2 * AT_ONCE, 10)  # the last one was rolled
+    assert log.apply_retention(0)
+    assert (log.log_start_offset, len(log.segments)) == (log.log_end_offset, 1)
+
+
+def test_an_empty_segment_is_not_rolled_and_neither_is_one_with_a_record_that_stays() -> None:
+    log = filled()
+    active = log.segments[-1]
+    assert [is_below(active, asked, hw) for asked, hw in ((18, 17), (17, 17), (18, 16), (19, 17))] == [True, False, False, True]
+    empty = a_log().segments[-1]
+    assert not is_below(empty, 9, 9)
+    assert asked_start([active], 4) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -175,7 +176,8 @@ async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: boo
 def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_replica() -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
-        log=SimpleNamespace(config=None), ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
+        log=SimpleNamespace(config=None, asked_start=0), apply_retention=lambda now_ns: given.append("retention"),
+        ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
         standby=SimpleNamespace(review=lambda: given.append("review")), _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
     )  # fmt: skip
@@ -185,3 +187,8 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     assert worker.config is worker.log.config is held.config
     assert worker.state is state
     assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", True, "advanced"]
+    held = replace(held, state=replace(state, asked_start=7))
+    for _ in range(2):
+        PartitionWorker.update(worker, held, {"a": 2})
+    assert worker.log.asked_start == 7
+    assert given.count("retention") == 1

@@ -10,10 +10,22 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
+from liftpy.log.log import Log
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.recovery import RecoveredLogs
 from tests.unit.partition.shell_parts import until
+
+
+class KeptLog(SimpleNamespace):
+    """Its log, whose rule is the real one's."""
+
+    kept: Kept
+    may_give_up = Log.may_give_up
+
+    @property
+    def config(self) -> StreamConfig:
+        return self.kept.config
 
 
 class Kept:
@@ -28,7 +40,10 @@ class Kept:
         self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
         self.flusher = SimpleNamespace(alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
-        self.log = SimpleNamespace(
+        self.log = KeptLog(
+            kept=self,
+            log_start_offset=0,
+            asked_start=0,
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
             met_damage=lambda error: self.done.append("damage"),

@@ -1,0 +1,67 @@
+"""An operator gives up the oldest records: every replica's log begins there, also that of one that was away, and the next leader's.
+
+Shows D26.
+"""
+
+from __future__ import annotations
+
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.scripts.stage import STREAM, Stage
+
+KILLS: tuple[str, ...] = ()
+
+
+def truncate(s: Stage, offset: int) -> None:
+    """``liftpy stream truncate``."""
+    request = pb.TruncateBefore(stream=STREAM, uid=s.cluster.key.uid, partition=0, offset=offset)
+    response = s.command(pb.ControlRequest(truncateBefore=request))
+    assert response.error == pb.ControlResponse.OK, response.detail
+
+
+def begins(s: Stage, node: str) -> int:
+    return s.replica(node).log.log_start_offset
+
+
+def test_truncated_before() -> None:
+    with Stage() as s:
+        s.publish(12)
+        s.settle()
+        away = s.followers[0]
+        s.crash(away)
+        truncate(s, 7)
+        here = [node for node in s.partition.replicas if node != away]
+        s.until(lambda: [begins(s, node) for node in here] == [7, 7])
+        assert s.ids(s.leader) == list(range(8, 13))
+        s.start(away)
+        s.until(lambda: s.cluster.replica(away) is not None)
+        s.settle()
+        s.replica(away).apply_retention(0)  # housekeeping's next round: it knew of no HW when it opened its log
+        assert begins(s, away) == 7
+        old = s.leader
+        s.crash(old)
+        s.wait_for_leader(*s.followers)
+        s.publish(2)
+        truncate(s, 3)  # it never goes back
+        s.start(old)
+        s.until(lambda: len(s.isr) == 3)
+        s.settle()
+        s.replica(old).apply_retention(0)
+        assert {begins(s, node) for node in s.partition.replicas} == {7}
+        assert len(s.ids(s.leader)) == 7
+
+
+def test_one_that_lacks_what_is_given_up_begins_where_the_leader_does() -> None:
+    """It was away for long: nothing of what it holds is wanted, and nothing below is fetched."""
+    with Stage() as s:
+        s.publish(3)
+        s.settle()
+        away = s.followers[0]
+        s.crash(away)
+        s.publish(9)
+        s.settle()
+        truncate(s, 10)
+        s.until(lambda: begins(s, s.leader) == 10)
+        s.start(away)
+        s.until(lambda: len(s.isr) == 3)
+        s.settle()
+        assert (begins(s, away), s.ids(away)) == (10, [11, 12])
