@@ -163,6 +163,8 @@ MUTANTS = [
         ("whatever is repeated is the same", "return claim.digest.over(columns, 0, known) == state.digest", "return True", "a producer that comes back with other records loses them, acknowledged"),
         ("of two in one epoch the second is the first", "return stored.check is None or stored.check == _check(", "return stored.check is None or bool(", "a process whose epoch was given twice has its records acknowledged and not stored"),
         ("a cut forgets who was before", "        if taken.before is not None:\n                self._states", "        if taken.before is None:\n                self._states", "after a fail-over a producer's old batches are stored again"),
+        ("a cut turns the order round", "                self._states[taken.producer_id] = taken.before\n        self._states = _in_order(self._states)", "                self._states[taken.producer_id] = taken.before", "for want of room a producer goes that was heard of, and one stays that was not"),
+        ("who was first heard in what is cut is known on", "            self._states.pop(taken.producer_id, None)\n            if taken.before", "            if taken.before", "a batch that is in no log is acknowledged as a duplicate"),
         ("what is not committed makes producers expire", "self._committed_ns - self._expiry_ns", "self._time_ns - self._expiry_ns", "a producer is forgotten by a batch that is cut"),
     ),
     *rows(
@@ -170,6 +172,7 @@ MUTANTS = [
         ("an epoch is everybody's", "if ahead > 0 and given != (claim.epoch, claim.instance):", "if ahead > 0 and given is None:", "two processes that were given an epoch both write in it"),
         ("who asks fences nobody", "if ahead == 0 and given is not None and given != (claim.epoch, claim.instance):", "if ahead == 0 and given is None and not state:", "what a killed process has left on its way is stored behind what its successor was told"),
         ("an epoch is given to two", "newest = state.epoch if state is not None and is_stored else epoch", "newest = state.epoch if state is not None else -1", "of two processes that ask at once both are given one epoch"),
+        ("the first may be any", "if claim.base_sequence != self._first[claim.producer_id]:", "if False:", "a producer's first batch is lost, and the second is stored"),
         ("a leadership remembers the one before", "        self._given.clear()", "        pass", "an epoch that was given in another leadership is taken for one of this"),
     ),
     *rows(

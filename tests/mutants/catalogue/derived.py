@@ -256,6 +256,36 @@ MUTANTS: list[Mutant] = [
             "unwritten = None",
             "each start reads the window of all logs again",
         ),
+        (
+            "two states are written at once",
+            "self._unwritten is None and self._writing is None:",
+            "self._unwritten is None:",
+            "an older state replaces a newer one",
+        ),
+        (
+            "a log that was closed is written beside",
+            "if unwritten is not None and not self._log.closed:",
+            "if unwritten is not None:",
+            "a state is stored beside a log that has failed",
+        ),
+        (
+            "one state is all",
+            "    def _written(self, _: asyncio.Future[None]) -> None:\n        self._writing = None",
+            "    def _written(self, _: asyncio.Future[None]) -> None:\n        pass",
+            "a restart replays all since the first state",
+        ),
+        (
+            "a stop does not wait for what is being written",
+            "            await asyncio.wait([self._writing])",
+            "            pass",
+            "the folder is written to when it belongs to another process",
+        ),
+        (
+            "what does not fit is not counted",
+            "return FoundState(state, len(unfit))",
+            "return FoundState(state)",
+            "states that are left out at each start are seen nowhere",
+        ),
     ),
     *rows(
         "sidecar/partition/replaying.py",

@@ -90,7 +90,11 @@ async def test_a_stop_ends_an_opening() -> None:
     bench = Bench()
     bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
     await asyncio.sleep(0)
+    assert len(bench.made) == 1, "it is being opened"
     await bench.standby.stop()
+    bench.there.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
     assert bench.standby.link is None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.client import addressing
 from liftpy.client.outgoing import Address
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, ManyAck, ProducerOptions
@@ -324,6 +325,9 @@ async def test_what_was_on_its_way_when_the_connection_broke_goes_out_at_once() 
     renewed.set_result(None)
     assert (await receipt).offset == 0
     assert (wire.values(), p.resends) == ([b"a"], 1)
+    assert p._courses[0].addressing._wait_s == addressing._FIRST_WAIT_S, (
+        "its leader has answered: the next doubt waits no longer"
+    )
     await p.close()
 
 
@@ -473,6 +477,9 @@ async def test_where_nobody_listens_it_goes_on_asking() -> None:
     await p.send(b"a")
     await p.flush()
     assert (wire.values(), p.resends) == ([b"a"], 1)
+    assert p._courses[0].addressing._wait_s == addressing._FIRST_WAIT_S, (
+        "its leader has answered: the next doubt waits no longer"
+    )
     await p.close()
 
 
@@ -507,46 +514,6 @@ async def test_a_stream_that_was_made_again_is_another() -> None:
     await p.close()
 
 
-async def test_a_flush_does_not_wait_for_more_and_what_was_closed_hears_nothing_more() -> None:
-    wire = Wire()
-    p = await a_producer(wire, linger_s=60)
-    await p.send(b"a")
-    async with asyncio.timeout(30):
-        await p.flush()
-    assert (wire.values(), wire.unwatched) == ([b"a"], [])
-    await p.close()
-    assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
-
-
-async def test_an_answer_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
-    p = await a_producer(wire, attempt_s=600.0)
-    real, wake = loop.call_at, p._courses[0].awake.set
-
-    def call_at(when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
-        made = real(when, callback, *args, **more)
-        if callback == wake:
-            timers.append(made)
-        return made
-
-    monkeypatch.setattr(loop, "call_at", call_at)
-    for n in range(5):
-        await (await p.send(b"%d" % n))
-    await p.close()
-    assert len(timers) >= 5
-    assert all(timer.cancelled() for timer in timers)
-
-
-async def test_headers_take_room_in_the_buffer_too() -> None:
-    wire = Wire()
-    p = await a_producer(wire, linger_s=60)
-    await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
-    assert p.unanswered == (1, 3 + 2 + RECORD_BYTES + (4 + 5 + RECORD_BYTES) + (1 + 1 + RECORD_BYTES))
-    await p.flush()
-    assert p.unanswered == (0, 0)
-    await p.close()
-
-
 async def test_denials_and_the_end_of_the_client_end_it() -> None:
     wire = Wire()
     p = await a_producer(wire)
@@ -563,6 +530,8 @@ async def test_denials_and_the_end_of_the_client_end_it() -> None:
     with pytest.raises(NotAllowedError, match="hear answers"):
         await p.send(b"b")
     await p.close()
+    with pytest.raises(NotAllowedError, match="hear answers"):
+        await p.send(b"c")
     p = await a_producer(wire)
     wire.closed()
     with pytest.raises(ClientClosedError):

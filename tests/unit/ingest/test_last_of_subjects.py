@@ -192,6 +192,14 @@ def test_beyond_the_bound_it_is_refused_until_retention_has_made_room() -> None:
     assert third.subjects.state == "ready", "what retention has taken makes room"
 
 
+def test_who_was_asked_before_it_knows_where_it_is_is_reading() -> None:
+    made = LastOfSubjects(False, ROOM, lambda: 0)
+    made.want(None)
+    assert (made.state, made.lacks, made.find("s")) == ("reading", False, None)
+    made.begin(0)
+    assert (made.state, made.find("s")) == ("ready", -1)
+
+
 def test_damage_below_is_raised_to_who_reads_on() -> None:
     log = a_log()
     state = a_state(log)

@@ -152,6 +152,7 @@ def test_what_follows_is_appended_what_is_there_left_out_and_a_gap_refused() -> 
 
 def test_who_is_not_known_begins_at_zero() -> None:
     bench = Bench()
+    assert Ruling(Finding.OUT_OF_ORDER) == (Finding.OUT_OF_ORDER, 0, -1, 0)
     assert bench.publish([A], sequence=3) == Ruling(Finding.OUT_OF_ORDER)
     assert bench.publish([A], producer=8) == Ruling(Finding.APPEND)
     assert bench.producers.state_of(7) is None

@@ -212,6 +212,19 @@ def test_of_several_the_newest_that_fits_is_taken() -> None:
     assert (loaded.end_offset, list(unfit), state_names(log.storage)) == (9, [state_name(99)], [name])
 
 
+def test_what_is_removed_stays_so_after_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, told = MemoryStorage(), list[str]()
+    monkeypatch.setattr(storage, "remove", told.append)
+    monkeypatch.setattr(storage, "sync_folder", lambda: told.append("synced"))
+    for end_offset in (3, 9):
+        storage.replace(state_name(end_offset), b"")
+    state_file.remove_states(storage, keep=state_name(9))
+    assert told == [state_name(3), "synced"]
+    told.clear()
+    state_file.remove_states(MemoryStorage())
+    assert told == [], "nothing was there"
+
+
 def test_a_log_that_was_cut_and_written_anew_has_another_epoch_there() -> None:
     log, state = filled()
     name = write(log, state)

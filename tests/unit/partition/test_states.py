@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from liftpy.config import NS_PER_S, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.state_file import state_names
+from liftpy.ingest.state_file import Unwritten, state_names
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import build_batch, parse_batch
@@ -87,6 +89,32 @@ async def test_it_is_written_behind_hw_once_the_log_has_grown(bench: Bench) -> N
     bench.states._unwritten = bench.states.writer.begin()
     bench.states._write()
     assert bench.states._writing is None, "a log that has failed is left alone"
+
+
+async def test_one_is_written_at_a_time_and_a_stop_waits_for_it(bench: Bench) -> None:
+    states, go_on = bench.states, threading.Event()
+    real = states.writer.write
+
+    def write(unwritten: Unwritten) -> None:
+        go_on.wait(60)
+        real(unwritten)
+
+    states.writer.write = write  # type: ignore[method-assign]
+    try:
+        bench.append(b"a")
+        states.checkpoint()
+        await until(lambda: states._writing is not None and bench.flusher._checkpoint is None)
+        bench.append(b"b")
+        states.checkpoint()
+        assert states._unwritten is None, "the one before is not stored yet"
+        closing = asyncio.ensure_future(states.close())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not closing.done()
+    finally:
+        go_on.set()
+    await closing
+    assert (states.writer.written, states._writing) == (1, None)
 
 
 async def test_a_clean_stop_writes_what_has_come_since_and_a_start_begins_with_it(

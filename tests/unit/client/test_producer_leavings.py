@@ -1,0 +1,161 @@
+"""Whom a producer doubts, and what it leaves behind: timers, callbacks, tasks, room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.outgoing import Address
+from liftpy.client.producing import RECORD_BYTES
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from tests.unit.client.test_producer import Wire, a_producer
+
+_Ack = client_pb2.Ack
+
+
+@pytest.mark.parametrize(
+    ("says", "doubts"),
+    [
+        ({"stream": "other"}, True),
+        ({"ackError": _Ack.WRONG_STREAM}, True),
+        ({"ackError": _Ack.NOT_LEADER, "streamUid": ""}, True),
+        ({"ackError": _Ack.NOT_LEADER}, False),
+        ({}, False),
+    ],
+)
+async def test_who_answers_for_another_stream_is_doubted(says: dict[str, Any], doubts: bool) -> None:
+    p = await a_producer(Wire())
+    (course,) = p._courses
+    told: list[bool] = []
+    course.addressing.doubt = lambda: told.append(True)  # type: ignore[method-assign]
+    ack = _Ack(**{"stream": "s", "streamUid": "u1"} | says)
+    course.answered(0, 1, SimpleNamespace(data=frames.encode(ack), headers=None))
+    assert told == [True] * doubts
+    await p.close()
+
+
+async def test_a_leader_that_refuses_to_say_is_doubted_and_asked_again() -> None:
+    wire, found = Wire(), list[int]()
+
+    async def find(partition: int) -> Address:
+        found.append(partition)
+        return Address("ev.0", "u1")
+
+    through, refuses = wire._through, [_Ack.OVERLOADED]
+
+    def refused(subject: str, payload: bytes, reply: str) -> list[tuple[str, bytes]]:
+        if refuses:
+            return [(reply, frames.encode(_Ack(stream="s", streamUid="u1", ackError=refuses.pop())))]
+        return through(subject, payload, reply)
+
+    wire._through = refused  # type: ignore[method-assign]
+    async with await a_producer(wire, find=find) as p:
+        await p.send(b"a")
+    assert (wire.values(), wire.asked, found) == ([b"a"], 2, [0])
+
+
+async def test_the_others_get_their_turn_once_a_batch() -> None:
+    wire, turns = Wire(), [0]
+    p = await a_producer(wire, linger_s=60)
+
+    async def count() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    before = turns[0]
+    for n in range(50):
+        await p.send(b"%d" % n)
+    assert 1 <= turns[0] - before <= 5
+    counting.cancel()
+    await p.flush()
+    await p.close()
+
+
+async def test_when_it_is_closed_nothing_of_it_runs() -> None:
+    wire, asks = Wire(), asyncio.Event()
+
+    async def find(partition: int) -> Address:
+        asks.set()
+        return await asyncio.get_running_loop().create_future()
+
+    p = await a_producer(wire, find=find)
+    wire.denied(True, "ev.0")  # it has failed, and its own tasks with it
+    p._courses[0].addressing.doubt()
+    await asks.wait()
+    task = p._courses[0].addressing.task
+    await p.close()
+    assert task is not None
+    assert [made.done() for made in (task, *p._tasks)] == [True, True]
+
+
+async def test_a_flush_does_not_wait_for_more_and_what_was_closed_hears_nothing_more() -> None:
+    wire = Wire()
+    p = await a_producer(wire, linger_s=60)
+    await p.send(b"a")
+    async with asyncio.timeout(30):
+        await p.flush()
+    assert (wire.values(), wire.unwatched) == ([b"a"], [])
+    await p.close()
+    assert (wire.unwatched, wire.left) == (["denials", "close"], 1)
+
+
+async def test_an_answer_leaves_no_timer_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, loop, timers = Wire(), asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    p = await a_producer(wire, attempt_s=600.0)
+    real, wake = loop.call_at, p._courses[0].awake.set
+
+    def call_at(when: float, callback: Callable[..., Any], *args: Any, **more: Any) -> asyncio.TimerHandle:
+        made = real(when, callback, *args, **more)
+        if callback == wake:
+            timers.append(made)
+        return made
+
+    monkeypatch.setattr(loop, "call_at", call_at)
+    for n in range(5):
+        await (await p.send(b"%d" % n))
+    await p.close()
+    assert len(timers) >= 5
+    assert all(timer.cancelled() for timer in timers)
+
+
+async def test_headers_take_room_in_the_buffer_too() -> None:
+    wire = Wire()
+    p = await a_producer(wire, linger_s=60)
+    await p.send(b"abc", key=b"de", headers={"name": "value", "n": "v"})
+    assert p.unanswered == (1, 3 + 2 + RECORD_BYTES + (4 + 5 + RECORD_BYTES) + (1 + 1 + RECORD_BYTES))
+    await p.flush()
+    assert p.unanswered == (0, 0)
+    await p.close()
+
+
+class Counted(asyncio.Future[None]):
+    """How many callbacks it has."""
+
+    count = 0
+
+    def add_done_callback(self, *args: Any, **more: Any) -> None:
+        self.count += 1
+        super().add_done_callback(*args, **more)
+
+    def remove_done_callback(self, callback: Any) -> int:
+        self.count -= 1
+        return super().remove_done_callback(callback)
+
+
+async def test_who_waits_for_a_new_connection_does_so_once() -> None:
+    wire = Wire()
+    counted = wire.reconnected = Counted()
+    p = await a_producer(wire)
+    for n in range(10):
+        await (await p.send(b"%d" % n))
+    assert counted.count <= 1
+    await p.close()
+    assert counted.count == 0
