@@ -41,6 +41,8 @@ class Heard:
     bound_bytes: int
     age_ns: int
     blocks: deque[Block] = field(default_factory=deque)
+    held_out: list[Block] | None = None
+    """What is being sorted; it does not count for the bounds, so that there is room for what comes meanwhile."""
     size_bytes: int = 0
     pushed_out: int = 0
     """Messages that made room for later ones, while the log went on; ever."""
@@ -73,14 +75,27 @@ class Heard:
         while self.blocks and self.blocks[0].heard_ns < now_ns - self.age_ns:
             self._drop_first()
 
-    def take(self, now_ns: int) -> list[Block]:
-        """All of it, in the order heard; nothing is left."""
+    def hold_out(self, now_ns: int) -> list[Block]:
+        """All of it, in the order heard, to be looked at; ``put_back`` or ``clear`` must follow."""
         self.expire(now_ns)
         blocks = list(self.blocks)
-        self.clear()
+        self._empty()
+        self.held_out = blocks
         return blocks
 
+    def put_back(self) -> None:
+        """What was held out is kept as before."""
+        for block in reversed(self.held_out or ()):
+            self.blocks.appendleft(block)
+            self.size_bytes += block.size_bytes
+            self.node.size_bytes += block.size_bytes
+        self.held_out = None
+
     def clear(self) -> None:
-        """Forget it."""
+        """Forget it, what is held out as well."""
+        self.held_out = None
+        self._empty()
+
+    def _empty(self) -> None:
         while self.blocks:
             self._drop_first()

@@ -24,7 +24,7 @@ from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
+from liftpy.ingest.producer_desk import REFUSALS, ProducerDesk, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
@@ -46,12 +46,6 @@ _BATCH_OVERHEAD_BYTES = 4096
 
 
 _NOBODY = Numbering(0, 0, 0, None)
-_REFUSALS = {
-    Finding.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
-    Finding.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
-    Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
-    Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
-}
 
 
 @dataclass(slots=True)
@@ -178,8 +172,7 @@ class Ingest:
         if taken.fresh:
             self._raw = taken.fresh
             self._raw_bytes = sum(map(_size_bytes, taken.fresh))
-            self._drain_scheduled = True
-            hearing.behind_read(self._drain)
+            self._drain_soon()
 
     def settle(self) -> None:
         """Tell those who wait for a no, if that may be said by now."""
@@ -245,9 +238,7 @@ class Ingest:
         self._raw.append((subject, reply, payload, headers))
         self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
-            self._drain_scheduled = True
-            hearing = None if self._taken_over is None else self._taken_over.hearing
-            (hearing or self._shell).behind_read(self._drain)
+            self._drain_soon()
 
     def _drain(self) -> None:
         """Take everything that has arrived, in batches within the bounds."""
@@ -259,10 +250,19 @@ class Ingest:
                 self._take(raw)
             return
         start = 0
-        while start < len(raw):
+        most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby's are many
+        while start < min(len(raw), most):
             end = self._batch_end(raw, start, batch_bytes)
             self._take(raw[start:end])
             start = end
+        if start < len(raw) and self._listener is not None:
+            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(_size_bytes, raw[:start]))
+            self._drain_soon()
+
+    def _drain_soon(self) -> None:
+        self._drain_scheduled = True
+        hearing = None if self._taken_over is None else self._taken_over.hearing
+        (hearing or self._shell).behind_read(self._drain)
 
     def _take(self, messages: list[RawMessage]) -> None:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
@@ -368,7 +368,7 @@ class Ingest:
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
-            self._refuse(publishers, _REFUSALS.get(ruling.finding) or self._no_room())
+            self._refuse(publishers, REFUSALS.get(ruling.finding) or self._no_room())
             return None
         known = envelope.known_records = ruling.known
         if known:

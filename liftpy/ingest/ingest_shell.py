@@ -52,6 +52,9 @@ class Hearing(Protocol):
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call back when everything that has arrived together has been given to its sinks."""
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back after everything else that is due has had its turn."""
+
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once everything that was published before has arrived, or after a bounded time."""
 

@@ -19,10 +19,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from liftpy.ingest.digest import RollingDigest
+from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producers import Claim, Finding, Producers, ProducerState, Ruling, epoch_distance
+from liftpy.replica.effects import RejectReason
 from liftpy.wire.batch_columns import ColumnSet
 
 _EPOCHS = 1 << 16
+REFUSALS = {
+    Finding.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
+    Finding.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
+    Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
+}
 
 
 class Given(NamedTuple):

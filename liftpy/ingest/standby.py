@@ -19,6 +19,8 @@ Who has been answered? HW that this node has heard of is what the leader had com
 that is gone may have committed without a lease, or died between the two: what was committed in its last ``doubt_ns`` is answered again.
 A second answer names the same sequence. One that lives and was deposed has answered what it committed.
 
+Sorting is done in slices, in between the node does everything else: what comes meanwhile has just come, and stands behind it.
+
 With a standby no leader tells a publisher no for a reason of its own (too few in sync, too much to do, no space): a follower has
 heard the message, and may store it as the next leader.
 """
@@ -26,10 +28,12 @@ heard the message, and may store it as the next leader.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
+from typing import TypeVar
 
+from liftpy.errors import LiftError
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.heard import Heard
@@ -42,12 +46,17 @@ from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
 from liftpy.wire.batch import split_batches
 
+_T = TypeVar("_T")
 _CREDIT_NS = 250_000_000
 """The log may show a record so long before its message is heard."""
 _REORDERED_NS = 100_000_000
 """Messages of different connections may be heard in another order than the leader's, and come into the log, within this time."""
 _SAMPLE_NS = 1_000_000
-_READ_BYTES = 1024 * 1024
+_SLICE_NS = 4_000_000
+"""One slice of sorting ends with the first piece of it that is done after this."""
+_PIECE_MESSAGES = 256
+_PIECE_BYTES = 64 * 1024
+"""Of the log."""
 
 
 @dataclass(slots=True)
@@ -67,6 +76,11 @@ class StandbyCounters:
     """Bound to a condition that the leader before may have judged: told no."""
     lost: int = 0
     """Not heard, or not kept, for want of room while the log stood still."""
+
+    def add(self, others: StandbyCounters) -> None:
+        """Sum, in place."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(others, name))
 
 
 @dataclass(slots=True)
@@ -119,6 +133,10 @@ class Standby:
     credit_ns: int = _CREDIT_NS
     reordered_ns: int = _REORDERED_NS
     gap_ns: int = _REORDERED_NS
+    slice_ns: int = _SLICE_NS
+    piece_messages: int = _PIECE_MESSAGES
+    on_unreadable: Callable[[LiftError], None] = lambda error: None
+    """Its log can't be read, so that nothing can be looked for in it: it has been told, and gives the leadership up."""
     origin: Callable[[bytes, bytes | None], bytes] = origin_of
     on_lost: Callable[[int], None] = lambda count: None
     counters: StandbyCounters = field(default_factory=StandbyCounters)
@@ -128,7 +146,7 @@ class Standby:
     _settings: tuple[bool, int, bool] | None = None
     """Of the stream: for which publishes are refused."""
     _waits: int = 0
-    """Number of the last wait for ``take_over``."""
+    """Number of the last ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)
     _ends: deque[tuple[int, int]] = field(default_factory=deque)
     """(monotonic ns, log end then, exclusive) as the log grew, at most one a millisecond."""
@@ -207,8 +225,8 @@ class Standby:
             self._note(self._ends, self.log.log_end_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """HW has risen."""
-        if self._hearing is not None:
+        """HW has risen. What this node commits itself says nothing of whom the leader before it has answered."""
+        if self._hearing is not None and self.replica.role is not RoleName.LEADER:
             self._note(self._marks, high_watermark)
 
     def _note(self, samples: deque[tuple[int, int]], offset: int) -> None:
@@ -230,42 +248,83 @@ class Standby:
             self._ends[-1] = self._ends[-1][0], end_offset
 
     # ---- when it leads ---------------------------------------------------------------------------------------------------------
-    def before_taking_over(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when what was published until now has been heard: what came later than the log showed it would be taken for
-        new. Not after ``cancel``."""
+    def take_over(self, then: Callable[[TakenOver | None], None]) -> None:
+        """Call ``then`` with what this node heard before it led, sorted, and what has come since; None: it does not listen. Not after
+        ``cancel``. It waits until what was published before has been heard: what came later than the log showed it would be taken for
+        new."""
         self._waits += 1
-        if self._hearing is None:
-            then()
+        hearing, turn = self._hearing, self._waits
+        if hearing is None:
+            then(None)
             return
-        turn = self._waits
-        self._hearing.when_settled(lambda: then() if turn == self._waits else None)
+        hearing.when_settled(lambda: self._sort_on(hearing, turn, self._sorted(hearing), then))
+
+    def _sort_on(
+        self,
+        hearing: Hearing,
+        turn: int,
+        work: Generator[None, None, TakenOver],
+        then: Callable[[TakenOver | None], None],
+    ) -> None:
+        """One slice."""
+        if turn != self._waits:
+            return
+        if self._hearing is not hearing:
+            then(None)
+            return
+        end_ns = self.now_ns() + self.slice_ns
+        try:
+            next(work)
+            while self.now_ns() < end_ns:
+                next(work)
+        except StopIteration as done:
+            then(done.value)
+        except LiftError as error:
+            self.on_unreadable(error)
+            self.stop()
+            then(None)
+        else:
+            hearing.soon(lambda: self._sort_on(hearing, turn, work, then))
 
     def cancel(self) -> None:
-        """It does not lead any more: nobody waits to ``take_over``."""
+        """It does not lead any more: nobody waits to ``take_over``, and what it heard may be needed again."""
         self._waits += 1
+        self.heard.put_back()
 
-    def take_over(self) -> TakenOver | None:
-        """What this node heard before it led, sorted; None: it did not listen. Raises what ``Log.read`` raises."""
-        hearing = self._hearing
-        if hearing is None:
-            return None
+    def _sorted(self, hearing: Hearing) -> Generator[None, None, TakenOver]:
         self._read()
-        messages = [
-            message for block in self.heard.take(self.now_ns()) for message in self._opened(block.messages, block.heard_ns)
-        ]
-        unheard_ns = self._recognise(messages) if messages else -1
-        taken = TakenOver(hearing)
+        messages: list[_Message] = []
+        for block in self.heard.hold_out(self.now_ns()):
+            for piece in self._pieces(block.messages):
+                messages += self._opened(piece, block.heard_ns)
+                yield
+        unheard_ns = (yield from self._recognise(messages)) if messages else -1
+        passed = yield from self._passed_over(messages, unheard_ns)
         leader, _, incarnation = self._leader
         lives = incarnation != 0 and self.replica.live_incarnation(leader) == incarnation
-        answered_through = self.log.high_watermark if lives else self._answered_by_then()
-        passed = self._passed_over(messages, unheard_ns)
-        for message, was_passed in zip(messages, passed, strict=True):
-            self._sort(message, was_passed, answered_through, taken)
+        answered_through = self._marks[-1][1] if lives else self._answered_by_then()
+        taken, counted = TakenOver(hearing), StandbyCounters()
+        for pairs in self._pieces([*zip(messages, passed, strict=True)]):
+            for message, was_passed in pairs:
+                self._sort(message, was_passed, answered_through, taken, counted)
+            yield
+        self._read()
+        if self.heard.held_out is None:
+            taken = TakenOver(hearing)  # it was to be forgotten, meanwhile
+        else:
+            self.counters.add(counted)
+        for late in self.heard.blocks:
+            taken.fresh += late.messages
         self._forget()
         return taken
 
-    def _sort(self, message: _Message, was_passed: bool, answered_through: int, taken: TakenOver) -> None:
-        counters, wall_ns = self.counters, self.wall_ns()
+    def _pieces(self, things: list[_T]) -> Iterator[list[_T]]:
+        return (things[start : start + self.piece_messages] for start in range(0, len(things), self.piece_messages))
+
+    def _sort(
+        self, message: _Message, was_passed: bool, answered_through: int, taken: TakenOver, counters: StandbyCounters
+    ) -> None:
+        wall_ns = self.wall_ns()
         if message.stored is not None:
             counters.recognised += 1
             if message.stored.last_offset > answered_through and any(message.publishers.replies):
@@ -318,7 +377,7 @@ class Standby:
             origin=origin,
         )
 
-    def _recognise(self, messages: list[_Message]) -> int:
+    def _recognise(self, messages: list[_Message]) -> Generator[None, None, int]:
         """Look for each in the end of the log that can hold it; return when a record came there last that is none of them, or -1."""
         log = self.log
         whole = any(message.key is not None and len(message.key) == 1 for message in messages)
@@ -326,16 +385,19 @@ class Standby:
         first = self._end_before(messages[0].heard_ns - self.credit_ns)
         offset = max(first, log.log_start_offset)
         while offset < log.log_end_offset:
-            result = log.read(offset, _READ_BYTES, end_offset=log.log_end_offset)
+            result = log.read(offset, _PIECE_BYTES, end_offset=log.log_end_offset)
             for chunk in result.chunks:
                 for batch in split_batches(chunk, verify=False):
                     found.add(batch)
             if result.next_offset <= offset:
                 break
             offset = result.next_offset
-        for message in messages:
-            if message.key is not None:
-                message.stored = found.take(message.key, message.heard_ns)
+            yield
+        for piece in self._pieces(messages):
+            for message in piece:
+                if message.key is not None:
+                    message.stored = found.take(message.key, message.heard_ns)
+            yield
         self.counters.ambiguous += found.ambiguous
         gone = max(log.log_start_offset, log.horizon.end_offset)  # what retention or compaction has taken can't be recognised
         gone_ns = self._shown_ns(gone - 1) if first < gone else -1
@@ -363,12 +425,14 @@ class Standby:
         until_ns = self._marks[-1][0] - self.doubt_ns
         return max((mark for seen_ns, mark in self._marks if seen_ns <= until_ns), default=self._marks[0][1])
 
-    def _passed_over(self, messages: list[_Message], unheard_ns: int) -> list[bool]:
+    def _passed_over(self, messages: list[_Message], unheard_ns: int) -> Generator[None, None, list[bool]]:
         passed, later, last_ns = [], set[bytes](), -1
-        for message in reversed(messages):
-            if message.stored is not None:
-                later.add(message.origin)
-                last_ns = max(last_ns, message.heard_ns)
-            long_ago = last_ns - message.heard_ns >= self.reordered_ns or unheard_ns - message.heard_ns > self.gap_ns
-            passed.append(message.stored is None and (long_ago or (bool(message.origin) and message.origin in later)))
+        for piece in self._pieces(messages[::-1]):
+            for message in piece:
+                if message.stored is not None:
+                    later.add(message.origin)
+                    last_ns = max(last_ns, message.heard_ns)
+                long_ago = last_ns - message.heard_ns >= self.reordered_ns or unheard_ns - message.heard_ns > self.gap_ns
+                passed.append(message.stored is None and (long_ago or (bool(message.origin) and message.origin in later)))
+            yield
         return passed[::-1]

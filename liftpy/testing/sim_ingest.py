@@ -14,10 +14,10 @@ from liftpy.errors import LiftError, StorageError
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
-from liftpy.ingest.heard import Heard, NodeHeard
+from liftpy.ingest.heard import Block, Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.ingest_shell import Sink
-from liftpy.ingest.standby import Standby
+from liftpy.ingest.standby import Standby, TakenOver
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.invariants import check
@@ -44,6 +44,22 @@ STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
 
 
 _LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
+
+
+_PIECE_MESSAGES = 3
+"""Of what a standby has heard, in one slice of sorting it: so that there are several, and something comes between them."""
+_SLICE_NS = 2_000_000
+
+
+class _Heard(Heard):
+    """``looked_at``: by who leads now."""
+
+    looked_at: Sequence[Block] = ()
+
+    def hold_out(self, now_ns: int) -> list[Block]:
+        """As ever."""
+        self.looked_at = super().hold_out(now_ns)
+        return self.looked_at
 
 
 class SimIngest:
@@ -90,6 +106,7 @@ class SimIngest:
             on_drop=self._dropped,
         )
         config = self._cluster.config
+        self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
             subject=replica.subject,
@@ -97,13 +114,15 @@ class SimIngest:
             replica=replica.replica,
             log=replica.log,
             ids=self.derived.ids,
-            heard=Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            heard=self._heard,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             doubt_ns=round(config.lease_s * NS_PER_S),
             credit_ns=_LATE_NS,
             reordered_ns=_LATE_NS,
             gap_ns=0,
+            slice_ns=0,
+            piece_messages=_PIECE_MESSAGES,
             origin=self._publisher,
         )
 
@@ -112,7 +131,17 @@ class SimIngest:
 
     def open(self) -> None:
         """It leads: go on with what it heard while it stood by."""
-        self.standby.before_taking_over(self._open)
+        counters = self.standby.counters
+        was = {name: getattr(counters, name) for name in counters.__slots__}
+        self.standby.take_over(lambda taken: self._open(taken, was))
+
+    def _open(self, taken: TakenOver | None, was: dict[str, int]) -> None:
+        for name, count in was.items():
+            self._cluster.counters[f"standby: {name.replace('_', ' ')}"] += getattr(self.standby.counters, name) - count
+        if taken is not None:
+            messages = [message for block in self._heard.looked_at for message in block.messages]
+            self._cluster.checkers.taken_over(self._replica, messages, taken, self.standby.begun_at)
+        self.ingest.start(taken)
 
     def fetched(self, batches: Sequence[RecordBatch]) -> None:
         """They are in the log."""
@@ -138,18 +167,6 @@ class SimIngest:
         """It leads no more."""
         self.standby.cancel()
         self.ingest.stop()
-
-    def _open(self) -> None:
-        counters, before = self._cluster.counters, self.standby.counters
-        was = {name: getattr(before, name) for name in before.__slots__}
-        messages = [message for block in self.standby.heard.blocks for message in block.messages]
-        begun_at = self.standby.begun_at
-        taken = self.standby.take_over()
-        for name, count in was.items():
-            counters[f"standby: {name.replace('_', ' ')}"] += getattr(before, name) - count
-        if taken is not None:
-            self._cluster.checkers.taken_over(self._replica, messages, taken, begun_at)
-        self.ingest.start(taken)
 
     def _read_soon(self) -> None:
         if not self._reading:
@@ -190,6 +207,10 @@ class SimIngest:
     def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Subscribed:
         """While it stands by: the same subscription goes on when it leads."""
         return self.listen(subject, sink, given_up=given_up)
+
+    def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
+        """In the replica's time."""
+        self._replica.later(delay_ns, callback)
 
     def settle(self, subject: str, callback: Callable[[], None]) -> None:
         """Call back when all that is on its way on ``subject`` has arrived."""
@@ -273,6 +294,10 @@ class _Subscribed:
         self._shell = shell
         self._subject = subject
         self.behind_read = shell.behind_read
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """After what arrives meanwhile."""
+        self._shell.later(_SLICE_NS, callback)
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """When all that is on its way has arrived."""

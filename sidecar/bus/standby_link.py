@@ -47,6 +47,10 @@ class Subscribed:
         else:
             self._standby.link.behind_read(callback)
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop's next turn."""
+        asyncio.get_running_loop().call_soon(callback)
+
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call back once everything that was published before has arrived; after ``_SETTLES_S`` at the latest."""
         link, loop = self._standby.link, asyncio.get_running_loop()

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.standby import Standby
+from liftpy.ingest.standby import Standby, TakenOver
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -270,15 +270,9 @@ class Executor:
         self._t.replication.start()
 
     def open_subject(self, _: do.OpenSubject) -> None:
-        self._t.standby.before_taking_over(self._open)
+        self._t.standby.take_over(self._open)
 
-    def _open(self) -> None:
-        try:
-            taken = self._t.standby.take_over()
-        except LiftError as error:  # its log can't be read: it has been told, and gives the leadership up
-            logger.error("%s: what was heard can't be looked for in the log: %s", self._t.key, error)
-            self._t.standby.stop()
-            taken = None
+    def _open(self, taken: TakenOver | None) -> None:
         if taken is not None and (taken.fresh or taken.known or taken.undecided):
             text = "%s: heard while standing by: %d to append, %d in the log to be answered, %d bound to a condition"
             logger.info(text, self._t.key, len(taken.fresh), len(taken.known), len(taken.undecided))

@@ -201,6 +201,7 @@ class PartitionWorker:
             wall_ns=time.time_ns,
             doubt_ns=round(bounds.lease_s * NS_PER_S),
             on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
+            on_unreadable=lambda error: logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error),
         )
 
     def _tools(self, node: NodeTools) -> Tools:

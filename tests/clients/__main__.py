@@ -2,8 +2,8 @@
 
 Real clients of several languages, each with its defaults, against a cluster of three nodes; with ``--jetstream`` against three real
 JetStream servers, to show that the checks are fair. A client whose tools or packages are not here is left out, with the reason.
-``--kills``: nothing of that, but each client publishes while the stream's leader is killed so many times (``tests/clients/kills.py``);
-with ``--standby`` nobody may be left without an answer.
+``--kills``: nothing of that, but each client publishes while the stream's leader is killed so many times (``tests/clients/kills.py``),
+with ``--nats-restarts`` NATS, too; with ``--standby`` nobody may be left without an answer. ``--how`` it publishes: ``protocol.py``.
 Ends with 1 where a check fails.
 """
 
@@ -16,8 +16,8 @@ import sys
 from tests.clients.answered import Tap
 from tests.clients.build import PROGRAMS, MissingError, Program
 from tests.clients.checks import CHECKS, NEEDS, Asking
-from tests.clients.kills import under_kills
-from tests.clients.protocol import Process
+from tests.clients.kills import Blows, under_kills
+from tests.clients.protocol import HOW, Process
 from tests.clients.targets import Target, jetstream, ours
 
 MANY = 10_000
@@ -75,15 +75,26 @@ async def main() -> bool:
     parser.add_argument("--standby", action="store_true", help="followers listen too, with --kills")
     parser.add_argument("--no-ids", action="store_true", help="without message ids, with --kills")
     parser.add_argument("--rate", type=int, default=200, help="messages a second, with --kills")
+    parser.add_argument("--how", default="together", help="with --kills; with commas: " + ", ".join(HOW))
+    parser.add_argument("--nats-restarts", action="store_true", help="with each kill")
     given = parser.parse_args()
     unknown = set(given.client.split(",")) - set(PROGRAMS)
     if unknown:
         parser.error(f"no client {', '.join(unknown)}")
     programs = [PROGRAMS[name] for name in given.client.split(",")]
+    if unknown := set(given.how.split(",")) - set(HOW):
+        parser.error(f"no way {', '.join(unknown)}")
     if given.kills or given.moves:
-        return await under_kills(
-            programs, given.kills, given.rate, standby=given.standby, msg_ids=not given.no_ids, moves=given.moves
+        blows = Blows(
+            kills=given.kills,
+            moves=given.moves,
+            nats_restarts=given.nats_restarts,
+            standby=given.standby,
+            msg_ids=not given.no_ids,
+            rate=given.rate,
+            how=tuple(given.how.split(",")),
         )
+        return await under_kills(programs, blows)
     async with jetstream() if given.jetstream else ours() as target:
         return await table(target, [program for program in programs if not program.only_kills], given.check)
 

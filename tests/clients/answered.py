@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -29,6 +30,9 @@ class Tap:
         self._subject = subject
         self._asked: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
+        self._since: dict[str, float] = {}
+        self.longest_s = 0.0
+        """That a request waited for its first answer."""
 
     async def __aenter__(self) -> Tap:
         self._connection = await nats.connect(self._url)
@@ -40,10 +44,14 @@ class Tap:
     async def _hear(self, message: Any) -> None:
         if message.reply.startswith("_INBOX.") and not message.reply.endswith(".$FI"):
             self._asked[message.reply] += 1
+            self._since.setdefault(message.reply, time.monotonic())
 
     async def _answer(self, message: Any) -> None:
         for reply in answered_by(message.subject.encode(), _record_count(message.data)):
             self._answers[reply.decode()] += 1
+            asked = self._since.pop(reply.decode(), None)
+            if asked is not None:
+                self.longest_s = max(self.longest_s, time.monotonic() - asked)
 
     async def wrong(self) -> str:
         """'' when every request has exactly one answer; else an example, after some patience for those that have none yet."""

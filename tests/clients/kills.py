@@ -2,59 +2,123 @@
 
 Right is, at the client's default settings: nothing acknowledged is lost, each acknowledged value stands where its ack says, and with
 message ids each is stored once. Time-outs, "nobody there" and refusals are counted and shown; with a standby there are none, and each
-value is stored once without message ids, too.
+value is stored once without message ids, too. This project's own client sends again by itself: it is told no, or left in doubt, never,
+with a standby or without, whether NATS is restarted or not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+import re
+import time
+import urllib.request
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
-from sidecar.dev.cluster import DevCluster
+from sidecar.dev.cluster import DevCluster, DevNode
 from tests.clients.answered import Tap
 from tests.clients.build import MissingError, Program
 from tests.clients.protocol import Answer, Process
 
 _BETWEEN_S = 1.0
 _PATIENCE_S = 60.0
+_HEARD = re.compile(r'^liftpy_standby_messages_total\{state="(\w+)"\} (\d+)', re.MULTILINE)
 
 
-async def _wait_until_whole(client: Client, stream: str) -> str:
-    """The leader, once all three replicas are in sync."""
-    async with asyncio.timeout(_PATIENCE_S):
-        while True:
-            partition = (await client.stream(stream)).partitions[0]
-            if partition.leader and len(partition.isr) == 3:
-                return partition.leader
-            await asyncio.sleep(0.1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blows:
+    """What is done while a client publishes, and how it publishes. ``kills`` of leaders; ``moves`` of the leadership, by command."""
+
+    kills: int = 0
+    moves: int = 0
+    nats_restarts: bool = False
+    """With each kill: every other time at the same moment, else when the next leader is there."""
+    standby: bool = False
+    msg_ids: bool = True
+    rate: int = 200
+    how: tuple[str, ...] = ("together",)
 
 
-async def _move_leader(client: Client, stream: str, times: int) -> None:
-    """By command, to each replica in its turn."""
-    for number in range(times):
-        await _wait_until_whole(client, stream)
-        await asyncio.sleep(_BETWEEN_S)
-        image = await client.stream(stream)
-        followers = [replica for replica in image.partitions[0].isr if replica != image.partitions[0].leader]
-        await client.elect_leader(stream, 0, followers[number % 2])
-    await _wait_until_whole(client, stream)
-    await asyncio.sleep(_BETWEEN_S)
+@dataclass(slots=True)
+class Cluster:
+    """Three nodes and one stream: strikes its leader."""
 
+    dev: DevCluster
+    client: Client
+    lines: deque[tuple[float, str]]
+    """(monotonic s, what a node has said)"""
+    standbys: Counter[str] = field(default_factory=Counter)
+    """What the standbys of all processes have counted, those that are gone included."""
+    slowest_s: float = 0.0
+    slowest: str = ""
+    """Of the kills: the longest wait for an ack, and what the nodes have said until it was over."""
 
-async def _kill_leaders(cluster: DevCluster, client: Client, stream: str, kills: int) -> None:
-    for _ in range(kills):
-        node = cluster.nodes[await _wait_until_whole(client, stream)]
-        await asyncio.sleep(_BETWEEN_S)
-        await asyncio.to_thread(node.kill)
+    async def leader(self, stream: str) -> DevNode:
+        """Once all three replicas are in sync."""
         async with asyncio.timeout(_PATIENCE_S):
-            while (await client.stream(stream)).partitions[0].leader in ("", node.node_id):
-                await asyncio.sleep(0.05)
-        node.start()
-        await asyncio.to_thread(node.wait_ready)
-    await _wait_until_whole(client, stream)
+            while True:
+                partition = (await self.client.stream(stream)).partitions[0]
+                if partition.leader and len(partition.isr) == 3:
+                    return self.dev.nodes[partition.leader]
+                await asyncio.sleep(0.1)
+
+    async def move_leader(self, stream: str, times: int) -> None:
+        """By command, to each replica in its turn."""
+        for number in range(times):
+            await self.leader(stream)
+            await asyncio.sleep(_BETWEEN_S)
+            image = await self.client.stream(stream)
+            followers = [replica for replica in image.partitions[0].isr if replica != image.partitions[0].leader]
+            await self.client.elect_leader(stream, 0, followers[number % 2])
+        await self.leader(stream)
+        await asyncio.sleep(_BETWEEN_S)
+
+    async def kill_leaders(self, stream: str, kills: int, tap: Tap, *, nats_restarts: bool) -> None:
+        """The killed one comes back, and is in sync again, before the next is killed."""
+        for number in range(kills):
+            node = await self.leader(stream)
+            await asyncio.sleep(_BETWEEN_S)
+            self.standbys += await asyncio.to_thread(_counted, node)
+            tap.longest_s, began = 0.0, time.monotonic()
+            killing = asyncio.create_task(asyncio.to_thread(node.kill))
+            if nats_restarts and number % 2:
+                await self._restart_nats()
+            await killing
+            async with asyncio.timeout(_PATIENCE_S):
+                while (await self.client.stream(stream)).partitions[0].leader in ("", node.node_id):
+                    await asyncio.sleep(0.05)
+            if nats_restarts and not number % 2:
+                await self._restart_nats()
+            node.start()
+            led_s = time.monotonic() - began
+            await asyncio.to_thread(node.wait_ready)
+            await self.leader(stream)
+            if tap.longest_s > self.slowest_s:
+                said = [
+                    f"      {at - began:6.3f} {line[:200]}"
+                    for at, line in [*self.lines]
+                    if 0 <= at - began <= tap.longest_s + 1
+                ]
+                self.slowest_s = tap.longest_s
+                self.slowest = "\n".join([f"kill {number} of {node.node_id}, another leads after {led_s:.2f} s", *said[:60]])
+
+    async def _restart_nats(self) -> None:
+        assert self.dev.nats is not None
+        await asyncio.to_thread(self.dev.nats.restart)
+
+    async def heard(self) -> dict[str, int]:
+        """What the standbys have counted until now, in all; what is zero is left out."""
+        counted = [await asyncio.to_thread(_counted, node) for node in self.dev.nodes.values()]
+        return dict(sum(counted, self.standbys))
+
+
+def _counted(node: DevNode) -> Counter[str]:
+    with urllib.request.urlopen(f"{node.status_url}/metrics", timeout=10) as answer:
+        return Counter({state: int(count) for state, count in _HEARD.findall(answer.read().decode())})
 
 
 async def judged(client: Client, stream: str, said: Answer) -> dict[str, int | str]:
@@ -80,14 +144,13 @@ def _kind(text: str) -> str:
     return f"{said['err_code']} {said['description']}" if "err_code" in said else str(said.get("failed", said))[:60]
 
 
-async def under_kills(programs: list[Program], kills: int, rate: int, *, standby: bool, msg_ids: bool, moves: int = 0) -> bool:
-    """Print what each client was told and what is stored; whether nothing that was acknowledged is lost, or twice. ``moves``: the
-    leadership moves so many times by command, and no leader is killed; then nobody is answered twice."""
-    config = StreamConfig(failover_standby=standby)
+async def under_kills(programs: list[Program], blows: Blows) -> bool:
+    """Print what each client was told and what is stored; whether all is as it has to be."""
     right = True
-    with DevCluster(3) as cluster:
-        async with await connect(cluster.nats_url, cluster.namespace) as client:
-            for number, program in enumerate(programs):
+    lines = deque[tuple[float, str]](maxlen=5000)
+    with DevCluster(3, on_line=lambda node, line: lines.append((time.monotonic(), f"{node} {line}"))) as dev:
+        async with await connect(dev.nats_url, dev.namespace) as client:
+            for program in programs:
                 try:
                     command, folder = await asyncio.to_thread(program.ready)
                 except MissingError as missing:
@@ -96,17 +159,34 @@ async def under_kills(programs: list[Program], kills: int, rate: int, *, standby
                 if "many" in program.lacks:
                     print(f"{program.name} is left out: it is a process for each message")
                     continue
-                stream, subject = f"kills-{number}", f"kills.{number}"
-                await client.create_stream(stream, subject, config=config)
-                async with Process([*command, cluster.nats_url], folder) as process, Tap(cluster.nats_url, subject) as tap:
-                    await process.ask("steady", subject=subject, value="id-", rate=rate, msg_ids=msg_ids)
-                    await (_move_leader(client, stream, moves) if moves else _kill_leaders(cluster, client, stream, kills))
-                    found = await judged(client, stream, await process.ask("stop"))
-                    found["answered twice"] = tap.twice()
-                twice = found["stored twice"] if standby or msg_ids else 0
-                right = right and not (found["acked and lost"] or twice or found["acked elsewhere"])
-                right = right and not (standby and found["failed"]) and not (moves and found["answered twice"])
-                print(f"{program.name}: " + ", ".join(f"{value} {what}" for what, value in found.items() if what != "why"))
-                if found["why"]:
-                    print(f"    {found['why']}")
+                for how in blows.how:
+                    right &= await _one(program, command, folder, Cluster(dev, client, lines), blows, how)
+    return right
+
+
+async def _one(program: Program, command: list[str], folder: Path, cluster: Cluster, blows: Blows, how: str) -> bool:
+    subject = f"kills.{program.name}.{how}".replace(" ", "-").replace("nats.", "nats-")
+    stream, url = subject.replace(".", "-"), cluster.dev.nats_url
+    before = Counter(await cluster.heard())
+    await cluster.client.create_stream(stream, subject, config=StreamConfig(failover_standby=blows.standby))
+    async with Process([*command, url], folder) as process, Tap(url, subject) as tap:
+        await process.ask("steady", subject=subject, value="id-", rate=blows.rate, msg_ids=blows.msg_ids, how=how)
+        if blows.moves:
+            await cluster.move_leader(stream, blows.moves)
+        await cluster.kill_leaders(stream, blows.kills, tap, nats_restarts=blows.nats_restarts)
+        found = await judged(cluster.client, stream, await process.ask("stop"))
+        found["answered twice"] = tap.twice()
+    twice = found["stored twice"] if blows.standby or blows.msg_ids else 0
+    told = found["failed"] if blows.standby or program.only_kills else 0
+    again = found["answered twice"] if not blows.kills else 0
+    right = not any((found["acked and lost"], found["acked elsewhere"], twice, told, again))
+    print(
+        f"{program.name}, {how}: " + ", ".join(f"{value} {what}" for what, value in found.items() if what != "why"), flush=True
+    )
+    print(
+        f"    longest wait for an ack {max(cluster.slowest_s, tap.longest_s):.2f} s; standbys: {dict(Counter(await cluster.heard()) - before) or 'none'}"
+    )
+    if found["why"]:
+        print(f"    {found['why']}")
+        print(f"    the slowest: {cluster.slowest}", flush=True)
     return right

@@ -5,7 +5,9 @@
 ``publish`` (``subject``, ``value``, ``headers``, and what ``OPTIONS`` names): one message, with its ack. The answer is
 ``stream, seq, duplicate``, or ``code, err_code, description``, or ``failed``.
 ``many`` (``subject``, ``count``): the values 0, 1, ... all in flight at once; ``seqs``, in the order of the values, and ``failed``.
-``steady`` (``subject``, ``value``, ``rate``, ``msg_ids``): the values 0, 1, ... so many a second, none waiting for another; {}.
+``steady`` (``subject``, ``value``, ``rate``, ``msg_ids``, ``how``): the values 0, 1, ... so many a second; {}. ``how`` of ``HOW``:
+"together", none waiting for another; "one by one", each after the ack of the one before; "async", with the client's own call for
+that, where it has one beside its ordinary publish.
 ``stop``: ends that; ``sent``, ``acked`` ([number, seq] each), ``failed`` ([number, text] each).
 ``atomic``, ``fast`` (``subject``): a batch of two messages, where the client has such a thing; answered as ``publish``.
 
@@ -32,6 +34,7 @@ OPTIONS = {
     "expect_last_msg_id": "Nats-Expected-Last-Msg-Id",
 }
 """Field of ``publish`` -> the header that it becomes."""
+HOW = ("together", "one by one", "async")
 _LONGEST_LINE_BYTES = 64 * 1024 * 1024
 _ANSWER_S = 60.0
 
@@ -53,7 +56,8 @@ class Steady:
     """Publishes at a rate, none waiting for another."""
 
     def __init__(self, client: ClientInPython, asked: Asked) -> None:
-        self._client = client
+        own_async = getattr(client, "publish_async", None) if asked["how"] == "async" else None
+        self._publish: Callable[[Asked], Awaitable[Answer]] = own_async or client.publish
         self._asked = asked
         self._found: Answer = {"sent": 0, "acked": [], "failed": []}
         self._task = asyncio.create_task(self._run())
@@ -64,6 +68,8 @@ class Steady:
         try:
             while True:
                 due = int((loop.time() - began) * self._asked["rate"])
+                if self._asked["how"] == "one by one":
+                    due = min(due, self._found["sent"] + (not waiting))
                 for number in range(self._found["sent"], due):
                     waiting.add(task := asyncio.create_task(self._one(number)))
                     task.add_done_callback(waiting.discard)
@@ -77,7 +83,7 @@ class Steady:
         one: Asked = {"subject": self._asked["subject"], "value": str(number)}
         if self._asked.get("msg_ids"):
             one["msg_id"] = f"{self._asked['value']}{number}"
-        said = await self._client.publish(one)
+        said = await self._publish(one)
         if "seq" in said:
             self._found["acked"].append([number, said["seq"]])
         else:

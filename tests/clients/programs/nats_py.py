@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 import nats
@@ -30,9 +31,16 @@ class NatsPy:
 
     async def publish(self, asked: Asked) -> Answer:
         """One, with its ack."""
-        headers = dict(asked.get("headers", {})) | {OPTIONS[name]: str(asked[name]) for name in OPTIONS if name in asked}
+        return await self._answer(self._js.publish(asked["subject"], asked["value"].encode(), headers=_headers(asked)))
+
+    async def publish_async(self, asked: Asked) -> Answer:
+        """The same, by a future."""
+        coming = await self._js.publish_async(asked["subject"], asked["value"].encode(), headers=_headers(asked))
+        return await self._answer(coming)
+
+    async def _answer(self, coming: Awaitable[Any]) -> Answer:
         try:
-            ack = await self._js.publish(asked["subject"], asked["value"].encode(), headers=headers or None)
+            ack = await coming
         except nats.js.errors.APIError as error:
             return {"code": error.code, "err_code": error.err_code, "description": error.description}
         except (nats.errors.Error, nats.js.errors.Error, TimeoutError) as error:
@@ -64,6 +72,10 @@ class NatsPy:
     async def close(self) -> None:
         """End the connection."""
         await self._connection.close()
+
+
+def _headers(asked: Asked) -> dict[str, str] | None:
+    return dict(asked.get("headers", {})) | {OPTIONS[name]: str(asked[name]) for name in OPTIONS if name in asked} or None
 
 
 if __name__ == "__main__":

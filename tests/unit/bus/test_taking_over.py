@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -25,8 +27,8 @@ class Hearing(FakeBus):
 class Leader(Bench):
     """Begins with ``taken`` in place of a subscription of its own."""
 
-    def __init__(self, taken: TakenOver, may_refuse: bool = True) -> None:
-        super().__init__(may_refuse)
+    def __init__(self, taken: TakenOver, may_refuse: bool = True, **config: Any) -> None:
+        super().__init__(may_refuse, **config)
         self.ingest.stop()
         self.bus.listened = 0
         self.repeated: list[DuplicateReceived] = []
@@ -99,3 +101,28 @@ async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() ->
     assert (hearing.sink, leader.bus.listened) == (None, 1)
     leader.ingest.stop()
     assert leader.bus.sink is None
+
+
+async def test_of_many_that_were_heard_one_batch_is_taken_in_a_turn_and_what_comes_meanwhile_stands_behind() -> None:
+    hearing = Hearing()
+    leader = Leader(TakenOver(hearing, fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
+    took = []
+    while sum(leader.counts()) < 36:
+        if len(took) == 1:
+            hearing.sink(b"ev", b"", b"later", b"")  # type: ignore[misc]
+        await asyncio.sleep(0)
+        took.append(leader.counts())
+    assert took[-1] == [10, 10, 10, 6]
+    assert all(len(now) - len(before) <= 1 for before, now in itertools.pairwise(took))
+
+
+async def test_who_stops_while_it_takes_what_was_heard_forgets_the_rest() -> None:
+    class Deposed(Leader):
+        def feed(self, event: Any) -> None:
+            super().feed(event)
+            self.ingest.stop()
+
+    leader = Deposed(TakenOver(Hearing(), fresh=[message(b"%d" % number) for number in range(35)]), batch_max_records=10)
+    for _ in range(5):
+        await turn()
+    assert leader.counts() == [10]

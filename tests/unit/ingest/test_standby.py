@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, Codec, StreamConfig
+from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived_part import NewBatch
@@ -34,6 +35,13 @@ class Hearing:
         self.sink = sink
         self.behind: list[Callable[[], None]] = []
         self.closed = False
+        self.soon_calls: list[Callable[[], None]] = []
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        callback()
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        self.soon_calls.append(callback)
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         self.behind.append(callback)
@@ -93,16 +101,30 @@ class Bench:
         self.log.raise_high_watermark(high_watermark)
         self.standby.committed(high_watermark)
 
-    def leads(self, *, gone: bool = True) -> TakenOver:
-        """After a second, its leader's session having ended or not."""
+    def begins_to_lead(self, *, gone: bool = True) -> list[TakenOver | None]:
+        """After a second, its leader's session having ended or not. What it takes over, once it has sorted it."""
         self.now_ns += S
         if gone:
             self.live.clear()
         self.replica.role = RoleName.LEADER
         self.standby.review()
-        taken = self.standby.take_over()
+        found: list[TakenOver | None] = []
+        self.standby.take_over(found.append)
+        return found
+
+    def leads(self, *, gone: bool = True) -> TakenOver:
+        """And has sorted it."""
+        found = self.begins_to_lead(gone=gone)
+        self.go_on()
+        (taken,) = found
         assert taken is not None
         return taken
+
+    def go_on(self, slices: int = 1_000_000) -> None:
+        """So many slices more of its sorting, or all."""
+        while (calls := self.hearings[-1].soon_calls) and slices:
+            calls.pop()()
+            slices -= 1
 
 
 def values(taken: TakenOver) -> list[bytes]:
@@ -295,6 +317,107 @@ def test_what_retention_has_taken_is_as_old_as_the_last_record_that_it_took() ->
     assert values(bench.leads()) == [b"a", b"new"]
 
 
+def test_what_it_commits_itself_says_nothing_of_whom_the_leader_before_has_answered() -> None:
+    for gone in (False, True):
+        bench = Bench()
+        bench.heard(b"a", reply=b"_INBOX.c.")
+        bench.shows(b"a", after_ns=MS)
+        bench.now_ns += 2 * S
+        bench.replica.role = RoleName.LEADER
+        bench.commits(0)
+        assert [stored for stored, _ in bench.leads(gone=gone).known] == [Stored(0, 0)]
+
+
+# ---- in slices ---------------------------------------------------------------------------------------------------------------
+def long_heard(count: int = 100) -> Bench:
+    """Each second one of them is in the log; everything else on the node has a turn after each piece."""
+    bench = Bench()
+    bench.standby.slice_ns, bench.standby.piece_messages = 0, 10
+    bench.heard(*(b"%d" % number for number in range(count)))
+    bench.shows(*(b"%d" % number for number in range(0, count, 2)), after_ns=MS)
+    return bench
+
+
+def test_what_comes_while_it_sorts_has_just_come() -> None:
+    bench = long_heard()
+    found = bench.begins_to_lead()
+    for number in range(1000, 1010):
+        bench.go_on(2)
+        assert found == []
+        bench.heard(b"%d" % number, after_ns=S)
+    bench.go_on()
+    (taken,) = found
+    assert taken is not None
+    assert values(taken) == [b"%d" % number for number in (*range(1, 100, 2), *range(1000, 1010))]
+    assert (bench.standby.counters.recognised, bench.standby.counters.appended) == (50, 50)
+    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == 0
+
+
+def test_a_slice_ends_when_its_time_is_over() -> None:
+    bench = long_heard()
+    bench.standby.slice_ns = 5 * MS
+
+    def now_ns() -> int:
+        bench.now_ns += MS
+        return bench.now_ns
+
+    bench.standby.now_ns = now_ns
+    found, slices = bench.begins_to_lead(), 1
+    while not found:
+        bench.go_on(1)
+        slices += 1
+    assert 5 < slices < 20, "some 40 pieces and 5 in a slice"
+
+
+def test_who_leads_no_more_before_it_has_sorted_keeps_what_it_heard() -> None:
+    bench = long_heard()
+    held = bench.standby.heard.size_bytes
+    found = bench.begins_to_lead()
+    bench.go_on(7)
+    assert bench.standby.heard.size_bytes == 0, "there is room for what comes meanwhile"
+    bench.heard(b"later")
+    bench.standby.cancel()
+    bench.go_on()
+    assert found == []
+    assert bench.standby.heard.size_bytes == bench.standby.heard.node.size_bytes == held + MESSAGE_BYTES + len(b"later")
+    assert values(bench.leads()) == [*(b"%d" % number for number in range(1, 100, 2)), b"later"]
+
+
+def test_what_is_to_be_forgotten_while_it_sorts_is_not_taken() -> None:
+    bench = long_heard()
+    found = bench.begins_to_lead()
+    bench.go_on(7)
+    bench.log.config = replace(bench.log.config, read_only=True)
+    bench.standby.review()
+    bench.heard(b"later")
+    bench.go_on()
+    (taken,) = found
+    assert taken is not None
+    assert (values(taken), taken.known) == ([b"later"], [])
+    assert bench.standby.counters.appended == 0
+
+
+def test_who_listens_no_more_before_it_has_sorted_takes_nothing_over() -> None:
+    bench = long_heard()
+    found = bench.begins_to_lead()
+    bench.go_on(7)
+    bench.replica.stands_by = False
+    bench.standby.review()
+    bench.go_on()
+    assert found == [None]
+
+
+def test_a_log_that_cannot_be_read_is_told_and_nothing_is_taken_over() -> None:
+    bench, told = long_heard(), list[LiftError]()
+    bench.standby.on_unreadable = told.append
+    found = bench.begins_to_lead()
+    bench.log.close()
+    bench.go_on()
+    assert found == [None]
+    assert len(told) == 1
+    assert bench.hearings[0].closed
+
+
 # ---- while it follows --------------------------------------------------------------------------------------------------------
 def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
     bench = Bench()
@@ -303,7 +426,9 @@ def test_it_listens_where_it_may_lead_next_and_forgets_where_not() -> None:
     bench.standby.review()
     assert bench.hearings[0].closed
     assert bench.standby.report()["held_bytes"] == 0
-    assert bench.standby.take_over() is None
+    bench.replica.role = RoleName.LEADER
+    assert bench.begins_to_lead() == [None]
+    bench.replica.role = RoleName.FOLLOWER
     bench.replica.stands_by = True
     bench.standby.review()
     assert len(bench.hearings) == 2
@@ -321,7 +446,7 @@ def test_who_leads_from_the_first_on_has_nothing_to_claim_and_does_not_listen() 
     bench = Bench()
     bench.leads()
     bench.standby.review()
-    assert (len(bench.hearings), bench.standby.take_over()) == (1, None)
+    assert (len(bench.hearings), bench.begins_to_lead()) == (1, [None])
 
 
 def test_a_cut_makes_what_it_takes_be_shown_anew() -> None:

@@ -140,8 +140,8 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
     assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT]
 
 
-def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wired) -> None:
-    given, (reader, heard, on_lost) = wired.taken("Standby", "reader", "heard", "on_lost")
+def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
+    given, (reader, heard, on_lost, on_unreadable) = wired.taken("Standby", "reader", "heard", "on_lost", "on_unreadable")
     assert given == {
         "shell": "the link of standbys", "subject": OWN_SUBJECT, "replica": wired.parts["Replica"], "log": wired.log,
         "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": time.time_ns, "doubt_ns": 1_500_000_000,
@@ -150,6 +150,8 @@ def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wire
     assert (heard.node, heard.bound_bytes, heard.age_ns) == (wired.node.heard, REPLICATION.standby_bytes, 10_000_000_000)
     on_lost(4)
     assert wired.dropped == [("orders/3", "standby_overflow", 4)]
+    on_unreadable(StorageError("gone"))
+    assert caplog.messages == ["orders/3: what was heard can't be looked for in its log: gone"]
 
 
 def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired) -> None:

@@ -30,6 +30,7 @@ type command struct {
 	Count          int               `json:"count"`
 	RatePerSecond  int               `json:"rate"`
 	WithMessageIDs bool              `json:"msg_ids"`
+	How            string            `json:"how"`
 }
 
 type answer map[string]any
@@ -115,6 +116,20 @@ func publish(js jetstream.JetStream, asked command) answer {
 	return read(js.PublishMsg(context.Background(), made, options...))
 }
 
+func publishAsync(js jetstream.JetStream, asked command) answer {
+	made, options := message(asked)
+	future, err := js.PublishMsgAsync(made, options...)
+	if err != nil {
+		return read(nil, err)
+	}
+	select {
+	case ack := <-future.Ok():
+		return read(ack, nil)
+	case err := <-future.Err():
+		return read(nil, err)
+	}
+}
+
 func many(js jetstream.JetStream, asked command) answer {
 	futures := make([]jetstream.PubAckFuture, 0, asked.Count)
 	sequences, failed := []uint64{}, []string{}
@@ -186,14 +201,18 @@ func steady(js jetstream.JetStream, asked command, stop chan struct{}) answer {
 			number := sent
 			sent++
 			waiting.Add(1)
-			go func() {
+			publishOne := func() {
 				defer waiting.Done()
 				one := command{Subject: asked.Subject, Value: strconv.Itoa(number)}
 				if asked.WithMessageIDs {
 					id := asked.Value + one.Value
 					one.MsgID = &id
 				}
-				said := publish(js, one)
+				send := publish
+				if asked.How == "async" {
+					send = publishAsync
+				}
+				said := send(js, one)
 				lock.Lock()
 				defer lock.Unlock()
 				if seq, stored := said["seq"]; stored {
@@ -201,7 +220,12 @@ func steady(js jetstream.JetStream, asked command, stop chan struct{}) answer {
 				} else {
 					failed = append(failed, [2]any{number, fmt.Sprint(said)})
 				}
-			}()
+			}
+			if asked.How == "one by one" {
+				publishOne()
+			} else {
+				go publishOne()
+			}
 		}
 	}
 	waiting.Wait()

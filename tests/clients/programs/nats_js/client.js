@@ -61,7 +61,7 @@ function steady(asked) {
   }
   const timer = setInterval(() => {
     const due = ((Date.now() - began) / 1000) * asked.rate;
-    while (sent < due) waiting.push(one(sent++));
+    while (sent < due && (asked.how !== "one by one" || sent === acked.length + failed.length)) waiting.push(one(sent++));
   }, 5);
   return async () => {
     clearInterval(timer);

@@ -96,6 +96,9 @@ async fn steady(js: Context, asked: Value, stop: Arc<Notify>) -> Value {
             _ = stop.notified() => break,
             _ = tick.tick() => {}
         }
+        if asked["how"].as_str() == Some("one by one") {
+            while sending.join_next().await.is_some() {}
+        }
         let (js, found, number) = (js.clone(), found.clone(), sent);
         let mut one = json!({"subject": asked["subject"], "value": number.to_string()});
         if asked["msg_ids"].as_bool() == Some(true) {

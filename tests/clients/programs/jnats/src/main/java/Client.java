@@ -11,6 +11,7 @@ import io.nats.client.support.JsonParser;
 import io.nats.client.support.JsonValue;
 import io.nats.client.support.JsonValueUtils;
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.util.ArrayList;
 import java.util.List;
@@ -34,7 +35,7 @@ public class Client {
             Map<String, JsonValue> asked = JsonParser.parse(line).map;
             JsonValue said = JsonValueUtils.mapBuilder().toJsonValue();
             switch (asked.get("op").string) {
-                case "publish" -> said = publish(asked).join();
+                case "publish" -> said = publish(asked, false).join();
                 case "many" -> said = many(asked);
                 case "steady" -> steady = new Steady(asked);
                 case "stop" -> said = steady.stop();
@@ -59,7 +60,8 @@ public class Client {
         return JsonValueUtils.mapBuilder().put("failed", cause.toString()).toJsonValue();
     }
 
-    private static CompletableFuture<JsonValue> publish(Map<String, JsonValue> asked) {
+    /** One, with its ack; ``waits``: by the call that waits for it. */
+    private static CompletableFuture<JsonValue> publish(Map<String, JsonValue> asked, boolean waits) {
         Headers headers = new Headers();
         if (asked.containsKey("headers")) {
             asked.get("headers").map.forEach((name, value) -> headers.put(name, value.string));
@@ -81,9 +83,13 @@ public class Client {
             options.expectedLastMsgId(asked.get("expect_last_msg_id").string);
         }
         try {
+            if (waits) {
+                byte[] value = asked.get("value").string.getBytes();
+                return CompletableFuture.completedFuture(read(js.publish(asked.get("subject").string, headers, value, options.build())));
+            }
             return js.publishAsync(asked.get("subject").string, headers, asked.get("value").string.getBytes(), options.build())
                 .handle((ack, error) -> error == null ? read(ack) : failure(error));
-        } catch (RuntimeException error) {
+        } catch (IOException | JetStreamApiException | RuntimeException error) {
             return CompletableFuture.completedFuture(failure(error));
         }
     }
@@ -134,7 +140,7 @@ public class Client {
             if (asked.containsKey("msg_ids") && asked.get("msg_ids").bool) {
                 one.put("msg_id", asked.get("value").string + number);
             }
-            waiting.add(publish(one.toJsonValue().map).thenAccept(said -> note(number, said)));
+            waiting.add(publish(one.toJsonValue().map, asked.get("how").string.equals("one by one")).thenAccept(said -> note(number, said)));
         }
 
         private synchronized void note(int number, JsonValue said) {
