@@ -28,7 +28,7 @@ from liftpy.ingest.producer_desk import REFUSALS, ProducerDesk, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.standby import TakenOver
+from liftpy.ingest.sorting import TakenOver
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2

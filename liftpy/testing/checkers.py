@@ -13,7 +13,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
-from liftpy.ingest.standby import TakenOver
+from liftpy.ingest.sorting import TakenOver
 from liftpy.invariants import check
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do

@@ -17,7 +17,8 @@ from liftpy.ingest.derived import derived_state
 from liftpy.ingest.heard import Block, Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.ingest_shell import Sink
-from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.ingest.sorting import SortingRules, TakenOver
+from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.invariants import check
@@ -46,7 +47,7 @@ STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
 _LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
 
 
-_PIECE_MESSAGES = 3
+_STEP_MESSAGES = 3
 """Of what a standby has heard, in one slice of sorting it: so that there are several, and something comes between them."""
 _SLICE_NS = 2_000_000
 
@@ -117,13 +118,15 @@ class SimIngest:
             heard=self._heard,
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
-            doubt_ns=round(config.lease_s * NS_PER_S),
-            credit_ns=_LATE_NS,
-            reordered_ns=_LATE_NS,
-            gap_ns=0,
-            slice_ns=0,
-            piece_messages=_PIECE_MESSAGES,
-            origin=self._publisher,
+            rules=SortingRules(
+                doubt_ns=round(config.lease_s * NS_PER_S),
+                credit_ns=_LATE_NS,
+                reordered_ns=_LATE_NS,
+                gap_ns=0,
+                slice_ns=0,
+                step_messages=_STEP_MESSAGES,
+                origin=self._publisher,
+            ),
         )
 
     def _publisher(self, reply: bytes, value: bytes | None) -> bytes:

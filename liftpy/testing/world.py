@@ -16,7 +16,7 @@ from liftpy.cluster.wishes import Answer
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
-from liftpy.ingest.standby import TakenOver
+from liftpy.ingest.sorting import TakenOver
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev

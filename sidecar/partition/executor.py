@@ -17,7 +17,8 @@ from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.ingest.sorting import TakenOver
+from liftpy.ingest.standby import Standby
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do

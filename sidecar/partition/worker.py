@@ -25,6 +25,7 @@ from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
 from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
@@ -199,7 +200,7 @@ class PartitionWorker:
             heard=Heard(node.heard, bounds.standby_bytes, round(bounds.standby_age_s * NS_PER_S)),
             now_ns=clock.now_ns,
             wall_ns=time.time_ns,
-            doubt_ns=round(bounds.lease_s * NS_PER_S),
+            rules=SortingRules(doubt_ns=round(bounds.lease_s * NS_PER_S)),
             on_lost=lambda count: node.drops.count(str(self.key), "standby_overflow", count),
             on_unreadable=lambda error: logger.error("%s: what was heard can't be looked for in its log: %s", self.key, error),
         )

@@ -180,12 +180,10 @@ async def _one(program: Program, command: list[str], folder: Path, cluster: Clus
     told = found["failed"] if blows.standby or program.only_kills else 0
     again = found["answered twice"] if not blows.kills else 0
     right = not any((found["acked and lost"], found["acked elsewhere"], twice, told, again))
-    print(
-        f"{program.name}, {how}: " + ", ".join(f"{value} {what}" for what, value in found.items() if what != "why"), flush=True
-    )
-    print(
-        f"    longest wait for an ack {max(cluster.slowest_s, tap.longest_s):.2f} s; standbys: {dict(Counter(await cluster.heard()) - before) or 'none'}"
-    )
+    numbers = ", ".join(f"{value} {what}" for what, value in found.items() if what != "why")
+    print(f"{program.name}, {how}: {numbers}", flush=True)
+    standbys = dict(Counter(await cluster.heard()) - before) or "none"
+    print(f"    longest wait for an ack {max(cluster.slowest_s, tap.longest_s):.2f} s; standbys: {standbys}")
     if found["why"]:
         print(f"    {found['why']}")
         print(f"    the slowest: {cluster.slowest}", flush=True)

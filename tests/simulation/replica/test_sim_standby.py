@@ -15,7 +15,8 @@ import pytest
 from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.ingest_shell import Hearing
 from liftpy.ingest.recognising import InLog
-from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.ingest.sorting import Sorting, TakenOver
+from liftpy.ingest.standby import Standby
 from liftpy.replica.leader import LeaderRole
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import Outcome, run_plan
@@ -48,16 +49,16 @@ def nothing_is_recognised() -> Patches:
 
 
 def what_is_committed_alone_is_recognised() -> Patches:
-    real = Standby._recognise
+    real = Sorting._recognise
 
-    def recognise(self: Standby, messages: list[Any]) -> Generator[None, None, int]:
-        unheard_ns = yield from real(self, messages)
-        for message in messages:
-            if message.stored is not None and message.stored.last_offset > self.log.high_watermark:
-                message.stored = None
+    def recognise(self: Sorting, steps: list[Any]) -> Generator[None, None, int]:
+        unheard_ns = yield from real(self, steps)
+        high_watermark = self.log.high_watermark
+        for step in steps:
+            step.stored = [None if at is None or at.last_offset > high_watermark else at for at in step.stored]
         return unheard_ns
 
-    return [patch.object(Standby, "_recognise", recognise)]
+    return [patch.object(Sorting, "_recognise", recognise)]
 
 
 def what_was_heard_is_forgotten() -> Patches:
@@ -72,11 +73,12 @@ def what_was_heard_is_forgotten() -> Patches:
 
 
 def what_was_passed_over_is_appended() -> Patches:
-    def nothing(self: Standby, messages: list[Any], unheard_ns: int) -> Generator[None, None, list[bool]]:
+    def nothing(self: Sorting, steps: list[Any], unheard_ns: int) -> Generator[None, None, None]:
         yield
-        return [False] * len(messages)
+        for step in steps:
+            step.passed = [False] * len(step.messages)
 
-    return [patch.object(Standby, "_passed_over", nothing)]
+    return [patch.object(Sorting, "_pass_over", nothing)]
 
 
 def who_waits_is_answered_at_once() -> Patches:

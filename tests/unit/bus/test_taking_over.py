@@ -10,7 +10,7 @@ from typing import Any
 from liftpy.config import AckPolicy
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.standby import TakenOver
+from liftpy.ingest.sorting import TakenOver
 from liftpy.replica.events import DuplicateReceived
 from tests.unit.bus.test_ingest import Bench, FakeBus, turn
 

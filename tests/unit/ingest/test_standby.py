@@ -16,7 +16,8 @@ from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.heard import MESSAGE_BYTES, Heard, NodeHeard
 from liftpy.ingest.recent_ids import RecentIds, Stored
-from liftpy.ingest.standby import Standby, TakenOver
+from liftpy.ingest.sorting import SortingRules, TakenOver
+from liftpy.ingest.standby import Standby
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.partition import PartitionStatus
@@ -68,7 +69,7 @@ class Bench:
             shell=self, subject="ev", reader=MessageReader(KEY, "ev", AckPolicy.ALL, InboxRule(("_INBOX.",))),
             replica=self.replica, log=self.log, ids=self.ids,  # type: ignore[arg-type]
             heard=Heard(NodeHeard(node_bytes), bound_bytes, 10 * S), now_ns=lambda: self.now_ns, wall_ns=lambda: self.now_ns,
-            doubt_ns=1500 * MS, on_lost=self.lost.append,
+            rules=SortingRules(doubt_ns=1500 * MS), on_lost=self.lost.append,
         )  # fmt: skip
         self.standby.review()
 
@@ -332,7 +333,7 @@ def test_what_it_commits_itself_says_nothing_of_whom_the_leader_before_has_answe
 def long_heard(count: int = 100) -> Bench:
     """Each second one of them is in the log; everything else on the node has a turn after each piece."""
     bench = Bench()
-    bench.standby.slice_ns, bench.standby.piece_messages = 0, 10
+    bench.standby.rules = replace(bench.standby.rules, slice_ns=0, step_messages=10)
     bench.heard(*(b"%d" % number for number in range(count)))
     bench.shows(*(b"%d" % number for number in range(0, count, 2)), after_ns=MS)
     return bench
@@ -355,7 +356,7 @@ def test_what_comes_while_it_sorts_has_just_come() -> None:
 
 def test_a_slice_ends_when_its_time_is_over() -> None:
     bench = long_heard()
-    bench.standby.slice_ns = 5 * MS
+    bench.standby.rules = replace(bench.standby.rules, slice_ns=5 * MS)
 
     def now_ns() -> int:
         bench.now_ns += MS
