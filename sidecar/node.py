@@ -185,6 +185,7 @@ class Node:
     def _look_at_rights(self, links: Links) -> None:
         for link in links.all():
             link.on_denial(self._rights.denied)
+        links.standby.on_denial = self._rights.denied
         if not links.replication.asks_who_comes and not was_said_to_be_open():
             logger.warning(
                 "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "

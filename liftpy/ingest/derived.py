@@ -24,18 +24,19 @@ from liftpy.ingest.derived_part import NewBatch, Numbering, Part
 from liftpy.ingest.jetstream import OF_SUBJECT
 from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
 from liftpy.ingest.producers import Producers, count_for
-from liftpy.ingest.recent_ids import RecentIds, ids_of
+from liftpy.ingest.recent_ids import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.ingest.state_file import State, Unwritten
 from liftpy.invariants import check
 from liftpy.log.log import Log
 from liftpy.log.reading import offset_before, offset_some_bytes_before
 from liftpy.wire.batch import RecordBatch, parse_header, split_batches
 from liftpy.wire.batch_columns import Columns
+from liftpy.wire.few_headers import FEW, few_headers
 from liftpy.wire.subjects import has_wildcards
 
 _ASKS = OF_SUBJECT.encode()
-REPLAY_BYTES = 512 * 1024
-"""Of the log, in one slice: about a millisecond of full batches, a few of small ones."""
+REPLAY_BYTES = 64 * 1024
+"""Of the log, in one slice, or one batch: less than a millisecond of full batches, some of small ones."""
 
 
 class DerivedState:
@@ -265,6 +266,8 @@ def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
     is not looked into."""
     if not batch.header.column_bits & Columns.HEADERS.value or not batch.header.record_count:
         return {}, False
+    if batch.record_count <= FEW and not batch.header.column_bits & Columns.DELTAS.value:
+        return _headers_of_few(batch)
     headers = batch.columns.headers
     names = b"" if headers is None else bytes(headers.names.data)
     asks, found = _ASKS in names, ids_of(headers, names)
@@ -272,6 +275,17 @@ def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
         return {}, asks
     offsets = batch.offsets()
     return {int(offsets[record]): message_id for record, message_id in found.items()}, asks
+
+
+def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
+    ids, asks, base_offset = dict[int, bytes](), False, batch.base_offset
+    for record, name, value in few_headers(batch.body(), batch.record_count, Columns(batch.header.column_bits)):
+        if name == ID_NAME:
+            if is_id(value):
+                ids.setdefault(base_offset + record, value)
+        elif _ASKS in name:
+            asks = True
+    return ids, asks
 
 
 def derived_state(

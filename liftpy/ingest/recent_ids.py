@@ -35,7 +35,7 @@ from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 MESSAGE_ID = "Nats-Msg-Id"
 MAX_ID_BYTES = 1024
 """A longer one is no id: refused where somebody can be told."""
-_NAME = MESSAGE_ID.encode()
+ID_NAME = MESSAGE_ID.encode()
 _ID_BYTES = 144
 """What an id takes besides its own bytes: the object, its place in the table and in its batch, and its offset (measured)."""
 _HEAD = struct.Struct("<qqI")
@@ -270,7 +270,7 @@ def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:
 
 def ids_of(headers: HeadersColumn | None, names: bytes | None = None) -> dict[int, bytes]:
     """Index of a record -> its message id, of those that have one, ascending; of several the first. ``names``: all names of headers."""
-    if headers is None or _NAME not in (bytes(headers.names.data) if names is None else names):
+    if headers is None or ID_NAME not in (bytes(headers.names.data) if names is None else names):
         return {}
     found: dict[int, bytes] = {}
     pairs = list(_named(headers.names))
@@ -287,9 +287,9 @@ def _named(names: BytesColumn) -> Iterable[int]:
     """Indexes of the pairs whose name is that of a message id."""
     ends = names.ends.astype(np.int64)
     sizes = np.diff(ends, prepend=0)
-    for pair in np.flatnonzero(sizes == len(_NAME)).tolist():
+    for pair in np.flatnonzero(sizes == len(ID_NAME)).tolist():
         end = int(ends[pair])
-        if names.data[end - len(_NAME) : end] == _NAME:
+        if names.data[end - len(ID_NAME) : end] == ID_NAME:
             yield pair
 
 

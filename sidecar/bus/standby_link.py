@@ -24,21 +24,31 @@ class Subscribed:
 
     def __init__(self, standby: StandbyLink, subject: str, sink: Sink, given_up: Callable[[int], None]) -> None:
         self._standby = standby
-        self._subject = subject
         self._sink, self._given_up = sink, given_up
+        self.subject = subject
         self._listener: Listener | None = None
         self.lost: Callable[[], None] | None = None
-        """Of who leads by it: called when the connection is lost."""
+        """Of who leads by it: called when the connection is lost, or NATS does not let it have this subscription."""
+        self.is_denied = False
 
     def connected(self, link: Inflow) -> None:
         """There is a connection."""
-        self._listener = link.listen(self._subject, self._sink, given_up=self._given_up)
+        self._listener = link.listen(self.subject, self._sink, given_up=self._given_up)
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
         """From now on another sink gets the messages; ``lost`` is called when the connection is."""
         self._sink, self._given_up, self.lost = sink, given_up, lost
         if self._listener is not None:
             self._listener.feed_to(sink, given_up)
+        if self.is_denied:
+            self.denied()
+
+    def denied(self) -> None:
+        """NATS does not let it have this subscription. Who leads by it listens as every other leader; who stands by hears nothing, and
+        leads without what it would have heard."""
+        self.is_denied = True
+        if self.lost is not None:
+            asyncio.get_running_loop().call_soon(self.lost)
 
     def behind_read(self, callback: Callable[[], None]) -> None:
         """Call back when everything that has arrived together has been given to its sinks."""
@@ -84,6 +94,8 @@ class StandbyLink:
 
     def __init__(self, connect: Callable[[], Awaitable[Inflow]]) -> None:
         self._connect = connect
+        self.on_denial: Callable[[bool, str], None] = lambda is_publish, subject: None
+        """Told of what NATS does not let this connection do."""
         self.link: Inflow | None = None
         """None: nobody has stood by yet, or no server was there."""
         self._connecting: asyncio.Task[None] | None = None
@@ -102,15 +114,22 @@ class StandbyLink:
     async def _open(self) -> None:
         link = await self._connect()
         link.on_change(self._changed)
+        link.on_denial(self._denied)
         self.link = link
         for subscribed in list(self._subscribed):
             subscribed.connected(link)
 
     def _changed(self, is_up: bool) -> None:
-        if not is_up:
-            for subscribed in list(self._subscribed):
-                if subscribed.lost is not None:
-                    subscribed.lost()
+        for subscribed in [] if is_up else list(self._subscribed):
+            subscribed.is_denied = False  # it is asked for anew
+            if subscribed.lost is not None:
+                subscribed.lost()
+
+    def _denied(self, is_publish: bool, subject: str) -> None:
+        self.on_denial(is_publish, subject)
+        for subscribed in [] if is_publish else list(self._subscribed):
+            if subscribed.subject == subject:
+                subscribed.denied()
 
     def closed(self, subscribed: Subscribed) -> None:
         """One does not listen any more."""

@@ -21,6 +21,8 @@ ELSEWHERE = {
     "liftpy.ingest.last_of_subjects:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.ingest.producers:Producers.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.ingest.producers:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
+    "liftpy.wire.few_headers:few_headers": "tests/unit/wire/test_few_headers.py compares it with the columns, and damages each number",
+    "liftpy.wire.few_headers:_texts": "a part of few_headers",
     "liftpy.service.rules:parameter_in": "reads a word of a command line",
     "sidecar.cli.service:read_parameters": "reads an operator's file for json.loads",
     "sidecar.cli.service:_RunGroup.parse_args": "reads a command line",

@@ -24,6 +24,9 @@ class FakeLink:
     def on_change(self, callback: Callable[[bool], None]) -> None:
         self.changed = callback
 
+    def on_denial(self, callback: Callable[[bool, str], None]) -> None:
+        self.denied = callback
+
     def listen(self, subject: str, sink: Any, *, given_up: Any) -> Any:
         self.told.append(("listen", subject, sink, given_up))
         return self
@@ -136,3 +139,30 @@ async def test_it_is_settled_once_though_the_server_is_slow(monkeypatch: pytest.
     await until(lambda: seen[2:] == ["late"], "it waits no longer")
     link.heard.pop()()
     assert seen[2:] == ["late"]
+
+
+async def test_who_leads_by_a_subscription_that_nats_denies_listens_in_another_way_and_it_is_told() -> None:
+    bench, told, lost = Bench(), list[tuple[bool, str]](), list[str]()
+    bench.there.set()
+    bench.standby.on_denial = lambda is_publish, subject: told.append((is_publish, subject))
+    leads, stands_by, other = (bench.standby.hear(subject, "sink", "given up") for subject in ("a", "a", "b"))  # type: ignore[arg-type]
+    await until(lambda: bench.standby.link is not None, "it is open")
+    leads.feed_to("sink", "given up", lambda: lost.append("leads"))  # type: ignore[arg-type]
+    other.feed_to("sink", "given up", lambda: lost.append("other"))  # type: ignore[arg-type]
+    (link,) = bench.made
+    link.denied(True, "a")
+    await asyncio.sleep(0)
+    assert lost == [], "that was a publish"
+    link.denied(False, "a")
+    await asyncio.sleep(0)
+    assert lost == ["leads"]
+    stands_by.feed_to("sink", "given up", lambda: lost.append("stood by"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert lost == ["leads", "stood by"]
+    assert told == [(True, "a"), (False, "a")]
+    link.changed(False)
+    later = bench.standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
+    later.feed_to("sink", "given up", lambda: lost.append("later"))  # type: ignore[arg-type]
+    stands_by.feed_to("sink", "given up", lambda: lost.append("again"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert (lost.count("later"), lost.count("again")) == (0, 0), "it is asked for anew with the next connection"

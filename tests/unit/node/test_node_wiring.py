@@ -270,6 +270,7 @@ async def test_an_open_server_is_warned_of_once_and_all_connections_tell_what_is
     built.told.clear()
     built.node._look_at_rights(built.links)
     assert built.told == [("one.on_denial", built.node._rights.denied), ("other.on_denial", built.node._rights.denied)]
+    assert built.links.standby.on_denial == built.node._rights.denied, "of a connection that may be opened later"
     assert sum("lets everybody in" in text for text in caplog.messages) == warned
 
 
