@@ -17,6 +17,7 @@ from tests.clients.answered import Tap
 from tests.clients.build import PROGRAMS, MissingError, Program
 from tests.clients.checks import CHECKS, NEEDS, Asking
 from tests.clients.kills import Blows, under_kills
+from tests.clients.plain import plain_under_kills
 from tests.clients.protocol import HOW, Process
 from tests.clients.targets import Target, jetstream, ours
 
@@ -76,6 +77,10 @@ async def main() -> bool:
     parser.add_argument("--no-ids", action="store_true", help="without message ids, with --kills")
     parser.add_argument("--rate", type=int, default=200, help="messages a second, with --kills")
     parser.add_argument("--how", default="together", help="with --kills; with commas: " + ", ".join(HOW))
+    parser.add_argument(
+        "--server-deaths", type=int, default=0, help="of NATS servers, of three in a cluster; with or without --kills"
+    )
+    parser.add_argument("--plain", action="store_true", help="publishes that nobody answers, with --kills and a standby")
     parser.add_argument("--nats-restarts", action="store_true", help="with each kill")
     given = parser.parse_args()
     unknown = set(given.client.split(",")) - set(PROGRAMS)
@@ -84,10 +89,13 @@ async def main() -> bool:
     programs = [PROGRAMS[name] for name in given.client.split(",")]
     if unknown := set(given.how.split(",")) - set(HOW):
         parser.error(f"no way {', '.join(unknown)}")
-    if given.kills or given.moves:
+    if given.plain:
+        return await plain_under_kills(given.kills, given.rate)
+    if given.kills or given.moves or given.server_deaths:
         blows = Blows(
             kills=given.kills,
             moves=given.moves,
+            server_deaths=given.server_deaths,
             nats_restarts=given.nats_restarts,
             standby=given.standby,
             msg_ids=not given.no_ids,

@@ -14,12 +14,15 @@ import re
 import time
 import urllib.request
 from collections import Counter, deque
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
 from sidecar.dev.cluster import DevCluster, DevNode
+from sidecar.dev.embedded import NatsServer
+from tests.bench.ports import free_ports
 from tests.clients.answered import Tap
 from tests.clients.build import MissingError, Program
 from tests.clients.protocol import Answer, Process
@@ -37,6 +40,8 @@ class Blows:
     moves: int = 0
     nats_restarts: bool = False
     """With each kill: every other time at the same moment, else when the next leader is there."""
+    server_deaths: int = 0
+    """Of NATS servers, of three in a cluster, one after the other; never the one that the client and the first node are at."""
     standby: bool = False
     msg_ids: bool = True
     rate: int = 200
@@ -51,6 +56,8 @@ class Cluster:
     client: Client
     lines: deque[tuple[float, str]]
     """(monotonic s, what a node has said)"""
+    servers: list[NatsServer] = field(default_factory=list)
+    """Of NATS, where there are several."""
     standbys: Counter[str] = field(default_factory=Counter)
     """What the standbys of all processes have counted, those that are gone included."""
     slowest_s: float = 0.0
@@ -106,6 +113,18 @@ class Cluster:
                 self.slowest_s = tap.longest_s
                 self.slowest = "\n".join([f"kill {number} of {node.node_id}, another leads after {led_s:.2f} s", *said[:60]])
 
+    async def kill_servers(self, stream: str, deaths: int) -> None:
+        """Each is away until all replicas are in sync by the others."""
+        for number in range(deaths):
+            await self.leader(stream)
+            await asyncio.sleep(_BETWEEN_S)
+            server = self.servers[1 + number % 2]
+            await asyncio.to_thread(server.kill)
+            await asyncio.sleep(2 * _BETWEEN_S)
+            await self.leader(stream)
+            await asyncio.to_thread(server.resume)
+        await self.leader(stream)
+
     async def _restart_nats(self) -> None:
         assert self.dev.nats is not None
         await asyncio.to_thread(self.dev.nats.restart)
@@ -148,7 +167,19 @@ async def under_kills(programs: list[Program], blows: Blows) -> bool:
     """Print what each client was told and what is stored; whether all is as it has to be."""
     right = True
     lines = deque[tuple[float, str]](maxlen=5000)
-    with DevCluster(3, on_line=lambda node, line: lines.append((time.monotonic(), f"{node} {line}"))) as dev:
+    with ExitStack() as stack:
+        servers = nats_cluster(stack) if blows.server_deaths else []
+        own = {
+            f"n{number + 1}": ",".join(each.url for each in servers[number:] + servers[:number])
+            for number in range(len(servers))
+        }
+        dev = DevCluster(
+            3,
+            on_line=lambda node, line: lines.append((time.monotonic(), f"{node} {line}")),
+            nats_url=servers[0].url if servers else "",
+            node_nats_urls=own,
+        )
+        stack.enter_context(dev)
         async with await connect(dev.nats_url, dev.namespace) as client:
             for program in programs:
                 try:
@@ -160,8 +191,16 @@ async def under_kills(programs: list[Program], blows: Blows) -> bool:
                     print(f"{program.name} is left out: it is a process for each message")
                     continue
                 for how in blows.how:
-                    right &= await _one(program, command, folder, Cluster(dev, client, lines), blows, how)
+                    right &= await _one(program, command, folder, Cluster(dev, client, lines, servers), blows, how)
     return right
+
+
+def nats_cluster(stack: ExitStack) -> list[NatsServer]:
+    """Three servers, ended with ``stack``."""
+    ports = free_ports(3)
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    cluster = 'cluster {{ name: c, listen: "127.0.0.1:{port}", routes: [{routes}] }}'
+    return [stack.enter_context(NatsServer(config=cluster.format(port=port, routes=routes))) for port in ports]
 
 
 async def _one(program: Program, command: list[str], folder: Path, cluster: Cluster, blows: Blows, how: str) -> bool:
@@ -173,6 +212,7 @@ async def _one(program: Program, command: list[str], folder: Path, cluster: Clus
         await process.ask("steady", subject=subject, value="id-", rate=blows.rate, msg_ids=blows.msg_ids, how=how)
         if blows.moves:
             await cluster.move_leader(stream, blows.moves)
+        await cluster.kill_servers(stream, blows.server_deaths)
         await cluster.kill_leaders(stream, blows.kills, tap, nats_restarts=blows.nats_restarts)
         found = await judged(cluster.client, stream, await process.ask("stop"))
         found["answered twice"] = tap.twice()
