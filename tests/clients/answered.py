@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import nats
 
+from liftpy.errors import ProtocolError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.envelope import MAGIC
@@ -18,8 +20,10 @@ _PATIENCE_S = 30.0
 
 
 def _record_count(data: bytes) -> int:
-    """Of an Ack; no batches are published here."""
-    return frames.decode(data, client_pb2.Ack).recordCount if data.startswith(MAGIC) else 0
+    """Of an Ack; no batches are published here, and other answers are no Acks."""
+    with suppress(ProtocolError):
+        return frames.decode(data, client_pb2.Ack).recordCount if data.startswith(MAGIC) else 0
+    return 0
 
 
 class Tap:

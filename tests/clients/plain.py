@@ -77,10 +77,9 @@ async def plain_under_kills(kills: int, rate: int) -> bool:
             await cluster.kill_leaders("plain", kills, Tap(dev.nats_url, "plain"), nats_restarts=False)
             stop.set()
             await asyncio.gather(*publishing)
-            await listening.flush()
-            await client.publish("plain", b"end:0")
-            stored = [record.value or b"" async for record in client.consume("plain", until="end")]
             await listening.close()
+            await client.publish("plain", b"end:0")  # behind all of them
+            stored = [record.value or b"" async for record in client.consume("plain", until="end")]
             found = judged(heard, [value for value in stored if value != b"end:0"])
             print("plain: " + ", ".join(f"{count} {what}" for what, count in found.items()))
             print(f"    standbys: {await cluster.heard() or 'none'}", flush=True)
