@@ -77,7 +77,7 @@ async def plain_under_kills(kills: int, rate: int) -> bool:
             await cluster.kill_leaders("plain", kills, Tap(dev.nats_url, "plain"), nats_restarts=False)
             stop.set()
             await asyncio.gather(*publishing)
-            await listening.close()
+            await listening.drain()
             await client.publish("plain", b"end:0")  # behind all of them
             stored = [record.value or b"" async for record in client.consume("plain", until="end")]
             found = judged(heard, [value for value in stored if value != b"end:0"])
