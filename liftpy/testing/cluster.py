@@ -56,8 +56,6 @@ class Cluster:
         for other in plan.streams:
             own = replace(self.stream_config, compaction=other.compaction, segment_bytes=_SMALL_SEGMENTS_BYTES)
             age_s, size_bytes = other.retention_age_s, other.retention_bytes
-            if age_s or size_bytes:  # a second's: a standby could not know what was there while somebody still hears it
-                own = replace(own, failover_standby=False)
             self.stream_configs[other.name] = replace(own, retention_age_s=age_s, retention_bytes=size_bytes)
         self.min_isr = plan.min_isr
         self.commit_by_quorum = plan.policy is CommitPolicy.QUORUM
