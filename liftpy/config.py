@@ -185,14 +185,18 @@ class ReplicationConfig:
     node_unreplicated_bytes: int = 512 * 1024 * 1024
     """The same for all partitions that a node leads."""
     dedup_bytes: int = 64 * 1024 * 1024
-    """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes. Beyond it the oldest go early."""
+    """Of memory for the message ids within a partition's window: some 350,000 of 36 bytes, 120,000 where each is a batch of its own.
+    A leader takes new ones up to seven eighths of it, and refuses more."""
     producer_bytes: int = 32 * 1024 * 1024
     """Of memory for the producers of a partition: some 20,000. Beyond it no new one is taken."""
     producer_expiry_s: float = 86_400.0
     """A producer that has sent nothing for so long, of the log's time, is forgotten."""
     subjects_bytes: int = 64 * 1024 * 1024
-    """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 280,000
+    """Of memory for the last offset of each subject of a partition, where publishers expect last sequences of subjects: some 360,000
     subjects of 40 bytes. With more, such publishes are refused."""
+    node_derived_bytes: int = 512 * 1024 * 1024
+    """Of memory for the message ids, producers and subjects of all partitions of a node. A leader takes new ones up to seven eighths
+    of it, and refuses more (``liftpy/ingest/derived_budget.py``)."""
     state_checkpoint_s: float = 60.0
     """How often what is derived from a log (message ids, producers, subjects) is written beside it, where the log has grown enough."""
     state_checkpoint_bytes: int = 64 * 1024 * 1024
@@ -266,6 +270,7 @@ class ReplicationConfig:
                 "dedup_bytes": (4096, 16 << 30),
                 "producer_bytes": (4096, 16 << 30),
                 "subjects_bytes": (4096, 16 << 30),
+                "node_derived_bytes": (512, 64 << 30),
                 "state_checkpoint_s": (0.01, 86_400.0),
                 "state_checkpoint_bytes": (4096, 1 << 40),
                 "standby_bytes": (512, 4 << 30),

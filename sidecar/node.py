@@ -24,6 +24,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
@@ -213,6 +214,7 @@ class Node:
             links=links,
             intake=self._intake,
             heard=NodeHeard(settings.replication.node_standby_bytes),
+            derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
             drops=self._drops,
             subjects=self.subjects,

@@ -126,7 +126,8 @@ LARGE_CLASSES = {
     "liftpy.service.settings.ServiceSettings": "the same",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
-    "sidecar.partition.worker.NodeTools": "26: what all partitions of a node share",
+    "liftpy.testing.process.Process": "26: what one life of a simulated node has",
+    "sidecar.partition.worker.NodeTools": "27: what all partitions of a node share",
 }
 
 

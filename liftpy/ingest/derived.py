@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
 from liftpy.errors import CorruptionError, LiftError
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.derived_part import NewBatch, Numbering, Part
 from liftpy.ingest.jetstream import OF_SUBJECT
 from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
@@ -53,6 +54,7 @@ class DerivedState:
         *,
         subject: str = "",
         subjects_bytes: int = 1 << 20,
+        node: NodeDerived | None = None,
     ) -> None:
         self._log = log
         self._subject = subject
@@ -62,15 +64,22 @@ class DerivedState:
         self._is_behind = False  # what was fetched is not taken before a replay has reached it
         self.first_look_bytes = REPLAY_BYTES
         """Of the log: read at once for who expects something of a subject first; 0: nothing is."""
-        self.ids = RecentIds(window_ns, max_bytes, now_ns)
-        self.producers = Producers(0, count_for(max_bytes)) if producers is None else producers
-        self.subjects = LastOfSubjects(self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking())
+        self.ids = RecentIds(window_ns, max_bytes, now_ns, node)
+        self.producers = Producers(0, count_for(max_bytes), 0, node) if producers is None else producers
+        self.subjects = LastOfSubjects(
+            self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
+        )
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Of the log's batches, ever, replayed ones included."""
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
+
+    def join(self, node: NodeDerived) -> None:
+        """Count for ``node`` from now on: for who was filled beside it, or is of no use any more."""
+        for share in (self.ids.in_hand, *(part.share for part in self.parts)):
+            share.join(node)
 
     def _begin(self, offset: int | None) -> None:
         self.end_offset = offset
@@ -104,6 +113,8 @@ class DerivedState:
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
+        if self.producers.can_be_whole:
+            self._begin(None)  # there is room again for what was let go: the log has it
         for batch in batches:
             if batch.base_offset != self.end_offset:
                 self._is_behind = True
@@ -147,6 +158,8 @@ class DerivedState:
         log, end_offset = self._log, self._high_watermark + 1
         if self.end_offset is None or not log.log_start_offset < end_offset <= min(self.end_offset, log.durable_end_offset):
             return None
+        if not (self.ids.is_whole and self.producers.is_whole):
+            return None  # who begins with it would not know that some are missing
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
         return Unwritten(of, end_offset, log.epochs.epoch_at(end_offset - 1), parts)
 
@@ -289,12 +302,18 @@ def _headers_of_few(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
 
 
 def derived_state(
-    log: Log, subject: str, stream: StreamConfig, node: ReplicationConfig, now_ns: Callable[[], int]
+    log: Log,
+    subject: str,
+    stream: StreamConfig,
+    node: ReplicationConfig,
+    now_ns: Callable[[], int],
+    held: NodeDerived | None = None,
 ) -> DerivedState:
-    """As the settings say. ``subject``: that the partition listens on. ``now_ns``: the node's monotonic clock."""
+    """As the settings say. ``subject``: that the partition listens on. ``now_ns``: the node's monotonic clock. ``held``: what the node
+    holds; None: it joins later."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
     expiry_ns = round(node.producer_expiry_s * NS_PER_S)
-    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns)
+    producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns, held)
     return DerivedState(
-        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes
+        log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes, node=held
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from liftpy.ingest.derived_budget import Share
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import ColumnSet
 
@@ -56,8 +57,8 @@ class Part(Protocol):
         """How much log time before the record at HW it must have taken to know all that it promises to know."""
 
     @property
-    def size_bytes(self) -> int:
-        """About what it takes in memory; it sees to its own bound."""
+    def share(self) -> Share:
+        """About what it takes in memory, and how much that may be; it sees to that itself."""
 
     def begin(self, offset: int | None) -> None:
         """Anew: nothing is known; the next batch that is taken begins at ``offset``, None: at any."""

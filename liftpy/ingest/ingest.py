@@ -11,9 +11,8 @@ A message whose id is in the log within the window, or in hand, is left out: who
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
@@ -22,9 +21,10 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
+from liftpy.ingest.in_hand import IngestCounters, InHand
 from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.producer_desk import REFUSALS, ProducerDesk, last_offset_of
+from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
@@ -41,44 +41,13 @@ _RECORD_OVERHEAD_BYTES = 24
 _UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
+IDS_LOST = "message_ids_lost"
+"""Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 
 
 _NOBODY = Numbering(0, 0, 0, None)
-
-
-@dataclass(slots=True)
-class IngestCounters:
-    """For status and metrics; all counts since the process started."""
-
-    records: int = 0
-    size_bytes: int = 0
-    batches: int = 0
-    overloaded: int = 0
-    """Refused or dropped for want of room here."""
-    rejected: int = 0
-    """Answered with a negative ack for another reason."""
-    duplicates: int = 0
-    """Left out, because a record with their message id is stored or in hand."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Reason -> publishes that nobody waits for, and that are not stored."""
-
-
-@dataclass(slots=True)
-class _InHand:
-    """What the core has been asked to append, and has not yet."""
-
-    body: Body
-    publishers: Publishers
-    ids: dict[int, bytes]
-    """Record index -> message id."""
-    asks: bool
-    """One of them expects something of its subject."""
-    again: list[tuple[int, Publishers]] = field(default_factory=list)
-    """(record index, publisher) who have sent one of them again meanwhile."""
-    numbering: Numbering | None = None
-    """By a producer."""
 
 
 class Ingest:
@@ -128,11 +97,11 @@ class Ingest:
         self._raw: list[RawMessage] = []
         self._raw_bytes = 0
         self._drain_scheduled = False
-        self._tokens: dict[int, _InHand] = {}
-        self._ids_in_hand: dict[bytes, tuple[_InHand, int]] = {}
+        self._tokens: dict[int, InHand] = {}
+        self._ids_in_hand: dict[bytes, tuple[InHand, int]] = {}
         """Message id -> where it is, and the record's index there."""
         self._again_count = 0
-        """Of all ``_InHand.again``."""
+        """Of all ``InHand.again``."""
         self._next_token = 1
 
     def settings_changed(self, stream: StreamConfig) -> None:
@@ -157,7 +126,6 @@ class Ingest:
         what it heard by then."""
         if self._listener is not None:
             return
-        self._desk.begin()
         if taken is None:
             self._listen()
             return
@@ -229,6 +197,8 @@ class Ingest:
         self._raw_bytes = 0
         self._tokens.clear()
         self._ids_in_hand.clear()
+        self._derived.ids.in_hand.hold(0)
+        self._desk.begin()
         self._again_count = 0
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
@@ -304,6 +274,8 @@ class Ingest:
             if self._alone(messages):
                 self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
             return
+        if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
+            return
         numbering = None
         if columns.claim is not None and (numbering := self._judged(columns.claim, columns)) is None:
             return
@@ -327,9 +299,11 @@ class Ingest:
         token = self._next_token
         self._next_token += 1
         asks = any(other.sequence is not None for other in columns.of_others.values())
-        self._tokens[token] = in_hand = _InHand(body, columns.publishers, columns.ids, asks, numbering=numbering)
-        for index, message_id in columns.ids.items():
-            self._ids_in_hand[message_id] = in_hand, index
+        self._tokens[token] = in_hand = InHand(body, columns.publishers, columns.ids, asks, numbering=numbering)
+        if columns.ids:
+            self._derived.ids.hold_in_hand(columns.ids.values())
+            for index, message_id in columns.ids.items():
+                self._ids_in_hand[message_id] = in_hand, index
         self._feed(
             PublishesReceived(
                 token=token,
@@ -346,7 +320,7 @@ class Ingest:
         """Answer who wants to go on as a producer, once what he is told is committed."""
         given = self._desk.ask(producer_id, instance, sequence)
         if given is None:
-            self._refuse(publishers, self._no_room())
+            self._refuse(publishers, self._desk.why_not(Finding.FULL))
             return
         digest = b"" if given.digest is None else given.digest.encode()
         told = client_pb2.ProducerState(epoch=given.epoch, nextSequence=given.next_sequence, digest=digest, known=given.known)
@@ -368,7 +342,7 @@ class Ingest:
             return None
         if ruling.finding is not Finding.APPEND:
             envelope.producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
-            self._refuse(publishers, REFUSALS.get(ruling.finding) or self._no_room())
+            self._refuse(publishers, self._desk.why_not(ruling.finding))
             return None
         known = envelope.known_records = ruling.known
         if known:
@@ -389,9 +363,23 @@ class Ingest:
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
 
-    def _no_room(self) -> Unfit:
-        detail = f"{self._derived.producers.max_count} producers are known here, and no more are kept (producer_bytes)"
-        return Unfit(RejectReason.OVERLOADED, detail)
+    def _has_no_room(self, columns: MessageColumns, messages: list[RawMessage], now_wall_ns: int) -> bool:
+        """Whether there is none for the message ids of these, which are taken apart then: those that have one are refused."""
+        ids = self._derived.ids
+        if not (why := ids.lacks(columns.ids.values(), now_wall_ns)):
+            return False
+        if columns.claim is not None and self._is_known(columns.claim, columns):
+            return False  # who is told no must not find it stored [A2]
+        if columns.batch is None and len(columns.ids) < len(messages):
+            self._submit([message for index, message in enumerate(messages) if index not in columns.ids])
+            self._submit([messages[index] for index in columns.ids])
+            return True
+        ids.share.refused(columns.publishers.record_count)
+        if not ids.is_blind(now_wall_ns):
+            self._refuse(columns.publishers, Unfit(RejectReason.OVERLOADED, why, (503, 10023)))
+        else:  # it may be stored: nobody may be told no [A2]
+            self._count_as(IDS_LOST, columns.publishers.record_count)
+        return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
         """Record index -> where its message id is stored, of those that are left out; None: it is in hand, or earlier among these."""
@@ -573,10 +561,11 @@ class Ingest:
             for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
                 self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch, epoch)
 
-    def _taken_out(self, token: int) -> _InHand | None:
+    def _taken_out(self, token: int) -> InHand | None:
         in_hand = self._tokens.pop(token, None)
         if in_hand is not None and in_hand.ids:
             self._again_count -= len(in_hand.again)
+            self._derived.ids.let_go_in_hand(in_hand.ids.values())
             for message_id in in_hand.ids.values():
                 if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
                     del self._ids_in_hand[message_id]

@@ -14,7 +14,8 @@ Batches above HW are the tail. A cut drops them; what they hid counts again, sin
 cut below where reading backwards began begins anew.
 
 A subject below the log's start has no last record. Beyond the bound in bytes, what retention has taken is swept out; if that is not
-enough, all is let go and such publishes are refused, until retention has passed half of the subjects that were known then.
+enough, all is let go and such publishes are refused, until retention has passed half of the subjects that were known then; or, where
+it was the node that had no room, until it has some again.
 
 Worked example: a log of a@0 b@1 a@2, HW 1, and a first publish that expects something of "b": the table begins at 3, reads back,
 and knows a: 2, b: 1. Then b@3 and a cut to 3: b is 1 again.
@@ -31,10 +32,11 @@ from sys import getsizeof
 import numpy as np
 
 from liftpy.errors import CorruptionError
+from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.wire.batch import RecordBatch, parse_batch
 
-_ENTRY_BYTES = 144
+_ENTRY_BYTES = 96
 """What a subject takes besides its text: its place in the table and its offset (measured)."""
 _BATCH_BYTES = 320
 """What a batch above HW takes besides its subjects."""
@@ -53,16 +55,23 @@ class LastOfSubjects:
     reach_ns = 0
 
     def __init__(
-        self, literal: bool, max_bytes: int, log_start_offset: Callable[[], int], read_on: Callable[[], None] = lambda: None
+        self,
+        literal: bool,
+        max_bytes: int,
+        log_start_offset: Callable[[], int],
+        read_on: Callable[[], None] = lambda: None,
+        node: NodeDerived | None = None,
     ) -> None:
         self._literal = literal
-        self._max_bytes = max_bytes
+        self.share = Share(node, self.name, max_bytes, "subjects_bytes")
         self._log_start_offset = log_start_offset
         self._read_on = read_on
         self.wanted = False
         """Somebody has asked, or the log shows that somebody did."""
         self._full_until: int | None = None
         """It did not fit its bound: not before the log starts above this offset is it tried again."""
+        self._wants_bytes = 0
+        """That the node must have, before it is tried again; 0: it was no want of the node's."""
         self._clear(None)
 
     def begin(self, offset: int | None) -> None:
@@ -79,7 +88,15 @@ class LastOfSubjects:
         self._began_at = offset
         self.low = offset
         """Inclusive: everything from there on is known; None: nothing is."""
-        self.size_bytes = 0
+        self.share.hold(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return self.share.size_bytes
+
+    def _grow(self, size_bytes: int) -> None:
+        self.share.hold(self.share.size_bytes + size_bytes)
 
     def __len__(self) -> int:
         """At most: what is in the tail is counted once more."""
@@ -88,7 +105,9 @@ class LastOfSubjects:
     @property
     def is_full(self) -> bool:
         """Whether the subjects of the log do not fit."""
-        if self._full_until is not None and self._log_start_offset() > self._full_until:
+        if self._full_until is not None and (
+            self._log_start_offset() > self._full_until or (self._wants_bytes and self.share.has_room(self._wants_bytes))
+        ):
             self._full_until = None
             self.wanted = False
         return self._full_until is not None
@@ -132,10 +151,10 @@ class LastOfSubjects:
         size_bytes = _BATCH_BYTES + _size_bytes(found)
         self._tail.append((batch.last_offset, found, size_bytes))
         self._over.update(found)
-        self.size_bytes += size_bytes
+        self._grow(size_bytes)
         if batch.last_offset <= self._high_watermark:
             self._fold()
-        self._make_room()
+        self._make_room(size_bytes)
 
     def committed(self, high_watermark: int) -> None:
         """HW is ``high_watermark``, inclusive."""
@@ -143,19 +162,19 @@ class LastOfSubjects:
             self._high_watermark = high_watermark
             if self._tail:
                 self._fold()
-                self._make_room()
+                self._make_room(0)
 
     def _fold(self) -> None:
         tail, over = self._tail, self._over
         while tail and tail[0][0] <= self._high_watermark:
             _, found, size_bytes = tail.popleft()
             self._keep(found)
-            self.size_bytes -= size_bytes
+            self._grow(-size_bytes)
             for subject in [subject for subject, offset in found.items() if over[subject] == offset]:
                 del over[subject]
 
     def _keep(self, found: Mapping[str, int]) -> None:
-        self.size_bytes += _size_bytes(found.keys() - self._kept.keys())
+        self._grow(_size_bytes(found.keys() - self._kept.keys()))
         self._kept.update(found)
 
     def cut(self, end_offset: int) -> None:
@@ -164,7 +183,7 @@ class LastOfSubjects:
             self._restart(end_offset if self.wanted else None)
             return
         while self._tail and self._tail[-1][0] >= end_offset:
-            self.size_bytes -= self._tail.pop()[2]
+            self._grow(-self._tail.pop()[2])
         self._over = {}
         for _, found, _ in self._tail:
             self._over.update(found)
@@ -172,18 +191,21 @@ class LastOfSubjects:
     def read_below(self, low: int, found: Mapping[str, int]) -> None:
         """``found``: the last of each subject from ``low`` on, up to what was known before."""
         self.low = low
+        before_bytes = self.size_bytes
         self._keep({subject: offset for subject, offset in found.items() if subject not in self._kept})
-        self._make_room()
+        self._make_room(self.size_bytes - before_bytes)
 
-    def _make_room(self) -> None:
-        if self.size_bytes <= self._max_bytes:
+    def _make_room(self, grown_bytes: int) -> None:
+        if not self.share.excess_bytes(grown_bytes):
             return
         start = self._log_start_offset()
         kept = {subject: offset for subject, offset in self._kept.items() if offset >= start}
-        self.size_bytes -= _size_bytes(self._kept.keys() - kept.keys())
+        self._grow(-_size_bytes(self._kept.keys() - kept.keys()))
         self._kept = kept
-        if self.size_bytes > self._max_bytes * 7 // 8:
+        room_bytes = self.share.bound_bytes * 7 // 8
+        if self.size_bytes > room_bytes or self.share.excess_bytes(grown_bytes):
             offsets = [*kept.values(), *self._over.values()]
+            self._wants_bytes = min(2 * self.size_bytes, room_bytes) if self.size_bytes <= room_bytes else 0
             self._clear(None)
             self._full_until = int(np.median(offsets))
 
@@ -204,8 +226,8 @@ class LastOfSubjects:
         if self.wanted and data is not None and data[:1] == _READY:
             self._kept = _decoded(data[1:], end_offset)
             self.low = 0
-            self.size_bytes = _size_bytes(self._kept)
-            self._make_room()
+            self._grow(_size_bytes(self._kept))
+            self._make_room(0)
         elif self.lacks:
             self._read_on()
 

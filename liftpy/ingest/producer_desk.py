@@ -25,7 +25,9 @@ from liftpy.replica.effects import RejectReason
 from liftpy.wire.batch_columns import ColumnSet
 
 _EPOCHS = 1 << 16
-REFUSALS = {
+_GIVEN_BYTES = 420
+"""What who was given an epoch takes in memory (measured)."""
+_REFUSALS = {
     Finding.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
     Finding.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
     Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
@@ -49,6 +51,7 @@ class ProducerDesk:
 
     def __init__(self, producers: Producers) -> None:
         self._producers = producers
+        self._share = producers.share.beside()
         self._given: dict[int, tuple[int, int]] = {}
         """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
         self._first: dict[int, int] = {}
@@ -58,6 +61,7 @@ class ProducerDesk:
         """A leadership begins, or ends: nobody was given anything in it."""
         self._given.clear()
         self._first.clear()
+        self._share.hold(0)
 
     def __len__(self) -> int:
         return len(self._given)
@@ -66,12 +70,15 @@ class ProducerDesk:
         """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it; None: no room for one more."""
         state, given = self._producers.state_of(producer_id), self._given.pop(producer_id, None)
         if state is None and self._producers.is_full:
+            self._first.pop(producer_id, None)
+            self._share.hold(_GIVEN_BYTES * len(self._given))
             return None
         epoch = self._epoch_for(state, given, instance)
         while len(self._given) >= self._producers.max_count:
             gone = next(iter(self._given))  # he asks again
             del self._given[gone], self._first[gone]
         self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
+        self._share.hold(_GIVEN_BYTES * len(self._given))
         if state is None:
             return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
         return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state))
@@ -100,7 +107,17 @@ class ProducerDesk:
             return Ruling(Finding.FENCED, next_sequence=due)
         if state is None:
             return self._judge_the_first(claim)
-        return self._producers.judge(claim, columns)
+        ruling = self._producers.judge(claim, columns)
+        if ruling.finding is Finding.APPEND and not ruling.known and not self._producers.takes_batches:
+            return Ruling(Finding.FULL, next_sequence=due)
+        return ruling
+
+    def why_not(self, finding: Finding) -> Unfit:
+        """What a batch, or a question (FULL), is refused with."""
+        if finding is not Finding.FULL:
+            return _REFUSALS[finding]
+        self._producers.share.refused()
+        return Unfit(RejectReason.OVERLOADED, self._producers.why_full)
 
     def _judge_the_first(self, claim: Claim) -> Ruling:
         """Nothing is known of its producer. Another than the first that was announced may come behind one that is lost; or what was

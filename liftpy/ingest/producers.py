@@ -5,7 +5,9 @@ Constraint: it is a function of the log; what is cut is forgotten. Memory is bou
 
 Algorithm: a producer's batches follow on each other without a gap, in an epoch that only rises. Sequences have 32 bits, epochs 16, and
 both go round, so that "before" and "after" are by their distance. Every batch of the log is taken, in its order; of those above HW the
-state before is kept, which a cut brings back. Who may go on in which epoch is the leader's to say (``producer_desk.py``).
+state before is kept, which a cut brings back. No new producer is taken without room for it. Who follows takes what its leader took, and
+where it has no room lets go of those that were heard last longest ago: until they would have expired, whoever is not known here may
+be one of them, and is refused (``is_full``). Who may go on in which epoch is the leader's to say (``producer_desk.py``).
 
 | what comes | judged |
 |---|---|
@@ -35,6 +37,7 @@ from typing import NamedTuple
 import crc32c
 
 from liftpy.errors import CorruptionError, ProtocolError
+from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
 from liftpy.wire.batch_columns import ColumnSet
@@ -46,8 +49,10 @@ _REMEMBERED = 5
 _TIME = struct.Struct("<qI")
 _STATE = struct.Struct("<QHIq?B")
 _BATCH = struct.Struct("<IIq?I")
-STATE_BYTES = 1_200
+STATE_BYTES = 1_360
 """About what a producer takes in memory, with its last batches (measured)."""
+TAIL_BYTES = 760
+"""What a batch above HW takes besides: the state before it (measured)."""
 
 
 def distance(sequence: int, other: int) -> int:
@@ -139,12 +144,13 @@ class Producers:
     name = "producers"
     version = 1
 
-    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0) -> None:
+    def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
         """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
         ``reach_ns``: so much of the log is read for it when a log is opened."""
         self._expiry_ns = expiry_ns
         self.reach_ns = reach_ns
         self.max_count = max_count
+        self.share = Share(node, self.name)
         self.forgotten = 0
         """Producers that went before their time, for want of room, ever."""
         self.begin(None)
@@ -155,19 +161,53 @@ class Producers:
         self._tail: deque[_Numbered] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
+        self._lost_ns = -1
+        """Log time of the last batch of those that went before their time; -1: none did."""
+        self._lost_count = 0
+        self._count()
 
     def __len__(self) -> int:
         return len(self._states)
 
+    def _count(self) -> None:
+        self.share.hold(STATE_BYTES * len(self._states) + TAIL_BYTES * len(self._tail))
+
     @property
     def is_full(self) -> bool:
-        """Whether there is room for none that is not known."""
-        return len(self._states) >= self.max_count
+        """Whether none is taken that is not known: there is no room, or it may be known to the log."""
+        return len(self._states) >= self.max_count or not self.is_whole or not self.share.has_room(STATE_BYTES)
+
+    @property
+    def why_full(self) -> str:
+        """For who is refused."""
+        if len(self._states) >= self.max_count:
+            return f"{self.max_count} producers are known here, and no more are kept (producer_bytes)"
+        if not self.is_whole:
+            return "some producers went for want of room here, and it can't be told from a new one who is one of them"
+        return "what is known of producers, message ids and subjects fills what node_derived_bytes allows"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all are known that have not expired."""
+        return self._lost_ns < 0 or (self._expiry_ns > 0 and self._lost_ns <= self._committed_ns - self._expiry_ns)
+
+    @property
+    def can_be_whole(self) -> bool:
+        """Whether some are gone that there would be room for by now."""
+        if self.is_whole:
+            return False
+        count = len(self._states) + self._lost_count
+        return count < self.max_count and self.share.has_room(2 * STATE_BYTES * self._lost_count)
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether there is room for one more batch above HW of somebody who is known."""
+        return self.share.fits(TAIL_BYTES)
 
     @property
     def size_bytes(self) -> int:
         """About what is kept takes in memory."""
-        return STATE_BYTES * (len(self._states) + len(self._tail))
+        return self.share.size_bytes
 
     def state_of(self, producer_id: int) -> ProducerState | None:
         """What the log says of it, its uncommitted end included; None: nothing."""
@@ -196,6 +236,7 @@ class Producers:
         self._states[producer_id] = ProducerState(epoch, after(base_sequence, count), digest, (*earlier, stored), self._time_ns)
         self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
+        self._make_room(STATE_BYTES if before is None else 0)
 
     def committed(self, high_watermark: int) -> None:
         """HW is ``high_watermark``, inclusive."""
@@ -207,12 +248,20 @@ class Producers:
         while self._tail and self._tail[0].last_offset <= self._high_watermark:
             self._committed_ns = self._tail.popleft().time_ns
         states = self._states
-        while len(states) > self.max_count:
-            self.forgotten += 1
-            del states[next(iter(states))]
         until_ns = self._committed_ns - self._expiry_ns
         while self._expiry_ns and states and states[oldest := next(iter(states))].time_ns <= until_ns:
             del states[oldest]
+        self._count()
+
+    def _make_room(self, grown_bytes: int) -> None:
+        """Those that were heard last longest ago go."""
+        states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
+        while states and (len(states) > self.max_count or excess_bytes > 0):
+            self._lost_ns = max(self._lost_ns, states.pop(next(iter(states))).time_ns)
+            self._lost_count += 1
+            self.forgotten += 1
+            excess_bytes -= STATE_BYTES
+        self._count()
 
     def cut(self, end_offset: int) -> None:
         """The log ends at ``end_offset`` now, which is above HW as it was said last."""
@@ -223,6 +272,7 @@ class Producers:
             if taken.before is not None:
                 self._states[taken.producer_id] = taken.before
         self._states = _in_order(self._states)
+        self._count()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self) -> Callable[[], bytes]:
@@ -250,6 +300,7 @@ class Producers:
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
         self._states = _in_order(states)
         self._fold()
+        self._make_room(0)
 
     # ---- what comes --------------------------------------------------------------------------------------------------
     def judge(self, claim: Claim, columns: ColumnSet) -> Ruling:

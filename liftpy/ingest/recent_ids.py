@@ -5,10 +5,14 @@ log; what is cut is forgotten, and what is not committed yet makes nothing expir
 
 Algorithm: every batch is taken, in the order of the log. Those above HW are the tail, which a cut shortens; HW folds them into what is
 kept. Time is log time: the largest timestamp of a batch so far, so that a clock that falls behind expires nothing. What is kept goes
-from the front when log time has passed it by the window, and, beyond the bound in bytes, before that (counted). A lookup judges by the
-log time that the asker's record would have: an id that is older than the window then is a new one, also in a log that was idle.
+from the front when log time has passed it by the window. A lookup judges by the log time that the asker's record would have: an id
+that is older than the window then is a new one, also in a log that was idle.
 Log time is made by wall clocks, and those jump: so an id is known for the window at least by the monotonic clock of this node, too,
 counted from when it was taken here. A leader whose wall clock is an hour ahead stores nothing twice that is sent again now.
+
+A leader takes an id only while there is room for it (``lacks``). Where there is none all the same, for who follows takes what its
+leader took, the oldest go early, and which was the last of them is remembered: until that has left the window, who is not known here
+may be one of those that are gone, and is refused (``is_blind``).
 
 An id that stands there twice (the window had passed, or it was a command, which is stored each time) counts for its newest record. If
 that one is cut, the one before it counts again.
@@ -28,7 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import CorruptionError
+from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 
@@ -74,12 +80,12 @@ class RecentIds:
     name = "ids"
     version = 1
 
-    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int]) -> None:
+    def __init__(self, window_ns: int, max_bytes: int, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
         self.window_ns = window_ns
         self._now_ns = now_ns
-        self._max_bytes = max_bytes
-        self.size_bytes = 0
-        """About what is kept takes in memory."""
+        self.share = Share(node, self.name, max_bytes, "dedup_bytes")
+        self.in_hand = self.share.beside()
+        """Of those that a leader has taken, and that are not in the log yet."""
         self.forgotten = 0
         """Ids that went before their time, for want of room, ever."""
         self.begin(None)
@@ -92,7 +98,14 @@ class RecentIds:
         self._tail: deque[_Taken] = deque()
         self._kept: deque[_Taken] = deque()  # committed, with ids, oldest first
         self._by_id: dict[bytes, _Taken] = {}
-        self.size_bytes = 0
+        self._lost_ns = self._lost_known_ns = -1
+        """Of the last id that went before its time: log time, and when it was taken here; -1: none did."""
+        self.share.hold(0)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what is kept takes in memory."""
+        return self.share.size_bytes
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -120,8 +133,8 @@ class RecentIds:
         self._tail.append(taken)
         if last_offset <= self._high_watermark:
             self._fold()
-        if self.size_bytes > self._max_bytes:
-            self._make_room()
+        if taken.ids and (excess_bytes := self.share.excess_bytes(taken.size_bytes)):
+            self._make_room(excess_bytes)
 
     def _note(self, taken: _Taken) -> None:
         by_id = self._by_id
@@ -129,8 +142,8 @@ class RecentIds:
         if known:
             taken.before = {message_id: by_id[message_id] for message_id in known}
         by_id.update(dict.fromkeys(taken.ids, taken))
-        taken.size_bytes = _BATCH_BYTES + sum(map(len, taken.ids)) + _ID_BYTES * len(taken.ids)
-        self.size_bytes += taken.size_bytes
+        taken.size_bytes = _BATCH_BYTES + size_of(taken.ids)
+        self.share.hold(self.share.size_bytes + taken.size_bytes)
 
     def committed(self, high_watermark: int) -> None:
         """HW is ``high_watermark``, inclusive; it may be ahead of what has been taken."""
@@ -146,29 +159,38 @@ class RecentIds:
             if taken.ids:
                 taken.before = None
                 self._kept.append(taken)
-        kept, until_ns = self._kept, self._time_ns - self.window_ns
-        while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0]):
+        self._expire(self._time_ns)
+
+    def _expire(self, time_ns: int) -> None:
+        """At ``time_ns``, log time."""
+        kept, until_ns = self._kept, time_ns - self.window_ns
+        while kept and kept[0].time_ns <= until_ns and not self._is_fresh(kept[0].known_ns):
             self._forget(kept.popleft())
 
-    def _is_fresh(self, taken: _Taken) -> bool:
-        return taken.known_ns > self._now_ns() - self.window_ns
+    def _is_fresh(self, known_ns: int) -> bool:
+        return known_ns > self._now_ns() - self.window_ns
 
-    def _make_room(self) -> None:
+    def _make_room(self, excess_bytes: int) -> None:
         """The oldest go first; of the tail too, which is not bounded otherwise."""
-        while self.size_bytes > self._max_bytes and self._kept:
-            self.forgotten += len(self._kept[0].ids)
-            self._forget(self._kept.popleft())
+        until_bytes = self.size_bytes - excess_bytes
+        while self.size_bytes > until_bytes and self._kept:
+            self._lose(self._kept.popleft())
         for taken in self._tail:
-            if self.size_bytes <= self._max_bytes:
+            if self.size_bytes <= until_bytes:
                 break
-            self.forgotten += len(taken.ids)
-            self._forget(taken)
+            self._lose(taken)
+
+    def _lose(self, taken: _Taken) -> None:
+        if taken.ids and taken.time_ns > self._time_ns - self.window_ns:
+            self._lost_ns, self._lost_known_ns = taken.time_ns, taken.known_ns
+        self.forgotten += len(taken.ids)
+        self._forget(taken)
 
     def _forget(self, taken: _Taken) -> None:
         for message_id in taken.ids:
             if self._by_id.get(message_id) is taken:
                 del self._by_id[message_id]
-        self.size_bytes -= taken.size_bytes
+        self.share.hold(self.share.size_bytes - taken.size_bytes)
         taken.ids, taken.offsets, taken.size_bytes, taken.before = (), (), 0, None
 
     def cut(self, end_offset: int) -> None:
@@ -204,16 +226,55 @@ class RecentIds:
                 self._note(taken)
                 taken.before = None
                 self._kept.append(taken)
-        if self.size_bytes > self._max_bytes:
-            self._make_room()
+        if excess_bytes := self.share.excess_bytes(0):
+            self._make_room(excess_bytes)
 
     # ---- lookups -----------------------------------------------------------------------------------------------------
     def find(self, message_id: bytes, now_wall_ns: int) -> Stored | None:
         """Where a record with ``message_id`` is, if one that came at ``now_wall_ns`` would lie within its window."""
         taken = self._by_id.get(message_id)
-        if taken is None or (taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken)):
+        if taken is None or (
+            taken.time_ns <= max(self._time_ns, now_wall_ns) - self.window_ns and not self._is_fresh(taken.known_ns)
+        ):
             return None
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
+
+    def is_blind(self, now_wall_ns: int) -> bool:
+        """Whether an id that came at ``now_wall_ns``, and is not known, may be one that went before its time."""
+        if self._lost_ns < 0:
+            return False
+        return self._lost_ns > max(self._time_ns, now_wall_ns) - self.window_ns or self._is_fresh(self._lost_known_ns)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it knows all ids within the window of the last committed record."""
+        return not self.is_blind(0)
+
+    def hold_in_hand(self, ids: Iterable[bytes]) -> None:
+        """A leader has taken them."""
+        self.in_hand.hold(self.in_hand.size_bytes + size_of(ids))
+
+    def let_go_in_hand(self, ids: Iterable[bytes]) -> None:
+        """They are in the log, or refused."""
+        self.in_hand.hold(self.in_hand.size_bytes - size_of(ids))
+
+    def lacks(self, ids: Iterable[bytes], now_wall_ns: int) -> str:
+        """Why a leader does not take a batch with ``ids``, none of which is known, at ``now_wall_ns``; '': it does."""
+        if not self.window_ns:
+            return ""
+        if self.is_blind(now_wall_ns):
+            return f"some message ids of the last {self.window_ns / NS_PER_S:g} s went for want of room here"
+        size_bytes, in_hand_bytes = _BATCH_BYTES + size_of(ids), self.in_hand.size_bytes
+        if not self.share.has_room(size_bytes, in_hand_bytes):
+            self._expire(max(self._time_ns, now_wall_ns))  # a log that takes nothing has no time of its own
+        setting = self.share.lacks(size_bytes, in_hand_bytes)
+        return setting and f"the message ids of the last {self.window_ns / NS_PER_S:g} s fill what {setting} allows"
+
+
+def size_of(ids: Iterable[bytes]) -> int:
+    """What ids of a batch take in memory, in bytes."""
+    sizes = [*map(len, ids)]
+    return sum(sizes) + _ID_BYTES * len(sizes)
 
 
 def _encoded(kept: Sequence[_Taken]) -> bytes:

@@ -20,6 +20,7 @@ from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.log.log import Log
 from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
@@ -140,6 +141,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)
         self.confirmed: set[int] = set()

@@ -78,7 +78,9 @@ class SimIngest:
         self._releasing: do.SendAcks | None = None
         self.acks = PendingAcks(self, replica.key, replica.subject)
         below = f"{replica.subject}.>"
-        self.derived = derived_state(replica.log, below, replica.log.config, self._cluster.config, replica.now_ns)
+        self.derived = derived_state(
+            replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.derived
+        )
         self._reading = False
         self.derived.on_lacking = self._read_soon
         owner = state_owner(replica.key)

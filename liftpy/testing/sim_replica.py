@@ -13,6 +13,7 @@ from typing import Any
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.log.compaction import Compaction
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
@@ -148,6 +149,7 @@ class SimReplica(Asking):
         """The partition is held elsewhere: the role is given up and the log closed; what is still on its way comes to nobody."""
         self.feed(ev.StopRequested())
         self.gone = True
+        self.publishers.derived.join(NodeDerived())
         for timer in self._timers.values():
             timer.cancel()
         for subject in (f"notify.{self.node_id}.{self.subject}", f"{self.subject}.read.{self.node_id}"):

@@ -16,6 +16,7 @@ from liftpy.cluster.wishes import Answer
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.sorting import TakenOver
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -72,6 +73,7 @@ class Life(Protocol):
 
     node_id: str
     disk: Disk
+    derived: NodeDerived
     incarnation: int
     lost_data: bool
     dead: bool

@@ -24,6 +24,7 @@ from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.partition import PartitionState
 from liftpy.replica.copying import CopyPace
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
@@ -96,6 +97,11 @@ class Partitions:
     def copy_pace(self) -> CopyPace:
         """Of this node's learners."""
         return self._node.copy_pace
+
+    @property
+    def derived(self) -> NodeDerived:
+        """What this node's partitions keep of their logs in memory."""
+        return self._node.derived
 
     def __len__(self) -> int:
         return len(self._workers)

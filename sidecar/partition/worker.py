@@ -23,6 +23,7 @@ from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.sorting import SortingRules
@@ -80,6 +81,7 @@ class NodeTools:
     links: Links
     intake: NodeIntake
     heard: NodeHeard
+    derived: NodeDerived
     copy_pace: CopyPace
     drops: Drops
     subjects: Subjects
@@ -131,7 +133,7 @@ class PartitionWorker:
         """Give the replica an event."""
         self.acks = PendingAcks(node.links.ingest, key, own_subject)
         self.reads = ReadSubjects(node.reads, key, node_id, self._source())
-        self.derived = derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
+        self.derived = derived_state(log, own_subject, config, node.settings.replication, clock.now_ns, node.derived)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -372,6 +374,7 @@ class PartitionWorker:
         self.ingest.stop()
         self.replication.stop()
         self.acks.drop()
+        self.derived.join(NodeDerived())
         self.reads.close()
         self.fetches.close()
         self.services.close()

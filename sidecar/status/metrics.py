@@ -63,6 +63,7 @@ class NodeCollector(Collector):
         quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
         yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
         yield from self._copies(report["copies"], partitions)
+        yield from self._derived(report["derived"])
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in led)
         yield GaugeMetricFamily("liftpy_partitions_under_replicated", "Led here, with replicas out of the ISR.", value=behind)
         slow = sum(p["has_slow_disk"] + sum(f["has_slow_disk"] for f in p["followers"].values()) for p in led)
@@ -118,6 +119,20 @@ class NodeCollector(Collector):
             if not by_reason({kind: count}):
                 events.add_metric([kind], count)
         yield events
+
+    def _derived(self, derived: dict[str, Any]) -> Iterator[Metric]:
+        text = "Memory for what is derived from the logs of the partitions here, about, by kind."
+        held = GaugeMetricFamily("liftpy_derived_bytes", text, labels=["of"])
+        for kind, size in sorted(derived["held"].items()):
+            held.add_metric([kind], size)
+        yield held
+        text = "How much that may be (node_derived_bytes); leaders refuse what is new from seven eighths of it on."
+        yield GaugeMetricFamily("liftpy_derived_bound_bytes", text, value=derived["bound_bytes"])
+        text = "Publishes that were refused since there was no room for what they need, by kind."
+        refused = CounterMetricFamily("liftpy_derived_refused", text, labels=["of"])
+        for kind, count in sorted(derived["refused"].items()):
+            refused.add_metric([kind], count)
+        yield refused
 
     def _standby(self, counted: Counter[str]) -> Iterator[Metric]:
         text = "Memory for what was heard while standing by."

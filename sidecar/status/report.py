@@ -14,6 +14,7 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.client.urls import shown_address
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import CopyPace
 from liftpy.replica.snapshot import ReplicaSnapshot
@@ -90,6 +91,7 @@ class Reporter:
             "scrub": self._scrub.report() if self._scrub is not None else {},
             "descriptors": self._descriptors(),
             "copies": _copies(self._partitions.copy_pace),
+            "derived": _derived(self._partitions.derived),
             "flush_times": self._flush_times.report(),
             "flush_place": self._flush_place.report(),
             "ticks": self._group.ticks(),
@@ -157,9 +159,11 @@ class Reporter:
             "replayed_bytes": worker.derived.replayed_bytes,
             "message_ids": len(worker.derived.ids),
             "message_ids_bytes": worker.derived.ids.size_bytes,
+            "message_ids_state": "whole" if worker.derived.ids.is_whole else "lost",
             "message_ids_forgotten": worker.derived.ids.forgotten,
             "producers": len(worker.derived.producers),
             "producers_bytes": worker.derived.producers.size_bytes,
+            "producers_state": "full" if worker.derived.producers.is_full else "open",
             "producers_forgotten": worker.derived.producers.forgotten,
             "subjects": len(worker.derived.subjects),
             "subjects_bytes": worker.derived.subjects.size_bytes,
@@ -179,6 +183,16 @@ class Reporter:
             "services": worker.services.report(),
             "gone_services": worker.services.gone(),
         }
+
+
+def _derived(node: NodeDerived) -> dict[str, Any]:
+    """What is kept of logs in memory, in bytes, by kind; and what was refused for want of room."""
+    return {
+        "bound_bytes": node.bound_bytes,
+        "size_bytes": node.size_bytes,
+        "held": dict(node.by_kind),
+        "refused": dict(node.refused),
+    }
 
 
 def _connection(link: BusConnection) -> dict[str, Any]:

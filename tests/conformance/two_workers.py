@@ -15,6 +15,7 @@ from typing import Any
 
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
@@ -178,6 +179,7 @@ class WorkerNode:
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
+            derived=NodeDerived(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects,
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,

@@ -165,7 +165,7 @@ MUTANTS = [
         ("a cut forgets who was before", "        if taken.before is not None:\n                self._states", "        if taken.before is None:\n                self._states", "after a fail-over a producer's old batches are stored again"),
         ("a cut turns the order round", "                self._states[taken.producer_id] = taken.before\n        self._states = _in_order(self._states)", "                self._states[taken.producer_id] = taken.before", "for want of room a producer goes that was heard of, and one stays that was not"),
         ("who was first heard in what is cut is known on", "            self._states.pop(taken.producer_id, None)\n            if taken.before", "            if taken.before", "a batch that is in no log is acknowledged as a duplicate"),
-        ("what is not committed makes producers expire", "self._committed_ns - self._expiry_ns", "self._time_ns - self._expiry_ns", "a producer is forgotten by a batch that is cut"),
+        ("what is not committed makes producers expire", "until_ns = self._committed_ns - self._expiry_ns", "until_ns = self._time_ns - self._expiry_ns", "a producer is forgotten by a batch that is cut"),
     ),
     *rows(
         "liftpy/ingest/producer_desk.py",

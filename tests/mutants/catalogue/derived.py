@@ -9,8 +9,8 @@ MUTANTS: list[Mutant] = [
         "liftpy/ingest/recent_ids.py",
         (
             "what is not committed makes ids expire",
-            "kept, until_ns = self._kept, self._time_ns - self.window_ns",
-            "kept, until_ns = self._kept, (self._tail[-1].time_ns if self._tail else self._time_ns) - self.window_ns",
+            "        self._expire(self._time_ns)\n",
+            "        self._expire(self._tail[-1].time_ns if self._tail else self._time_ns)\n",
             "a message is stored twice after a cut",
         ),
         (
@@ -21,7 +21,7 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a wall clock that jumps expires ids",
-            "return taken.known_ns > self._now_ns() - self.window_ns",
+            "return known_ns > self._now_ns() - self.window_ns",
             "return False",
             "a message is stored twice by a leader whose clock is ahead",
         ),
@@ -33,9 +33,63 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "the tail is not bounded",
-            "        for taken in self._tail:\n            if self.size_bytes <= self._max_bytes:",
-            "        for taken in ():\n            if self.size_bytes <= self._max_bytes:",
+            "        for taken in self._tail:\n            if self.size_bytes <= until_bytes:",
+            "        for taken in ():\n            if self.size_bytes <= until_bytes:",
             "memory grows while nothing is committed",
+        ),
+        (
+            "what was let go is new",
+            "        if self.is_blind(now_wall_ns):\n            return f",
+            "        if self._lost_ns < -1:\n            return f",
+            "a leader stores again what it had no room to remember",
+        ),
+        (
+            "what is in hand needs no room",
+            "_BATCH_BYTES + size_of(ids), self.in_hand.size_bytes",
+            "_BATCH_BYTES + size_of(ids), 0",
+            "while nothing is appended a node takes ids without a bound",
+        ),
+        (
+            "an id that a leader took goes for the next one",
+            "        return setting and f",
+            "        return False and f",
+            "a leader forgets ids within their window",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/derived_budget.py",
+        (
+            "neighbours pay",
+            "of_node = min(self._node.size_bytes - self._node.bound_bytes, grown_bytes)",
+            "of_node = self._node.size_bytes - self._node.bound_bytes",
+            "one partition's flood makes another forget its ids",
+        ),
+        (
+            "a node has no bound",
+            "return max(self.size_bytes - self.bound_bytes, of_node, 0)",
+            "return max(self.size_bytes - self.bound_bytes, 0)",
+            "many partitions with full windows end the process",
+        ),
+        (
+            "leaders fill a node to its end",
+            "is_open = node.size_bytes + more_bytes <= node.bound_bytes * _OPEN_NUMERATOR // _OPEN_DENOMINATOR",
+            "is_open = node.size_bytes + more_bytes <= node.bound_bytes",
+            "followers let go of what leaders elsewhere take",
+        ),
+        (
+            "who joins is not counted",
+            "        self._node = node\n        self.hold(size_bytes)",
+            "        self._node = node\n        self.size_bytes = size_bytes",
+            "what was restored counts for nothing",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/producers.py",
+        (
+            "a producer that was let go is a new one",
+            " or not self.is_whole or not self.share.has_room(STATE_BYTES)",
+            " or not self.share.has_room(STATE_BYTES)",
+            "a batch is stored twice by a leader that had no room for its producer",
         ),
     ),
     *rows(
@@ -99,19 +153,19 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "what is full stays full",
-            "if self._full_until is not None and self._log_start_offset() > self._full_until:",
-            "if False:",
+            "self._log_start_offset() > self._full_until or (self._wants_bytes",
+            "(self._wants_bytes",
             "conditional publishes are refused for ever",
         ),
         (
             "the table has no bound",
-            "        if self.size_bytes <= self._max_bytes:\n            return\n        start",
+            "        if not self.share.excess_bytes(grown_bytes):\n            return\n        start",
             "        if True:\n            return\n        start",
             "memory grows with the subjects",
         ),
         (
             "a tail that is folded is counted twice",
-            "            self.size_bytes -= size_bytes\n            for subject",
+            "            self._grow(-size_bytes)\n            for subject",
             "            pass\n            for subject",
             "conditional publishes are refused for want of room that is there",
         ),

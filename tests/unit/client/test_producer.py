@@ -551,6 +551,6 @@ async def test_a_refusal_to_be_opened_is_raised() -> None:
         await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
         node.ingest._desk.ask = lambda *asked: None  # type: ignore[method-assign]
-        node.ingest._no_room = lambda: Unfit(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
+        node.ingest._desk.why_not = lambda finding: Unfit(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
     with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
         await a_producer(wire)

@@ -149,7 +149,7 @@ def test_what_retention_has_taken_is_no_last_record() -> None:
 
 def test_beyond_the_bound_it_is_refused_until_retention_has_made_room() -> None:
     log = a_log()
-    state = a_state(log, room=16_384)
+    state = a_state(log, room=12_288)
     for number in range(60):
         append(log, state, [f"s.{number}"])
     commit(log, state, 59)

@@ -395,8 +395,8 @@ def test_what_the_settings_say_of_derived_state() -> None:
     stream = StreamConfig(dedup_window_s=7.0)
     node = ReplicationConfig(dedup_bytes=4096, subjects_bytes=8192, producer_bytes=STATE_BYTES * 9, producer_expiry_s=3)
     made = derived_state(log, "s.*", stream, node, lambda: 5)
-    assert (made.ids.window_ns, made.ids._max_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
-    assert (made.subjects._max_bytes, made.subjects._literal) == (8192, False)
+    assert (made.ids.window_ns, made.ids.share.bound_bytes, made.ids._now_ns()) == (7 * NS_PER_S, 4096, 5)
+    assert (made.subjects.share.bound_bytes, made.subjects._literal) == (8192, False)
     assert (made.producers.max_count, made.producers._expiry_ns, made.producers.reach_ns) == (9, 3 * NS_PER_S, 3 * NS_PER_S)
     assert derived_state(log, "s", stream, ReplicationConfig(), int).producers.reach_ns == 86_400 * NS_PER_S
 

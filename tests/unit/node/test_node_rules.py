@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.replica.copying import CopyPace
 from liftpy.wire.refusals import REFUSED
 from sidecar.settings import NodeSettings, Target
@@ -114,6 +115,7 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
         "nats": {"connected": False, **{name: 10 + at for at, name in enumerate(TRAFFIC)}, "errors": {"slow": 3}},
         "connections": {"replication": link, "ingest": {**link, "connected": False, "send_buffer_bytes": 43, **losses}},
         "copies": {"bytes_per_second": 84, "copied_bytes": 85, "backlog_bytes": 86, "waited_s": 87.5, "yielded_s": 88.5},
+        "derived": {"bound_bytes": 91, "held": {"ids": 92, "subjects": 93}, "refused": {"ids": 94}},
         "flush_times": {"p50_ms": 1.0, "p99_ms": 250.0, "max_ms": 3000.0},
         "flush_place": {"on_loop": True, "moves": 51, "done_on_loop": 52, "done_in_thread": 53, "probed": 54},
         "ticks": {"p50_ms": 2.0, "p99_ms": 4.0, "max_ms": 8.0, "late": 55},
@@ -138,6 +140,10 @@ def test_every_figure_is_shown_under_its_own_name() -> None:
         ("liftpy_copied_backlog_bytes_total",): 86,
         ("liftpy_copies_put_off_seconds_total",): 87.5,
         ("liftpy_copies_yielded_seconds_total",): 88.5,
+        ("liftpy_derived_bound_bytes",): 91,
+        ("liftpy_derived_bytes", "ids"): 92,
+        ("liftpy_derived_bytes", "subjects"): 93,
+        ("liftpy_derived_refused_total", "ids"): 94,
         ("liftpy_partitions_under_replicated",): 1,
         ("liftpy_replicas_with_slow_disks",): 2,
         ("liftpy_partitions_with_too_many_subjects",): 1,
@@ -214,9 +220,10 @@ def a_reporter(tmp_path: Path, links: list[Any], failed: dict[str, str] | None =
     class Partitions(list[Any]):
         failed: dict[str, str]
         copy_pace: CopyPace
+        derived: NodeDerived
 
     partitions = Partitions()
-    partitions.failed, partitions.copy_pace = failed or {}, CopyPace()
+    partitions.failed, partitions.copy_pace, partitions.derived = failed or {}, CopyPace(), NodeDerived()
     group: Any = SimpleNamespace(
         leader="n1",
         image=SimpleNamespace(index=5, controllers=ControllerList(("n1", "n2"), "n3", "n2", 4)),

@@ -16,6 +16,7 @@ import pytest
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.replica.copying import CopyPace
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.wire.inboxes import InboxRule
@@ -57,7 +58,7 @@ SNAPSHOT = ReplicaSnapshot(
 class Ids:
     """Message ids."""
 
-    size_bytes, forgotten = 127, 128
+    size_bytes, forgotten, is_whole = 127, 128, False
 
     def __len__(self) -> int:
         return 126
@@ -66,7 +67,7 @@ class Ids:
 class Known:
     """Producers."""
 
-    size_bytes, forgotten = 131, 132
+    size_bytes, forgotten, is_full = 131, 132, True
 
     def __len__(self) -> int:
         return 130
@@ -118,6 +119,7 @@ def a_reporter(tmp_path: Path, *workers: Any) -> Reporter:
     class Partitions(list[Any]):
         failed: ClassVar[dict[str, str]] = {}
         copy_pace = CopyPace(bytes_per_second=120, copied_bytes=121, backlog_bytes=122, waited_ns=123_456_789)
+        derived = NodeDerived(138, 139, Counter(ids=140), Counter(subjects=141))
 
     link = a_link("ingest", 1)
     image = SimpleNamespace(index=5, controllers=ControllerList())
@@ -197,9 +199,11 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "standby": {"held_bytes": 130, "appended": 131},
             "message_ids": 126,
             "message_ids_bytes": 127,
+            "message_ids_state": "lost",
             "message_ids_forgotten": 128,
             "producers": 130,
             "producers_bytes": 131,
+            "producers_state": "full",
             "producers_forgotten": 132,
             "subjects": 133,
             "subjects_bytes": 134,

@@ -121,7 +121,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
 
     def part(name: str) -> Any:
         return SimpleNamespace(**{
-            what: lambda *_, what=what: told.append(f"{name} {what}") for what in ("stop", "drop", "close", "forget")
+            what: lambda *_, what=what: told.append(f"{name} {what}") for what in ("stop", "drop", "close", "forget", "join")
         })  # fmt: skip
 
     async def flushed() -> None:
@@ -141,14 +141,14 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
             standby=part("standby"), acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
             flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,
-            _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
+            derived=part("derived"), _node=SimpleNamespace(pool=pool, notifications=part("notifications")),
         )  # fmt: skip
         assert await PartitionWorker.stop(ended) is (not failed)
     assert told[0] == StopRequested()
     end = ["flusher close", "states close", ("log", not failed, False, "store the state")]
     assert told[-3:] == end, "what is under way is flushed before the log is closed"
     wanted = {"driver stop", "ingest stop", "replication stop", "acks drop", "reads close", "fetches close", "services close",
-              "standby stop", "executor close", "notifications forget"}  # fmt: skip
+              "standby stop", "executor close", "notifications forget", "derived join"}  # fmt: skip
     assert wanted <= set(told[1:-3])
 
 

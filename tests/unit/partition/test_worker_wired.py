@@ -12,6 +12,7 @@ import pytest
 from liftpy.config import AckPolicy, Codec, FlushPolicy, ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
 from liftpy.ingest.sorting import SortingRules
 from liftpy.replica import effects as do
@@ -55,7 +56,7 @@ class Wired:
             links=SimpleNamespace(
                 ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
             ),
-            heard=NodeHeard(1 << 30),
+            heard=NodeHeard(1 << 30), derived=NodeDerived(),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
@@ -122,7 +123,9 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
 
 
 def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(wired.given["derived_state"].values()) == [wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns]
+    assert list(wired.given["derived_state"].values()) == [
+        wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns, wired.node.derived,
+    ]  # fmt: skip
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = (
         wired.worker,

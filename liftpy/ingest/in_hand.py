@@ -1,0 +1,43 @@
+"""What ingest counts, and what it holds of publishes that the core has not had appended yet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from liftpy.ingest.acks import Publishers
+from liftpy.ingest.derived_part import Numbering
+from liftpy.wire.batch import Body
+
+
+@dataclass(slots=True)
+class IngestCounters:
+    """For status and metrics; all counts since the process started."""
+
+    records: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    overloaded: int = 0
+    """Refused or dropped for want of room here."""
+    rejected: int = 0
+    """Answered with a negative ack for another reason."""
+    duplicates: int = 0
+    """Left out, because a record with their message id is stored or in hand."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that nobody waits for, and that are not stored."""
+
+
+@dataclass(slots=True)
+class InHand:
+    """What the core has been asked to append, and has not yet."""
+
+    body: Body
+    publishers: Publishers
+    ids: dict[int, bytes]
+    """Record index -> message id."""
+    asks: bool
+    """One of them expects something of its subject."""
+    again: list[tuple[int, Publishers]] = field(default_factory=list)
+    """(record index, publisher) who have sent one of them again meanwhile."""
+    numbering: Numbering | None = None
+    """By a producer."""

@@ -1,0 +1,276 @@
+"""What derived state of all partitions of a node takes in memory: bounded; what has no room is refused, never forgotten in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived_budget import NodeDerived, Share
+from liftpy.ingest.derived_part import NewBatch, Numbering
+from liftpy.ingest.last_of_subjects import LastOfSubjects
+from liftpy.ingest.producer_desk import ProducerDesk
+from liftpy.ingest.producers import STATE_BYTES, TAIL_BYTES, Claim, Finding, Producers
+from liftpy.ingest.recent_ids import RecentIds, Stored, size_of
+from liftpy.replica.effects import RejectReason
+from liftpy.wire.batch import build_batch, parse_batch
+
+WINDOW = 120
+COLUMNS = parse_batch(build_batch([b"v"])).columns
+BATCH_BYTES = 296
+
+
+def take(part: Any, offset: int, *, time: int = 1000, message_id: bytes = b"", producer: int = 0, subject: str = "") -> None:
+    numbering = Numbering(producer, 0, 0, COLUMNS) if producer else None
+    stored = build_batch([b"v"], base_offset=offset, subjects=[subject]) if subject else b""
+    whole = part._take if isinstance(part, DerivedState) else part.take
+    whole(NewBatch(offset, offset, time, 1, {offset: message_id} if message_id else {}, numbering, stored))
+
+
+def an_id(number: int) -> bytes:
+    return b"%030d" % number
+
+
+ONE = BATCH_BYTES + size_of([an_id(0)])
+
+
+def test_a_share_counts_for_its_node_and_for_the_one_it_joins() -> None:
+    node, other = NodeDerived(1000), NodeDerived(1000)
+    share, beside = Share(node, "ids", 600, "dedup_bytes"), Share(node, "subjects")
+    share.hold(300)
+    beside.hold(200)
+    share.hold(250)
+    assert (node.size_bytes, node.by_kind) == (450, {"ids": 250, "subjects": 200})
+    share.join(other)
+    assert (node.size_bytes, node.by_kind["ids"], other.size_bytes, other.by_kind) == (200, 0, 250, {"ids": 250})
+    share.beside().hold(50)
+    assert (share.size_bytes, other.size_bytes, other.by_kind["ids"]) == (250, 300, 300)
+    share.refused(3)
+    assert (other.refused, node.refused) == ({"ids": 3}, {})
+
+
+def test_a_leader_takes_up_to_seven_eighths_of_either_bound() -> None:
+    node = NodeDerived(800)
+    share, neighbour = Share(node, "ids", 400, "dedup_bytes"), Share(node, "ids")
+    assert (share.lacks(350), share.lacks(351), share.has_room(350)) == ("", "dedup_bytes", True)
+    assert share.lacks(300, 51) == "dedup_bytes", "what is in hand goes into it"
+    neighbour.hold(400)
+    assert (share.lacks(300), share.lacks(301), share.has_room(301)) == ("", "node_derived_bytes", False)
+    assert (share.fits(400), share.fits(401)) == (True, False)
+    neighbour.hold(500)
+    assert (share.fits(300), share.fits(301)) == (True, False), "what belongs to something known has the rest"
+
+
+def test_who_grows_beyond_a_bound_pays_for_no_more_than_that() -> None:
+    node = NodeDerived(1000)
+    share, neighbour = Share(node, "ids", 400), Share(node, "ids")
+    share.hold(450)
+    assert share.excess_bytes(10) == 50, "of its own bound all"
+    share.hold(300)
+    neighbour.hold(900)
+    assert (share.excess_bytes(10), share.excess_bytes(0), share.excess_bytes(500)) == (10, 0, 200)
+    neighbour.hold(100)
+    assert share.excess_bytes(10) == 0
+
+
+# ---- message ids -------------------------------------------------------------------------------------------------------------
+def ids(node: NodeDerived, now_ns: Callable[[], int] = lambda: 10**9, room: int = 1 << 20) -> RecentIds:
+    made = RecentIds(WINDOW, room, now_ns, node)
+    made.begin(0)
+    return made
+
+
+def test_two_partitions_share_a_node_and_the_one_that_grows_lets_go_of_its_own() -> None:
+    node = NodeDerived(10 * ONE)
+    one, other = ids(node), ids(node)
+    for offset in range(6):
+        take(one, offset, message_id=an_id(offset))
+    one.committed(5)
+    for offset in range(9):
+        take(other, offset, message_id=an_id(offset))
+        other.committed(offset)
+        assert node.size_bytes <= node.bound_bytes
+    assert (len(one), one.forgotten, one.is_whole) == (6, 0, True)
+    assert (len(other), other.forgotten, other.is_whole) == (4, 5, False)
+    assert other.find(an_id(8), 1000) == Stored(8, 8)
+    one.begin(None)
+    assert node.size_bytes == other.size_bytes == 4 * ONE
+
+
+def test_what_was_let_go_within_the_window_is_not_taken_for_new_until_it_has_left_it() -> None:
+    node, now = NodeDerived(ONE), [10**9]
+    made = ids(node, lambda: now[0])
+    take(made, 0, message_id=b"a", time=1000)
+    made.committed(0)
+    assert not made.is_blind(0)
+    take(made, 1, message_id=b"b", time=1010)
+    assert (made.find(b"a", 1010), made.is_blind(1010)) == (None, True)
+    node.bound_bytes = 1 << 30
+    assert "went for want of room" in made.lacks([b"c"], 1010)
+    assert made.is_blind(1000 + WINDOW), "by this node's clock it is as fresh as ever"
+    now[0] += WINDOW
+    assert made.is_blind(999 + WINDOW), "by log time it is within the window"
+    assert (made.is_blind(1000 + WINDOW), made.is_whole) == (False, False)
+    take(made, 2, time=1000 + WINDOW)
+    made.committed(2)
+    assert made.is_whole
+    made.begin(0)
+    take(made, 0, message_id=b"a", time=1)
+    assert made.is_whole, "who begins anew lacks nothing"
+
+
+def test_what_is_older_than_the_window_goes_unnoticed() -> None:
+    """It stayed only since it came lately: a clock may have jumped."""
+    node, made = NodeDerived(ONE), ids(NodeDerived())
+    made.share.join(node)
+    take(made, 0, message_id=b"a", time=1000)
+    take(made, 1, time=1000 + WINDOW)
+    made.committed(1)
+    assert len(made) == 1
+    take(made, 2, message_id=b"b", time=1000 + WINDOW)
+    assert (len(made), made.forgotten, made.is_whole) == (1, 1, True)
+
+
+def test_a_log_that_takes_nothing_gets_its_room_back_by_the_clock() -> None:
+    now = [10**9]
+    made = ids(NodeDerived(), lambda: now[0], room=8 * ONE)
+    for offset in range(7):
+        take(made, offset, message_id=an_id(offset), time=1000)
+    made.committed(6)
+    assert made.lacks([an_id(9)], 1000) == "the message ids of the last 1.2e-07 s fill what dedup_bytes allows"
+    assert made.lacks([an_id(9)], 1000 + WINDOW), "they are still fresh here"
+    now[0] += WINDOW
+    assert made.lacks([an_id(9)], 999 + WINDOW)
+    assert made.lacks([an_id(9)], 1000 + WINDOW) == ""
+    assert (len(made), made.forgotten, made.is_whole) == (0, 0, True)
+    made.hold_in_hand([an_id(n) for n in range(30)])
+    assert made.lacks([], 5000), "what is in hand counts"
+    made.let_go_in_hand([an_id(n) for n in range(30)])
+    assert made.lacks([], 5000) == ""
+    without = RecentIds(0, 4096, lambda: 0)
+    assert without.lacks([an_id(n) for n in range(1000)], 0) == "", "without a window none is kept"
+
+
+# ---- producers ---------------------------------------------------------------------------------------------------------------
+def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> None:
+    node = NodeDerived(8 * STATE_BYTES)
+    producers = Producers(0, 100, 0, node)
+    desk = ProducerDesk(producers)
+    assert desk.ask(1, 7) is not None
+    take(producers, 0, producer=1)
+    producers.committed(0)
+    given_bytes = node.size_bytes - STATE_BYTES
+    assert given_bytes > 0
+    neighbour = Share(node, "ids")
+    neighbour.hold(7 * STATE_BYTES - node.size_bytes)
+    assert producers.is_full
+    assert desk.ask(2, 7) is None
+    assert len(desk) == 1
+    claim = Claim(1, 0, 1, 1, instance=7)
+    assert desk.judge(claim, COLUMNS).finding is Finding.APPEND
+    unfit = desk.why_not(Finding.FULL)
+    assert (unfit.reason, "node_derived_bytes" in unfit.detail, node.refused) == (
+        RejectReason.OVERLOADED,
+        True,
+        {"producers": 1},
+    )
+    neighbour.hold(node.bound_bytes - TAIL_BYTES - STATE_BYTES - given_bytes + 1)
+    assert desk.judge(claim, COLUMNS).finding is Finding.FULL, "not even what is above HW has room"
+    assert desk.judge(claim, COLUMNS).next_sequence == 1
+    assert desk.judge(Claim(1, 0, 0, 1, instance=7), COLUMNS).finding is Finding.DUPLICATE
+    neighbour.hold(0)
+    desk.begin()
+    assert node.size_bytes == STATE_BYTES
+
+
+def test_a_producer_that_was_let_go_is_not_taken_for_a_new_one_until_it_would_have_expired() -> None:
+    node = NodeDerived(2 * STATE_BYTES + TAIL_BYTES)
+    producers = Producers(100, 10, 0, node)
+    desk = ProducerDesk(producers)
+    for offset, producer in enumerate((1, 2, 3)):
+        take(producers, offset, producer=producer, time=1000 + offset)
+        producers.committed(offset)
+        assert node.size_bytes <= node.bound_bytes
+    assert (producers.state_of(1), len(producers), producers.forgotten, producers.is_whole) == (None, 2, 1, False)
+    assert not producers.can_be_whole
+    node.bound_bytes = 1 << 20
+    assert producers.can_be_whole, "its log would tell"
+    assert desk.ask(1, 7) is None
+    assert "can't be told from a new one" in desk.why_not(Finding.FULL).detail
+    take(producers, 3, producer=2, time=1099)
+    producers.committed(3)
+    assert not producers.is_whole
+    take(producers, 4, producer=2, time=1100)
+    producers.committed(4)
+    assert (producers.is_whole, producers.can_be_whole) == (True, False)
+    assert desk.ask(1, 7) is not None
+
+
+def test_of_producers_that_never_expire_one_is_missed_for_ever() -> None:
+    producers = Producers(0, 1)
+    for offset, producer in enumerate((1, 2)):
+        take(producers, offset, producer=producer, time=offset * 10**18)
+        producers.committed(offset)
+    assert (producers.is_whole, producers.can_be_whole) == (False, False)
+    producers.begin(0)
+    assert producers.is_whole
+
+
+# ---- subjects ----------------------------------------------------------------------------------------------------------------
+def test_subjects_beyond_the_node_are_let_go_until_it_has_room_again() -> None:
+    node = NodeDerived(20_000)
+    subjects, neighbour = LastOfSubjects(False, 1 << 20, lambda: 0, node=node), Share(node, "ids")
+    subjects.want(0)
+    neighbour.hold(15_000)
+    for offset in range(100):
+        take(subjects, offset, subject=f"s.{offset}")
+        subjects.committed(offset)
+        assert node.size_bytes <= node.bound_bytes
+    assert (subjects.state, subjects.size_bytes, node.size_bytes) == ("full", 0, 15_000)
+    neighbour.hold(10_000)
+    assert subjects.state == "full", "it would not be enough for long"
+    neighbour.hold(6_000)
+    assert (subjects.state, subjects.wanted) == ("off", False)
+    node.bound_bytes = 1 << 20
+    subjects.want(100)
+    assert subjects.wanted
+
+
+# ---- the state of a partition ------------------------------------------------------------------------------------------------
+def a_state(node: NodeDerived | None) -> DerivedState:
+    log: Any = SimpleNamespace(
+        log_start_offset=0,
+        log_end_offset=0,
+        high_watermark=-1,
+        durable_end_offset=100,
+        epochs=SimpleNamespace(epoch_at=lambda _: 1),
+    )
+    return DerivedState(log, WINDOW, 1 << 20, lambda: 10**9, node=node)
+
+
+@pytest.mark.parametrize("kind", ["ids", "producers"])
+def test_no_file_says_what_lacks_something(kind: str) -> None:
+    """Who began with it would take what was let go for new."""
+    state = a_state(NodeDerived())
+    for offset in range(2):
+        take(state, offset, message_id=b"%d" % offset, producer=offset + 1)
+    state.committed(1)
+    assert state.snapshot("s-u/0") is not None
+    small = NodeDerived(1)
+    getattr(state, kind).share.join(small)
+    take(state, 2, message_id=b"2", producer=3)
+    state.committed(2)
+    assert state.snapshot("s-u/0") is None
+
+
+def test_what_was_filled_beside_a_node_joins_it_and_leaves_it() -> None:
+    node, state = NodeDerived(), a_state(None)
+    take(state, 0, message_id=an_id(0))
+    state.join(node)
+    take(state, 1, message_id=an_id(1))
+    assert node.by_kind["ids"] == node.size_bytes == 2 * ONE
+    state.join(NodeDerived())
+    assert node.size_bytes == 0
