@@ -103,6 +103,7 @@ def test_a_digest_travels_as_36_bytes() -> None:
     digest = digest_of(SOME)
     assert len(digest.encode()) == DIGEST_BYTES == 36
     assert RollingDigest.decode(digest.encode()) == digest
+    assert RollingDigest().encode() == bytes(DIGEST_BYTES), "of nothing, on all versions"
     with pytest.raises(ProtocolError, match="36 bytes, not 35"):
         RollingDigest.decode(digest.encode()[:-1])
 
