@@ -122,6 +122,7 @@ POSITIONAL_RECORDS = {
 }
 """Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
 LARGE_CLASSES = {
+    "liftpy.client.publisher.Publisher": "26: what is on its way, who takes it, and what was refused",
     "liftpy.config.ReplicationConfig": "settings, each by itself",
     "liftpy.service.settings.ServiceSettings": "the same",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",

@@ -53,6 +53,7 @@ _DENIAL = re.compile(
 Denied = Callable[[bool, str], None]
 """(whether it was a publish and no subscription, its subject; or the reply that it asked for)."""
 
+_CONNECTED = Client.CONNECTED
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 Fields = tuple[bytes, bytes, bytes, int]
@@ -292,25 +293,26 @@ class StrictConnection(Client):
         self._wants_tls = bool(options.get("tls")) or wants_tls(urls)
         await super().connect(servers=servers, **options)
 
-    def hand_over(self, subject: str, reply: str, payload: bytes) -> bool:
+    def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.
 
-        ``reply``: an inbox of this connection. Whoever calls this sees to it that little is waiting (``pending_data_size``).
+        ``reply``: an inbox of this connection. ``room_bytes``: nothing is taken where more waits to be written.
         """
-        queue, flusher = self._flush_queue, self._flusher_task
-        if queue is None or flusher is None or flusher.done() or self._status != Client.CONNECTED:
+        queue, flusher, size_bytes = self._flush_queue, self._flusher_task, len(payload)
+        if queue is None or flusher is None or flusher.done() or self._status != _CONNECTED:
             return False
-        if len(payload) > self._max_payload:
+        if size_bytes > self._max_payload or self._pending_data_size > room_bytes:
             return False
         if subject != self._looked_at[0]:
             if not _SUBJECT(subject):
                 return False
             self._looked_at = subject, subject.encode()
-        line = b"PUB %b %b %d\r\n%b\r\n" % (self._looked_at[1], reply.encode(), len(payload), payload)
+        line = b"PUB %b %b %d\r\n%b\r\n" % (self._looked_at[1], reply.encode(), size_bytes, payload)
         self._pending.append(line)
         self._pending_data_size += len(line)
-        self.stats["out_msgs"] += 1
-        self.stats["out_bytes"] += len(payload)
+        stats = self.stats
+        stats["out_msgs"] += 1
+        stats["out_bytes"] += size_bytes
         if queue.empty():
             queue.put_nowait(asyncio.get_running_loop().create_future())
         return True

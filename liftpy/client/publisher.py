@@ -92,6 +92,8 @@ class Publisher:
         self._unseen: asyncio.Future[PublishAck] | None = None
         """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
         self._inbox = ""
+        self._loop = asyncio.get_running_loop()
+        """The transport's: to ask for it each time costs as much as an envelope."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
         self._denied: NotAllowedError | None = None
@@ -161,29 +163,29 @@ class Publisher:
             await self._open()
         if not self._window.try_enter(size_bytes := len(payload)):
             await self._enter(size_bytes)
-        now = (loop := asyncio.get_running_loop()).time()
+        now = (loop := self._loop).time()
         attempt_s = options.timeout_s if timeout_s is None else min(options.timeout_s, timeout_s or options.timeout_s)
         message = InFlight(
             payload,
             uid,
-            loop.create_future(),
+            asyncio.Future(loop=loop),
             now + (options.patience_s if timeout_s is None else timeout_s),
             size_bytes,
             min(attempt_s, _FIRST_ATTEMPT_S) if window_s else attempt_s,
             msg_id.encode() or new_id,
             now + window_s * _OF_THE_WINDOW if window_s else 0.0,
         )
-        message.deadline = message.deadline_from(now)
+        message.deadline = min(now + message.attempt_s, message.give_up) if window_s else now + message.attempt_s
         number = self._next_id
         self._next_id = number + 1
         self._in_flight[number] = message
         if self._refused:
             message.resend_at = now
             self._refused.add(number)
-        elif (self._transport.has_room or await self._room(number, message)) and (
+        elif (
             address is not self._addressing.address
             or not self._transport.hand_over(address.subject, payload, f"{self._inbox}.{number}")
-        ):
+        ) and (self._transport.has_room or await self._room(number, message)):
             await self._put_on_the_wire(number, message)
         return message.answer
 

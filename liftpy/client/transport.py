@@ -29,6 +29,7 @@ REQUEST_TIMEOUT_S = 2.0
 _CLOSE_S = 2.0
 ROOM_BYTES = 1024 * 1024
 """Of what waits to be written; nats-py itself makes a publisher wait beyond 2 MiB, and longer than anybody asked for."""
+_LARGE_BYTES = ROOM_BYTES // 2
 
 
 class NobodyListensError(UnavailableError):
@@ -321,16 +322,16 @@ class Transport:
         await self.write(subject, payload, reply, headers, give_up_at)
 
     def hand_over(self, subject: str, payload: bytes, reply: str) -> bool:
-        """``write`` where it can be done without waiting; else False, and ``write`` is to do it, or to say why not."""
+        """``write`` where there is room and it can be done without waiting; else False: ``write`` is to do it, or to say why not."""
         ours = self._ours
-        return ours is not None and len(payload) < ROOM_BYTES // 2 and ours.hand_over(subject, reply, payload)
+        return ours is not None and len(payload) < _LARGE_BYTES and ours.hand_over(subject, reply, payload, ROOM_BYTES)
 
     async def write(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None, give_up_at: float) -> None:
         """Hand a message over, without looking for room; errors as of ``publish``. Once handed over it stays so."""
         if headers is None and self.hand_over(subject, payload, reply):
             return
         try:
-            if len(payload) < ROOM_BYTES // 2:
+            if len(payload) < _LARGE_BYTES:
                 await self.connection.publish(subject, payload, reply=reply, headers=headers)
             else:
                 await self._write_large(subject, payload, reply, headers, give_up_at)

@@ -53,11 +53,14 @@ def test_plans_move_little_more_than_they_must_and_end_even() -> None:
 async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "CASES", ((100, 1000),))
     monkeypatch.setattr(peer, "PRODUCERS", ((100, "many"),))
-    found = await peer.rows(0.3, 1)
+    monkeypatch.setattr(peer, "CLIENTS", {peer.OURS: ("publisher",), peer.SAFE: ("nats-py",), peer.AS_IT_COMES: ()})
+    found = await peer.rows(0.2, 1)
     cases = {(row["system"], row["case"]) for row in found}
     expected = ("100 B, window 1000", peer.REPLAY)
     shared = {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
-    assert cases == shared | {(peer.OURS, peer.producer_case(100, "many"))}
+    single = {(peer.OURS, peer.client_case("publisher")), (peer.SAFE, peer.client_case("nats-py"))}
+    assert cases == shared | single | {(peer.OURS, peer.producer_case(100, "many"))}
+    assert all(0 < row["cpu_us"] <= row["all_cpu_us"] for row in found if "all_cpu_us" in row)
     assert all(row["records_per_s"] > 0 for row in found)
 
 

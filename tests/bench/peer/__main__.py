@@ -1,10 +1,12 @@
-"""liftpy beside JetStream: ``python -m tests.bench.peer [--seconds S] [--rounds N] [--json]``.
+"""liftpy beside JetStream: ``python -m tests.bench.peer [--clients] [--seconds S] [--rounds N] [--json]``.
 
 Three systems in turn, each with three replicas on this machine: liftpy as it comes (flushed on the in-sync replicas before the ack),
 JetStream with ``sync_interval: always`` (the same promise) and JetStream as it comes (written, flushed within two minutes: a power
 cut may take what was acknowledged). Publishes with an ack for each, by one publisher that is the same for all; then a replay from
 the first record on, record by record, with each system's own Python client. Beside them liftpy's producer, whose counterpart is
-JetStream's fastest case of that size. Figures are medians of the rounds; the ratio is to JetStream with the same promise.
+JetStream's fastest case of that size; and single messages through a client library, an ack for each, whose counterpart is nats-py's
+``js.publish_async``: what they cost the client's process, and all processes together. Figures are medians of the rounds; the ratio
+is to JetStream with the same promise.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import nats.js.api
 
 from liftpy.client import connect
 from sidecar.dev.cluster import DevCluster
+from tests.bench.node.__main__ import cpu_s
 from tests.bench.peer.jetstream import JetStreamCluster
 
 CASES = ((100, 1), (100, 64), (100, 4000), (1000, 4000))
@@ -31,6 +34,9 @@ OURS, SAFE, AS_IT_COMES = "liftpy", "JetStream, sync always", "JetStream as it c
 REPLAY = "replay"
 PRODUCERS = tuple((size_bytes, how) for size_bytes in (100, 1000) for how in ("one", "many"))
 """(bytes of a record, one by one or many at a time)"""
+CLIENTS = {OURS: ("publisher", "ids", "gather"), SAFE: ("nats-py",), AS_IT_COMES: ("nats-py",)}
+"""What ``tests.bench.peer.client`` is to do with each system."""
+_CLIENT_CASE = (100, 4000)
 _FETCH = 1000
 
 Replay = Callable[[str, float], Awaitable[int]]
@@ -89,6 +95,35 @@ async def producers(port: int, seconds: float) -> list[dict[str, Any]]:
     return found
 
 
+async def clients(system: str, port: int, seconds: float, pids: list[int]) -> list[dict[str, Any]]:
+    """Single messages through a client library, in a process of its own. ``pids``: of the system's processes."""
+    found, (size_bytes, window) = [], _CLIENT_CASE
+    for how in CLIENTS[system]:
+        words = [
+            sys.executable,
+            "-m",
+            "tests.bench.peer.client",
+            str(port),
+            "bench",
+            str(seconds),
+            str(size_bytes),
+            str(window),
+            how,
+        ]
+        before = sum(map(cpu_s, pids))
+        run = await _found(await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE))
+        all_s = run["cpu_s"] + sum(map(cpu_s, pids)) - before
+        figures = {"records_per_s": run["acked"] / run["took_s"], "cpu_us": run["cpu_s"] / run["acked"] * 1e6}
+        figures |= {"all_cpu_us": all_s / run["acked"] * 1e6, "grown_mb": run["grown_mb"]}
+        found.append({"system": system, "case": client_case(how), **figures})
+    return found
+
+
+def client_case(how: str) -> str:
+    """Its name."""
+    return f"{_CLIENT_CASE[0]} B, {how}"
+
+
 def producer_case(size_bytes: int, how: str) -> str:
     """Its name."""
     return f"{size_bytes} B, producer, {how}"
@@ -108,7 +143,7 @@ async def cases(system: str, port: int, seconds: float, replay: Replay) -> list[
     return found
 
 
-async def rows(seconds: float, rounds: int) -> list[dict[str, Any]]:
+async def rows(seconds: float, rounds: int, *, only_clients: bool = False) -> list[dict[str, Any]]:
     """The median of each figure: one row for each system and case."""
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(rounds):
@@ -117,12 +152,17 @@ async def rows(seconds: float, rounds: int) -> list[dict[str, Any]]:
             assert ours.nats is not None
             async with await connect(ours.nats_url) as client:
                 await client.create_stream("bench", "bench")
-            found += await cases(OURS, ours.nats.port, seconds, replay_ours)
-            found += await producers(ours.nats.port, seconds)
+            if not only_clients:
+                found += await cases(OURS, ours.nats.port, seconds, replay_ours)
+                found += await producers(ours.nats.port, seconds)
+            pids = [ours.nats.pid, *(node.pid for node in ours.nodes.values())]
+            found += await clients(OURS, ours.nats.port, seconds, pids)
         for system in (SAFE, AS_IT_COMES):
             with JetStreamCluster(sync_always=system == SAFE) as peer:
                 await peer.create("bench", "bench")
-                found += await cases(system, peer.port, seconds, replay_jetstream)
+                if not only_clients:
+                    found += await cases(system, peer.port, seconds, replay_jetstream)
+                found += await clients(system, peer.port, seconds, peer.pids)
         for row in found:
             runs.setdefault((row["system"], row["case"]), []).append(row)
     return [
@@ -136,21 +176,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", action="store_true", help="single messages through a client library, and nothing else")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
-    found = asyncio.run(rows(given.seconds, given.rounds))
+    found = asyncio.run(rows(given.seconds, given.rounds, only_clients=given.clients))
     if given.json:
         print(json.dumps(found))
         return
     peers = {row["case"]: row["records_per_s"] for row in found if row["system"] == SAFE}
-    for size_bytes, how in PRODUCERS:
+    theirs = peers[client_case("nats-py")]
+    peers |= {client_case(how): theirs for how in CLIENTS[OURS]}
+    for size_bytes, how in () if given.clients else PRODUCERS:
         of_size = [rate for case, rate in peers.items() if case.startswith(f"{size_bytes} B, window")]
         peers[producer_case(size_bytes, how)] = max(of_size)
     for row in found:
         ratio = row["records_per_s"] / peers[row["case"]]
         latency = f"  p50 {row['p50_ms']:.2f} ms, p99 {row['p99_ms']:.2f} ms" if "p50_ms" in row else ""
         if "cpu_us" in row:
-            latency = f"  {row['cpu_us']:.2f} us of the client's CPU each"
+            latency = f"  {row['cpu_us']:.2f} us of the client's CPU each, {1e6 / row['cpu_us']:,.0f} a second and core"
+        if "all_cpu_us" in row:
+            latency += f"; {row['all_cpu_us']:.2f} us of all processes'; its memory grew by {row['grown_mb']:.1f} MB"
         print(f"{row['system']:<23} {row['case']:<20} {row['records_per_s']:>9,.0f} records/s {ratio:>6.2f} x {SAFE}{latency}")
 
 

@@ -3,17 +3,21 @@
 
 HOW: ``publisher`` (``client.publisher``), ``ids`` (the same, each message with an id), ``gather`` (``client.publish``, a window of
 calls at once), ``calls`` (``client.publish``, one after the other), ``nats-py`` (``js.publish_async``). Prints one line of JSON:
-``acked``, ``took_s``, and ``cpu_s``, the time of this process on a core from the first message to the last ack. Every ack is looked
-at: it names its message, in order.
+``acked``, ``took_s``, ``cpu_s``, the time of this process on a core from the first message to the last ack, and ``grown_mb``, by
+which its resident memory grew from the middle to the end. Every ack is looked at: it names its message, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -25,27 +29,53 @@ _BLOCK = 500
 _STALL_S = 60.0
 
 
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 class Clock:
     """From when it is made."""
 
     def __init__(self, seconds: float) -> None:
-        self._end, self._began, self._cpu = time.perf_counter() + seconds, time.perf_counter(), time.process_time()
+        self._began, self._cpu, self._seconds = time.perf_counter(), time.process_time(), seconds
+        self._resident_bytes = 0
 
     @property
     def goes_on(self) -> bool:
         """Whether the seconds are not over."""
-        return time.perf_counter() < self._end
+        past_s = time.perf_counter() - self._began
+        if past_s > self._seconds / 2 and not self._resident_bytes:
+            self._resident_bytes = resident_bytes()
+        return past_s < self._seconds
 
     def figures(self, acked: int) -> dict[str, float]:
         """As they are printed."""
-        return {"acked": acked, "took_s": time.perf_counter() - self._began, "cpu_s": time.process_time() - self._cpu}
+        cpu_s, took_s = time.process_time() - self._cpu, time.perf_counter() - self._began
+        grown_mb = (resident_bytes() - (self._resident_bytes or resident_bytes())) / 1e6
+        return {"acked": acked, "took_s": took_s, "cpu_s": cpu_s, "grown_mb": grown_mb}
 
 
-def rising(sequences: list[int]) -> int:
-    """How many there are; SystemExit where one is not the next of the one before it."""
-    if sequences != list(range(sequences[0], sequences[0] + len(sequences))):
-        raise SystemExit("the acks do not name the messages in their order")
-    return len(sequences)
+class Acks:
+    """Looks at each as an application does: when it has come, in the order of the messages."""
+
+    def __init__(self, before: int, named: Callable[[Any], int]) -> None:
+        self._last, self._named = before, named
+        self._coming: deque[asyncio.Future[Any]] = deque()
+        self.count = 0
+
+    def expect(self, coming: asyncio.Future[Any]) -> None:
+        """The next message's."""
+        self._coming.append(coming)
+
+    def look(self) -> None:
+        """At those that have come; SystemExit where one is not the next of the one before it."""
+        coming, named, last, before = self._coming, self._named, self._last, self.count
+        while coming and coming[0].done():
+            self.count += 1
+            if named(coming.popleft().result()) != last + self.count - before:
+                raise SystemExit("the acks do not name the messages in their order")
+        self._last = last + self.count - before
 
 
 async def publisher(port: int, stream: str, seconds: float, size_bytes: int, window: int, ids: bool) -> dict[str, float]:
@@ -54,28 +84,29 @@ async def publisher(port: int, stream: str, seconds: float, size_bytes: int, win
     async with connect(f"nats://127.0.0.1:{port}") as client:
         options = PublishOptions(window=window, message_ids=ids)
         async with await client.publisher(stream, options=options) as ours:
-            await ours.publish(value)
-            clock, coming = Clock(seconds), []
+            acks = Acks((await ours.publish(value)).offset, attrgetter("offset"))
+            clock = Clock(seconds)
             while clock.goes_on:
                 for _ in range(_BLOCK):
-                    coming.append(await ours.send(value))
+                    acks.expect(await ours.send(value))
+                acks.look()
             await ours.flush()
-            figures = clock.figures(len(coming))
-            rising([answer.result().offset for answer in coming])
-    return figures
+            acks.look()
+            return clock.figures(acks.count)
 
 
 async def calls(port: int, stream: str, seconds: float, size_bytes: int, window: int) -> dict[str, float]:
     """``client.publish``, so many at once."""
-    value, acked = b"x" * size_bytes, []
+    value, count = b"x" * size_bytes, 0
     async with connect(f"nats://127.0.0.1:{port}") as client:
-        await client.publish(stream, value)
+        first = (await client.publish(stream, value)).offset + 1
         clock = Clock(seconds)
         while clock.goes_on:
-            acked += await asyncio.gather(*(client.publish(stream, value) for _ in range(window)))
-        figures = clock.figures(len(acked))
-    rising([ack.offset for ack in acked])
-    return figures
+            acked = await asyncio.gather(*(client.publish(stream, value) for _ in range(window)))
+            if [ack.offset for ack in acked] != [*range(first + count, first + count + window)]:
+                raise SystemExit("the acks do not name the messages in their order")
+            count += window
+        return clock.figures(count)
 
 
 async def nats_py(port: int, stream: str, seconds: float, size_bytes: int, window: int) -> dict[str, float]:
@@ -83,14 +114,15 @@ async def nats_py(port: int, stream: str, seconds: float, size_bytes: int, windo
     value = b"x" * size_bytes
     connection = await nats.connect(f"nats://127.0.0.1:{port}")
     theirs = connection.jetstream(publish_async_max_pending=window)
-    await theirs.publish(stream, value)
-    clock, coming = Clock(seconds), []
+    acks = Acks((await theirs.publish(stream, value)).seq, attrgetter("seq"))
+    clock = Clock(seconds)
     while clock.goes_on:
         for _ in range(_BLOCK):
-            coming.append(await theirs.publish_async(stream, value, wait_stall=_STALL_S))
+            acks.expect(await theirs.publish_async(stream, value, wait_stall=_STALL_S))
+        acks.look()
     await theirs.publish_async_completed()
-    figures = clock.figures(len(coming))
-    rising([answer.result().seq for answer in coming])
+    acks.look()
+    figures = clock.figures(acks.count)
     await connection.close()
     return figures
 
