@@ -34,6 +34,7 @@ import numpy as np
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
+from liftpy.ingest.packing import joined, packed
 from liftpy.wire.batch import RecordBatch, parse_batch
 
 _ENTRY_BYTES = 96
@@ -255,8 +256,8 @@ class LastOfSubjects:
 
 def _encoded(kept: Mapping[str, int]) -> bytes:
     subjects = [subject.encode("utf-8", "surrogateescape") for subject in kept]
-    offsets, sizes = np.array(list(kept.values()), np.int64), np.array([len(subject) for subject in subjects], np.uint32)
-    return _COUNT.pack(len(subjects)) + offsets.tobytes() + sizes.tobytes() + b"".join(subjects)
+    offsets, sizes = packed(list(kept.values()), np.int64), packed([len(subject) for subject in subjects], np.uint32)
+    return b"".join((_COUNT.pack(len(subjects)), offsets, sizes, joined(subjects)))
 
 
 def _decoded(data: bytes, end_offset: int) -> dict[str, int]:

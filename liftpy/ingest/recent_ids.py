@@ -36,6 +36,7 @@ from liftpy.config import NS_PER_S
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
+from liftpy.ingest.packing import joined, packed
 from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -283,13 +284,13 @@ def _encoded(kept: Sequence[_Taken]) -> bytes:
     rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
     ids = [message_id for row in rows for message_id in row[2]]
     columns = (
-        np.array([row[0] for row in rows], np.int64),
-        np.array([row[1] for row in rows], np.int64),
-        np.array([len(row[2]) for row in rows], np.uint32),
-        np.array([offset for row in rows for offset in row[3]], np.int64),
-        np.array([len(message_id) for message_id in ids], np.uint32),
+        packed([row[0] for row in rows], np.int64),
+        packed([row[1] for row in rows], np.int64),
+        packed([len(row[2]) for row in rows], np.uint32),
+        packed([offset for row in rows for offset in row[3]], np.int64),
+        packed([len(message_id) for message_id in ids], np.uint32),
     )
-    return _COUNTS.pack(len(rows), len(ids)) + b"".join(column.tobytes() for column in columns) + b"".join(ids)
+    return b"".join((_COUNTS.pack(len(rows), len(ids)), *columns, joined(ids)))
 
 
 def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:

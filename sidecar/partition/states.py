@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from typing import NamedTuple
 
-from liftpy.config import ReplicationConfig
+from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
-from liftpy.ingest.derived import DerivedState
+from liftpy.ingest.derived import DerivedState, derived_state
 from liftpy.ingest.state_file import State, Unwritten, load_state, state_owner
 from liftpy.ingest.state_writer import StateWriter, pace_of
 from liftpy.log.log import Log
@@ -70,3 +70,12 @@ def found_state(log: Log, key: PartitionKey) -> FoundState:
     for name, why in unfit.items():
         logger.warning("%s: %s is left out and removed: %s", key, name, why)
     return FoundState(state, len(unfit))
+
+
+def restored(found: FoundState, log: Log, subject: str, stream: StreamConfig, config: ReplicationConfig) -> DerivedState | None:
+    """What begins with the file that was found; None: there is none, or its parts can't be used. In any thread, while nothing else
+    uses ``log``: a large file takes a second. It counts for no node yet."""
+    if found.state is None:
+        return None
+    made = derived_state(log, subject, stream, config, clock.now_ns)
+    return made if made.restore(found.state) else None

@@ -22,7 +22,7 @@ from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks
 from liftpy.ingest.columns import MessageReader
-from liftpy.ingest.derived import derived_state
+from liftpy.ingest.derived import DerivedState, derived_state
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
@@ -62,7 +62,7 @@ from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replaying import LogReplay
 from sidecar.partition.replication import AnswerRouter, FetchClient, ReplicationDesk
 from sidecar.partition.services import PartitionServices
-from sidecar.partition.states import FoundState, StateCheckpoints, found_state
+from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
 
@@ -116,7 +116,14 @@ class PartitionWorker:
     compacted: bool
 
     def __init__(
-        self, node: NodeTools, key: PartitionKey, subject: str, config: StreamConfig, log: Log, set_aside: tuple[str, ...] = ()
+        self,
+        node: NodeTools,
+        key: PartitionKey,
+        subject: str,
+        config: StreamConfig,
+        log: Log,
+        set_aside: tuple[str, ...] = (),
+        derived: DerivedState | None = None,
     ) -> None:
         self.key = key
         self.config, self.log = config, log
@@ -133,7 +140,8 @@ class PartitionWorker:
         """Give the replica an event."""
         self.acks = PendingAcks(node.links.ingest, key, own_subject)
         self.reads = ReadSubjects(node.reads, key, node_id, self._source())
-        self.derived = derived_state(log, own_subject, config, node.settings.replication, clock.now_ns, node.derived)
+        self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
+        self.derived.join(node.derived)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
         self.ingest = Ingest(
             shell=node.links.ingest,
@@ -157,10 +165,7 @@ class PartitionWorker:
             node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
         )
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
-        took = partial(node.flush_times.flushed, key)
-        self.flusher = Flusher(
-            log, config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
-        )
+        self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = PartitionServices(
             bus=node.links.replication,
@@ -188,6 +193,12 @@ class PartitionWorker:
             compacted=self.compacted,
             failed=lambda: self.executor.storage_failed,
             is_heard=lambda: self.ingest.heard,
+        )
+
+    def _flusher(self, node: NodeTools) -> Flusher:
+        took = partial(node.flush_times.flushed, self.key)
+        return Flusher(
+            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -411,7 +422,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
     recovered = node.recovered.take(node.folder.partition_path(key))
     flushes_always = config.flush.mode is FlushMode.ALWAYS
 
-    def open_log() -> tuple[Log, OpenReport, FoundState]:
+    def open_log() -> tuple[Log, OpenReport, FoundState, DerivedState | None]:
         if not flushes_always:
             node.identity.flushes_lazily()
         storage = recovered.storage if recovered is not None else node.folder.partition_storage(key)
@@ -421,19 +432,21 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
             storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised
         )
         if recovered is not None and not recovered.has_states:
-            return log, report, FoundState()
-        return log, report, found_state(log, key)
+            return log, report, FoundState(), None
+        found = found_state(log, key)
+        own_subject = data_subject(subject, key.partition)
+        return log, report, found, restored(found, log, own_subject, config, node.settings.replication)
 
     if recovered is not None and recovered.is_complete and flushes_always and not recovered.has_states:
-        log, report, found = open_log()
+        log, report, found, derived = open_log()
     else:
-        log, report, found = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
+        log, report, found, derived = await asyncio.get_running_loop().run_in_executor(node.pool, open_log)
     CHATTER.info(logger, "%s: log %d..%d, HW %d", key, log.log_start_offset, log.newest_offset, log.high_watermark)
     if report.cut_bytes or report.damage:
         logger.warning("%s: recovered: %s", key, report)
-    worker = PartitionWorker(node, key, subject, config, log, report.set_aside)
+    worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
     node.counters["derived states left out"] += found.left_out
     if found.state is not None:
-        node.counters["derived states restored" if worker.derived.restore(found.state) else "derived states left out"] += 1
+        node.counters["derived states left out" if derived is None else "derived states restored"] += 1
     worker.begin()
     return worker

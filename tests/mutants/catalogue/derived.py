@@ -335,6 +335,12 @@ MUTANTS: list[Mutant] = [
             "the folder is written to when it belongs to another process",
         ),
         (
+            "parts that can't be used are begun with",
+            "return made if made.restore(found.state) else None",
+            "return made if made.restore(found.state) or True else None",
+            "a file of a shorter window counts as restored",
+        ),
+        (
             "what does not fit is not counted",
             "return FoundState(state, len(unfit))",
             "return FoundState(state)",

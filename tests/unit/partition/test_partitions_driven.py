@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,13 @@ import pytest
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.state_file import State
 from liftpy.log.horizon import Horizon
 from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
 from sidecar.partition import set as partitions_module
 from sidecar.partition import worker as worker_module
+from sidecar.partition.states import FoundState
 from sidecar.partition.worker import PartitionWorker
 
 KEY = PartitionKey("orders", "u1", 3)
@@ -170,6 +174,47 @@ async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: boo
         with pytest.raises(StorageError, match="seen enough"):
             await worker_module.open_worker(node, KEY, "shop", StreamConfig())
     assert given["clean"] is clean_stop
+
+
+async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large one takes a second, in which nothing else on the node would have its turn."""
+    told: list[Any] = []
+    log: Any = SimpleNamespace(log_start_offset=0, newest_offset=8, high_watermark=8)
+    state, made = State("s-u/0", 9, 1, {}), object()
+    config = StreamConfig()
+
+    def restored(found: FoundState, *of: Any) -> Any:
+        told.append((threading.get_ident() != loop_thread, found, of))
+        return made if found.left_out else None
+
+    class Worker:
+        def __init__(self, *given: Any) -> None:
+            told.append(given[-1])
+
+        def begin(self) -> None:
+            told.append("begins")
+
+    loop_thread, opened = threading.get_ident(), SimpleNamespace(cut_bytes=0, damage=(), set_aside=())
+    monkeypatch.setattr(worker_module.Log, "open", lambda *_, **more: (log, opened))
+    monkeypatch.setattr(worker_module, "restored", restored)
+    monkeypatch.setattr(worker_module, "PartitionWorker", Worker)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        node: Any = SimpleNamespace(
+            identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
+            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made"),
+            recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
+            settings=SimpleNamespace(replication="the bounds"),
+        )  # fmt: skip
+        for left_out in (1, 0):
+            found = FoundState(state, left_out)
+            monkeypatch.setattr(worker_module, "found_state", lambda *_, found=found: found)
+            await worker_module.open_worker(node, KEY, "shop", config)
+    of = (log, "shop.3", config, "the bounds")
+    assert told == [
+        (True, FoundState(state, 1), of), made, "begins",
+        (True, FoundState(state, 0), of), None, "begins",
+    ]  # fmt: skip
+    assert node.counters == {"derived states left out": 2, "derived states restored": 1}
 
 
 # ---- the settings of the stream ---------------------------------------------------------------------------------------------

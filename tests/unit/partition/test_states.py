@@ -20,7 +20,7 @@ from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.partition.flushing import Flusher
-from sidecar.partition.states import FoundState, StateCheckpoints, found_state
+from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
 from sidecar.partition.timers import Timers
 
 KEY = PartitionKey("s", "u1", 0)
@@ -137,6 +137,11 @@ async def test_a_clean_stop_writes_what_has_come_since_and_a_start_begins_with_i
     assert found.state is not None
     assert (found.left_out, again.derived.restore(found.state), again.derived.is_complete) == (1, True, True)
     assert again.derived.ids.find(b"a", 0) == Stored(0, 0)
+    made = restored(found, again.log, "s", StreamConfig(), ReplicationConfig())
+    assert made is not None
+    assert (made.ids.find(b"b", 0), made.is_complete) == (Stored(1, 1), True)
+    assert restored(found, again.log, "s", StreamConfig(dedup_window_s=500), ReplicationConfig()) is None, "it knows too little"
+    assert restored(FoundState(), again.log, "s", StreamConfig(), ReplicationConfig()) is None
     assert again.derived.replayed_bytes == 0
     assert found_state(again.log, PartitionKey("s", "u2", 0)) == FoundState(None, 1)
     assert FoundState() == (None, 0)

@@ -61,6 +61,7 @@ class Wired:
             reads=SimpleNamespace(inboxes="the inboxes of applications"),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
         )  # fmt: skip
+        self.joined: list[NodeDerived] = []
         self.worker = PartitionWorker(self.node, KEY, SUBJECT, config, self.log, ("set aside",))
 
     def _stand_in(self, name: str, real: Any) -> Any:
@@ -81,7 +82,7 @@ class Wired:
             elif name == "Ingest":
                 part.heard = "heard"
             elif name == "derived_state":
-                part.ids = "the ids"
+                part.ids, part.join = "the ids", self.joined.append
             elif name == "Flusher":
                 part.disk_ns = 99
             return part
@@ -124,8 +125,9 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
 
 def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(wired.given["derived_state"].values()) == [
-        wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns, wired.node.derived,
+        wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns,
     ]  # fmt: skip
+    assert wired.joined == [wired.node.derived]
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = (
         wired.worker,
