@@ -24,6 +24,8 @@ UNREFERENCED = {
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.producer.Producer.send_many": "for applications",
+    "liftpy.client.producer.Producer.begin_after": "for applications",
+    "liftpy.client.sync.SyncProducer.begin_after": "for applications",
     "liftpy.client.sync.SyncProducer.send_many": "for applications",
     "liftpy.client.producer.Producer.resends": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",

@@ -20,7 +20,7 @@ from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt
+from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
 from liftpy.client.publisher import Publisher
 from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
 from liftpy.client.slices import BatchSlice
@@ -48,6 +48,7 @@ __all__ = [
     "QueryRefusedError",
     "ReadOptions",
     "Receipt",
+    "Source",
     "Start",
     "Tally",
     "Until",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal, overload
@@ -22,9 +21,9 @@ from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
-from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.positions import Bounds, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ProducerOptions
+from liftpy.client.producing import ProducerOptions, Source, name_for
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
@@ -397,7 +396,7 @@ class Client:
         """
         check_name(service, "service")
         check_name(stream, "stream")
-        _check_partition(partition)
+        check_partition(partition)
 
         async def find() -> Address:
             return _address_of(self._streams.get(stream) or await self._described(stream), partition)
@@ -488,7 +487,7 @@ class Client:
         has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard), UnavailableError.
         """
         check_name(stream, "stream")
-        _check_partition(partition)
+        check_partition(partition)
         if subject:
             address = _address(subject)
         else:
@@ -510,18 +509,25 @@ class Client:
         )
 
     def producer(
-        self, stream: str, *, id: str = "", options: ProducerOptions | None = None, partitioner: Partitioner = "key"
+        self,
+        stream: str,
+        *,
+        id: str = "",
+        options: ProducerOptions | None = None,
+        partitioner: Partitioner = "key",
+        source: Source | None = None,
     ) -> Opening[Producer]:
         """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
 
         ``id``: under which another process goes on where this one has died; '': one of its own, for this process. To open it fences
-        older processes. Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader for ``patience_s``).
+        older processes. ``source``: what its records are made from, each of which counts once (``begin_after``, ``positions``), with
+        one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader).
         """
-        return Opening(
-            self._producer(stream, id or f"anonymous-{secrets.token_hex(12)}", options or ProducerOptions(), partitioner)
-        )
+        return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 
-    async def _producer(self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner) -> Producer:
+    async def _producer(
+        self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner, source: Source | None
+    ) -> Producer:
         known = await self._described(check_name(stream, "stream"))
         addresses = [_address_of(known, partition.partition) for partition in known.partitions]
         if not known.answers:
@@ -530,14 +536,15 @@ class Client:
         async def find(partition: int) -> Address:
             return _address_of(await self._described(stream), partition)
 
-        made = Producer(self._transport, stream, name, addresses, options, partitioner, find)
+        read = None if source is None else source.position_in(await self._described(check_name(source.stream, "stream")))
+        made = Producer(self._transport, stream, name, addresses, options, partitioner, find, read)
         await made.open()
         return made
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
         check_name(stream, "stream")
-        _check_partition(partition)
+        check_partition(partition)
 
         async def exists() -> None:
             _partition_of(await self._described(stream), partition)
@@ -571,11 +578,6 @@ class Client:
             found = await self._admin.stream(stream, linearizable=True)
         self._streams[stream] = found
         return found
-
-
-def _check_partition(partition: int) -> None:
-    if partition < 0:
-        raise ConfigError(f"partition {partition}: partitions are numbered from 0")
 
 
 def _partition_of(stream: StreamImage, partition: int) -> PartitionState:

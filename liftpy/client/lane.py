@@ -16,7 +16,7 @@ lost. All three go out again: it answers 0 and 100 as duplicates once they are c
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,6 +45,10 @@ class Parcel:
     ticket: Any
     size_bytes: int
     """That its records take in the buffer."""
+    position: int = -1
+    """Offset of the last source record that something in it was made from, inclusive; -1: it names none."""
+    names: bool = False
+    """It is the first of its epoch, and says its producer's name."""
     reset: bool = False
     """What the log has of the producer counts for nothing."""
     attempt: int = 0
@@ -77,7 +81,7 @@ class Refusal(Enum):
     """It will never be stored."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Open:
     """The batch that records are gathered into. ``since``: loop time in s of the first."""
 
@@ -87,6 +91,7 @@ class _Open:
     keys: list[bytes | None] = field(default_factory=list)
     headers: list[Pairs] = field(default_factory=list)
     size_bytes: int = 0
+    position: int = -1
     has_keys: bool = False
     has_headers: bool = False
 
@@ -118,12 +123,16 @@ class Lane:
         self.next_sequence = 0
         """That the next batch which is closed begins with."""
         self._digest = RollingDigest()
+        self.position = -1
+        """Offset of the last source record that the log had something of when the lane began, inclusive: what was made from it, or from
+        what lies before it, is there."""
+        self._names = False
         self._reset = False
         self._asks = True
         """It has no epoch: nothing is sent."""
         self._hurries = False
         """What is gathered waits for no more."""
-        self._open = _Open(new_ticket())
+        self._open = _Open(ticket=new_ticket())
         self._parcels: deque[Parcel] = deque()
         self._out_count = 0  # of the first parcels: sent since the lane has gone back last, or placed
         self._pause_s = FIRST_PAUSE_S
@@ -137,8 +146,9 @@ class Lane:
         """Whether it is to be given an epoch, by ``begin``."""
         return self._asks
 
-    def begin(self, epoch: int, next_sequence: int, digest: RollingDigest, *, reset: bool = False) -> None:
+    def begin(self, epoch: int, next_sequence: int, digest: RollingDigest, *, reset: bool = False, position: int = -1) -> None:
         """As the log has it; before anything is added."""
+        self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
         self._reset = reset
         if not next_sequence:  # a new epoch that begins at 0 is begun anew by the log, too
@@ -148,7 +158,10 @@ class Lane:
         """In another epoch, for nothing of the last one is in the log: what is not answered goes out again, with the same numbers."""
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
-            parcel.batch = in_epoch(parcel.batch, epoch)
+            parcel.batch, parcel.names = in_epoch(parcel.batch, epoch), False
+        if self._parcels:
+            self._parcels[0].names = True
+        self._names = not self._parcels
 
     @property
     def unanswered(self) -> tuple[int, RollingDigest]:
@@ -187,10 +200,16 @@ class Lane:
         return gathered.ticket, index
 
     def add_many(
-        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, sizes: Sequence[int], now: float
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        sizes: Sequence[int],
+        now: float,
+        positions: Sequence[int] | None = None,
     ) -> list[tuple[Any, int, int]]:
         """Records without headers, and their sizes in bytes: the ticket of each batch that holds some, the index of their first there,
-        and how many."""
+        and how many. ``positions``: offsets of the source records that they were made from, ascending; of one all are here, and they
+        come into one batch."""
         ends = list(accumulate(sizes))
         shares, start = [], 0
         while start < len(values):
@@ -200,6 +219,12 @@ class Lane:
             taken = ends[start - 1] if start else 0
             room = max(self._batch_bytes - gathered.size_bytes, sizes[start])
             end = min(bisect_right(ends, taken + room), start + self._batch_records - first)
+            if positions is not None:
+                end = self._whole_end(positions, start, end)
+                if end == start:  # they are more than is left of this one
+                    self._close()
+                    continue
+                gathered.position = positions[end - 1]
             shares.append((gathered.ticket, first, end - start))
             gathered.values += values[start:end]
             gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
@@ -208,6 +233,16 @@ class Lane:
             gathered.has_keys = gathered.has_keys or keys is not None
             start = end
         return shares
+
+    def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
+        """The end at or before ``end`` that cuts nothing apart that was made from one record; behind it where a batch holds nothing
+        else."""
+        if end == len(positions) or positions[end] != positions[end - 1]:
+            return end
+        whole = bisect_left(positions, positions[end - 1])
+        if whole > start:
+            return whole
+        return start if self._open.values else bisect_right(positions, positions[start])
 
     def _gathering(self, size_bytes: int) -> _Open:
         """The batch that takes ``size_bytes`` more."""
@@ -227,7 +262,7 @@ class Lane:
         self._hurries = True
 
     def _close(self) -> None:
-        gathered, self._open = self._open, _Open(self._new_ticket())
+        gathered, self._open = self._open, _Open(ticket=self._new_ticket())
         count = len(gathered.values)
         batch = build_batch(
             gathered.values,
@@ -244,9 +279,11 @@ class Lane:
             digest=self._digest,
             ticket=gathered.ticket,
             size_bytes=gathered.size_bytes,
+            position=gathered.position,
+            names=self._names,
             reset=self._reset,
         )
-        self._reset = False
+        self._reset = self._names = False
         self._parcels.append(parcel)
         self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
         self.next_sequence = after(self.next_sequence, count)

@@ -136,3 +136,9 @@ def _moment(text: str, now: datetime | None) -> datetime | None:
         return now + timedelta(seconds=-seconds if relative[1] == "-" else seconds)
     except (ValueError, OverflowError):
         return None
+
+
+def check_partition(partition: int) -> None:
+    """Raise ConfigError where it is none."""
+    if partition < 0:
+        raise ConfigError(f"partition {partition}: partitions are numbered from 0")

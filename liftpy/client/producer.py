@@ -19,7 +19,8 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
+from operator import le
 from typing import Any, Literal
 
 from liftpy.client.ending import end_tasks
@@ -32,12 +33,12 @@ from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotAllowedE
 from liftpy.ingest.jetstream import first_refused
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.wire.keyed import partition_of, partitions_of
+from liftpy.wire.producer_note import MAX_NAME_BYTES, SourcePosition
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
 """``key``: by Kafka's hash of the key, without one as ``sticky``: one partition until its batch is full or gone, then the next.
 ``round-robin``: each record to the next one. A function is given the key (or None) and the number of partitions."""
 _CHUNK_RECORDS = 65_536
-_MAX_ID_BYTES = 255
 
 
 class Producer:
@@ -61,8 +62,14 @@ class Producer:
         options: ProducerOptions,
         partitioner: Partitioner,
         find: Callable[[int], Awaitable[Address]],
+        source: SourcePosition | None = None,
     ) -> None:
         """Made by ``Client.producer``."""
+        if source is not None and options.begin != "resume":
+            raise ConfigError('a producer with a source goes on behind what is stored: begin="resume"')
+        self._source = source
+        self._last_position = -1
+        """Of what was sent."""
         self._transport = transport
         self._stream = stream
         self.name = name
@@ -78,6 +85,8 @@ class Producer:
             transport=transport,
             stream=stream,
             instance=secrets.randbits(63) + 1,
+            name=name,
+            source=source,
             inbox=self._inbox,
             options=options,
             failed=self._fail,
@@ -129,6 +138,12 @@ class Producer:
         """That the next batch to the partition begins with: after ``resume``, before anything is sent, how many of the producer's
         records are stored there, modulo 2**32."""
         return self._course(partition).lane.next_sequence
+
+    @property
+    def begin_after(self) -> int:
+        """With a source: the offset (inclusive) up to which every partition had all that was made from it when the producer was opened;
+        -1: nothing. Read the source from the next one on: what some partitions have already is left out by itself."""
+        return min(course.lane.position for course in self._courses)
 
     def _course(self, partition: int) -> Course:
         if not 0 <= partition < len(self._courses):
@@ -209,6 +224,8 @@ class Producer:
         ConfigError, and PublishRejectedError (TOO_LARGE: more than a message holds).
         """
         self._must_go_on()
+        if self._source is not None:
+            raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
         pairs = _checked(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
         if pairs:
@@ -226,12 +243,20 @@ class Producer:
         return Receipt(ticket, index)
 
     async def send_many(
-        self, values: Sequence[bytes | None], *, keys: Sequence[bytes | None] | None = None, partition: int | None = None
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        positions: int | Sequence[int] | None = None,
     ) -> ManyReceipt:
         """Take many records, in order; waits for room in the buffer. Awaiting the receipt gives where they are, batch by batch.
 
         Those of one partition stay in order. If it is cancelled, or fails, some are sent. ``keys``: one for each value, or None.
+        ``positions``, with a source: the offset of the source record that each was made from, or of all; ascending, and above those of
+        the call before: what one source record yields is sent in one call. What is stored already is left out, of the receipt too.
         """
+        made_from = self._positions(positions, len(values))
         if keys is not None and len(keys) != len(values):
             raise ConfigError(f"{len(keys)} keys for {len(values)} values")
         sizes = _sizes_of(values, keys)
@@ -246,29 +271,62 @@ class Producer:
         while start < len(values):
             self._must_go_on()
             end = _chunk_end(ends, start, step_bytes, step_records)
+            if made_from is not None:
+                end = bisect_right(made_from, made_from[end - 1], end - 1)
             taken = ends[end - 1] - (ends[start - 1] if start else 0)
             if not self._buffer.try_enter(taken, end - start):
                 await self._buffer.enter(taken, end - start)
                 self._must_go_on()
             some_keys = None if keys is None else keys[start:end]
-            shares += self._add_many(values[start:end], some_keys, sizes[start:end], partition)
+            if made_from is not None:
+                self._last_position = made_from[end - 1]
+            some_positions = None if made_from is None else made_from[start:end]
+            shares += self._add_many(values[start:end], some_keys, sizes[start:end], partition, some_positions)
             start = end
             await asyncio.sleep(0)
         return ManyReceipt(shares)
 
+    def _positions(self, positions: int | Sequence[int] | None, count: int) -> Sequence[int] | None:
+        if (positions is None) != (self._source is None):
+            raise ConfigError("positions go with a source, and a source with positions")
+        if positions is None:
+            return None
+        found = [positions] * count if isinstance(positions, int) else positions
+        if len(found) != count:
+            raise ConfigError(f"{len(found)} positions for {count} values")
+        if found and (found[0] <= self._last_position or not all(map(le, found, islice(found, 1, None)))):
+            text = f"positions rise, behind {self._last_position}: all that is made from one record is sent in one call"
+            raise ConfigError(text)
+        return found
+
     def _add_many(
-        self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None, sizes: Sequence[int], partition: int | None
+        self,
+        values: Sequence[bytes | None],
+        keys: Sequence[bytes | None] | None,
+        sizes: Sequence[int],
+        partition: int | None,
+        positions: Sequence[int] | None,
     ) -> list[tuple[Ticket, int, int]]:
         now, shares = self._loop.time(), []
         for course, at in self._shared_out(len(values), keys, partition):
+            if positions is not None and positions[0] <= course.lane.position:
+                at = self._not_there(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
             if at is None:
-                found = course.lane.add_many(values, keys, sizes, now)
+                found = course.lane.add_many(values, keys, sizes, now, positions)
             else:
                 own_keys = None if keys is None else [keys[i] for i in at]
-                found = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now)
+                own_positions = None if positions is None else [positions[i] for i in at]
+                found = course.lane.add_many([values[i] for i in at], own_keys, [sizes[i] for i in at], now, own_positions)
             course.awake.set()
             shares += found
         return shares
+
+    def _not_there(self, known: int, positions: Sequence[int], sizes: Sequence[int], at: Sequence[int]) -> list[int]:
+        """Those of ``at`` that were made from what lies behind ``known``; the others leave the buffer."""
+        first = bisect_right(at, known, key=positions.__getitem__)
+        if first:
+            self._buffer.leave(sum(sizes[i] for i in at[:first]), first)
+        return list(at[first:])
 
     def _shared_out(
         self, count: int, keys: Sequence[bytes | None] | None, partition: int | None
@@ -349,8 +407,8 @@ class Producer:
 
 def _number_of(name: str) -> int:
     """The 64 bits by which leaders know a producer: of its name."""
-    if not name or len(name.encode()) > _MAX_ID_BYTES:
-        raise ConfigError(f"a producer's id has 1 to {_MAX_ID_BYTES} bytes")
+    if not name or len(name.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(f"a producer's id has 1 to {MAX_NAME_BYTES} bytes")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
 
 

@@ -7,6 +7,7 @@ only if it is that of the partition that was addressed [A9].
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -18,6 +19,7 @@ from liftpy.client.lane import Landed, Lane, Parcel, Refusal
 from liftpy.client.outgoing import Address
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
+from liftpy.cluster.image import StreamImage
 from liftpy.errors import (
     ConfigError,
     LiftError,
@@ -30,6 +32,7 @@ from liftpy.errors import (
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.producer_note import SourcePosition
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
@@ -60,7 +63,7 @@ class ProducerOptions:
     goes on, see ``Producer``."""
 
     linger_s: float = 0.0
-    batch_bytes: int = 256 * 1024
+    batch_bytes: int = 1_000_000
     batch_records: int = 16_384
     window: int = MOST_ON_THEIR_WAY
     buffer_bytes: int = 32 * 1024 * 1024
@@ -85,6 +88,28 @@ class ProducerOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
         if self.begin not in ("resume", "repeat", "anew"):
             raise ConfigError(f"begin is resume, repeat or anew, not {self.begin!r}")
+
+
+class Source(NamedTuple):
+    """What a producer makes its records from: a partition of another stream. ``generation``: of the group whose member reads it, which
+    only rises; of a lower one nothing is taken. 0: there is no group, and who opens the producer last goes on."""
+
+    stream: str
+    partition: int = 0
+    generation: int = 0
+
+    def position_in(self, stream: StreamImage) -> SourcePosition:
+        """Where it begins; raises NotFoundError."""
+        if not 0 <= self.partition < len(stream.partitions):
+            raise NotFoundError(f"{stream.name} has no partition {self.partition}")
+        return SourcePosition(stream.uid, self.partition, 0, self.generation)
+
+
+def name_for(name: str, source: Source | None) -> str:
+    """That a producer has: the one that it was given, or one of its own."""
+    if source is not None and not name:
+        raise ConfigError("a producer with a source has an id: by it the next process goes on")
+    return name or f"anonymous-{secrets.token_hex(12)}"
 
 
 class ManyAck(NamedTuple):
@@ -176,6 +201,9 @@ class Errand:
     transport: Transport
     stream: str
     instance: int
+    name: str
+    source: SourcePosition | None
+    """What the producer reads; its offset says nothing."""
     inbox: str
     """Where answers come to."""
     options: ProducerOptions
@@ -210,7 +238,8 @@ class Course:
         state, how = await self._ask(), self._options.begin
         digest = RollingDigest.decode(state.digest) if state.digest else RollingDigest()
         if how == "resume":
-            self.lane.begin(state.epoch, state.nextSequence, digest)
+            position = state.position.offset if state.HasField("position") else -1
+            self.lane.begin(state.epoch, state.nextSequence, digest, position=position)
         else:
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=how == "anew")
 
@@ -229,6 +258,8 @@ class Course:
             with attempt:
                 head = self._head()
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
+                head.producerName = self._errand.name
+                self._say_position(head, 0)
                 message = await self._transport.exchange(
                     self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
                 )
@@ -242,6 +273,11 @@ class Course:
                     raise UnavailableError(f"{self._stream}/{self.partition} refused: {ack.detail or ack.ackError}")
                 raise self._rejection(ack)
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+        source = self._errand.source
+        if source is not None:
+            head.producerPosition.CopyFrom(source._replace(offset=offset).message())
 
     def _head(self) -> client_pb2.BatchPublish:
         return client_pb2.BatchPublish(
@@ -297,6 +333,9 @@ class Course:
     async def _put_on_the_wire(self, parcel: Parcel) -> None:
         head = self._head()
         head.producerReset, head.producerDigest = parcel.reset, parcel.digest.encode()
+        if parcel.names:
+            head.producerName = self._errand.name
+        self._say_position(head, parcel.position)
         reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)
         now = asyncio.get_running_loop().time()

@@ -32,7 +32,7 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.positions import Bounds, Start, Until
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ProducerOptions
+from liftpy.client.producing import ProducerOptions, Source
 from liftpy.client.publisher import Publisher
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL
@@ -241,13 +241,19 @@ class SyncClient:
         return SyncPublisher(self._loop, made)
 
     def producer(
-        self, stream: str, *, id: str = "", options: ProducerOptions | None = None, partitioner: Partitioner = "key"
+        self,
+        stream: str,
+        *,
+        id: str = "",
+        options: ProducerOptions | None = None,
+        partitioner: Partitioner = "key",
+        source: Source | None = None,
     ) -> SyncProducer:
         """Many records, each once and in order: ``with client.producer("orders", id="till-7") as p: p.send_many(lines)``; see
         ``liftpy.client.Client.producer``."""
 
         async def made() -> Producer:
-            return await self._client.producer(stream, id=id, options=options, partitioner=partitioner)
+            return await self._client.producer(stream, id=id, options=options, partitioner=partitioner, source=source)
 
         return SyncProducer(self._loop, self._loop.run(made()))
 
@@ -326,10 +332,20 @@ class SyncProducer:
         self._loop.run(self._producer.send(value, key=key, headers=headers, partition=partition))
 
     def send_many(
-        self, values: Sequence[bytes | None], *, keys: Sequence[bytes | None] | None = None, partition: int | None = None
+        self,
+        values: Sequence[bytes | None],
+        *,
+        keys: Sequence[bytes | None] | None = None,
+        partition: int | None = None,
+        positions: int | Sequence[int] | None = None,
     ) -> None:
         """Take many records, in order; waits only for room in the buffer."""
-        self._loop.run(self._producer.send_many(values, keys=keys, partition=partition))
+        self._loop.run(self._producer.send_many(values, keys=keys, partition=partition, positions=positions))
+
+    @property
+    def begin_after(self) -> int:
+        """With a source: read it behind this offset; see ``liftpy.client.Producer``."""
+        return self._producer.begin_after
 
     def next_sequence(self, partition: int = 0) -> int:
         """That the next batch to the partition begins with; see ``liftpy.client.Producer``."""

@@ -42,6 +42,7 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.OUT_OF_ORDER: (400, 10071, "the producer's sequence does not follow"),
     RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
     RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
+    RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this id, or another source"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 

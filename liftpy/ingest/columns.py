@@ -17,6 +17,7 @@ from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.jetstream import Expected, Unfit
+from liftpy.ingest.producer_desk import Question
 from liftpy.ingest.producers import Claim
 from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
@@ -29,6 +30,7 @@ from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.ordinary import Ordinary
+from liftpy.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, ProducerNote, SourcePosition
 from liftpy.wire.subjects import is_protocol_shaped
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
@@ -71,8 +73,8 @@ class MessageColumns:
     """The one message is a whole batch; the other columns are not filled in."""
     claim: Claim | None = None
     """That a producer has numbered."""
-    asked: tuple[int, int, int] | None = None
-    """(producer, instance, sequence): the one message asks how that process may go on; there is nothing to store."""
+    asked: Question | None = None
+    """The one message asks how a process may go on; there is nothing to store."""
     apart: bool = False
     """One of several messages is a whole batch: they are to be read one by one."""
     unfit: Unfit | None = None
@@ -370,11 +372,17 @@ class MessageReader:
         elif head.askedProducer:
             if batch:
                 columns.unfit = Unfit(RejectReason.MALFORMED, "a question of a producer bears no batch")
-            columns.asked = head.askedProducer, head.producerInstance, head.producerSequence
+            try:
+                note = _note(head)
+            except UnfitBatchError as error:
+                columns.unfit = Unfit(error.reason, str(error))
+                return
+            columns.asked = Question(head.askedProducer, head.producerInstance, head.producerSequence, *note)
         else:
             try:
-                columns.batch = published = body_to_store(batch, subject, self.codec)
-                columns.claim = _claim(head, published)
+                note = _note(head)
+                columns.batch = published = body_to_store(batch, subject, self.codec, note.encode() if any(note) else b"")
+                columns.claim = _claim(head, published, note)
             except UnfitBatchError as error:
                 columns.unfit = Unfit(error.reason, str(error))
                 return
@@ -426,10 +434,22 @@ class MessageReader:
         return publishers.policies
 
 
-def _claim(head: client_pb2.BatchPublish, published: Published) -> Claim | None:
+def _note(head: client_pb2.BatchPublish) -> ProducerNote:
+    name, position = head.producerName, None
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise UnfitBatchError(f"a producer's name of more than {MAX_NAME_BYTES} bytes")
+    if head.HasField("producerPosition"):
+        said = head.producerPosition
+        if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
+            raise UnfitBatchError("a position has the uid of a stream and an offset")
+        position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
+    return ProducerNote(name, position)
+
+
+def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNote) -> Claim | None:
     header = published.header
     if not header.producer_id:
-        if head.producerReset or head.producerDigest or head.producerInstance:
+        if head.producerReset or head.producerDigest or head.producerInstance or any(note):
             raise UnfitBatchError("the batch names no producer")
         return None
     if head.HasField("expectedOffset"):
@@ -446,6 +466,8 @@ def _claim(head: client_pb2.BatchPublish, published: Published) -> Claim | None:
         head.producerReset,
         digest,
         head.producerInstance,
+        note.name,
+        note.position,
     )
 
 

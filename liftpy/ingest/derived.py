@@ -33,6 +33,7 @@ from liftpy.log.reading import offset_before, offset_some_bytes_before
 from liftpy.wire.batch import RecordBatch, parse_header, split_batches
 from liftpy.wire.batch_columns import Columns
 from liftpy.wire.few_headers import FEW, few_headers
+from liftpy.wire.producer_note import ProducerNote
 from liftpy.wire.subjects import has_wildcards
 
 _ASKS = OF_SUBJECT.encode()
@@ -267,7 +268,10 @@ def _told(batch: RecordBatch) -> NewBatch:
     numbering = None
     if header.producer_id:
         columns = None if header.is_compacted else batch.columns
-        numbering = Numbering(header.producer_id, header.producer_epoch, header.base_sequence, columns)
+        stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
+        note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
+        said = (header.producer_id, header.producer_epoch, header.base_sequence)
+        numbering = Numbering(*said, columns, name=note.name, position=note.position)
     ids, asks = headers_of(batch)
     return NewBatch(
         header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids, numbering, batch, asks

@@ -12,16 +12,20 @@ from typing import NamedTuple, Protocol
 from liftpy.ingest.derived_budget import Share
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import ColumnSet
+from liftpy.wire.producer_note import SourcePosition
 
 
 class Numbering(NamedTuple):
-    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction)."""
+    """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction).
+    ``name``: '' where the batch does not say it. ``position``: of what it was made from."""
 
     producer_id: int
     epoch: int
     base_sequence: int
     columns: ColumnSet | None
     first: int = 0
+    name: str = ""
+    position: SourcePosition | None = None
 
 
 class NewBatch(NamedTuple):

@@ -24,7 +24,7 @@ from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.in_hand import IngestCounters, InHand
 from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.producer_desk import ProducerDesk, last_offset_of
+from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
@@ -265,7 +265,7 @@ class Ingest:
                 self._refuse(columns.publishers, columns.unfit)
             return
         if columns.asked is not None:
-            self._tell_of_producer(*columns.asked, columns.publishers)
+            self._tell_of_producer(columns.asked, columns.publishers)
             return
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
@@ -316,15 +316,13 @@ class Ingest:
         )
 
     # ---- producers -----------------------------------------------------------------------------------------------------
-    def _tell_of_producer(self, producer_id: int, instance: int, sequence: int, publishers: Publishers) -> None:
+    def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
         """Answer who wants to go on as a producer, once what he is told is committed."""
-        given = self._desk.ask(producer_id, instance, sequence)
-        if given is None:
-            self._refuse(publishers, self._desk.why_not(Finding.FULL))
+        given = self._desk.ask(asked)
+        if isinstance(given, Finding):
+            self._refuse(publishers, self._desk.why_not(given))
             return
-        digest = b"" if given.digest is None else given.digest.encode()
-        told = client_pb2.ProducerState(epoch=given.epoch, nextSequence=given.next_sequence, digest=digest, known=given.known)
-        _envelope_of(publishers).producer = told
+        _envelope_of(publishers).producer = given.told
         self._answer_as_stored(Stored(-1, given.last_offset), publishers)
 
     def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
@@ -350,7 +348,8 @@ class Ingest:
             body = body_after(published, known, self._subject, self.reader.codec)
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
-        return Numbering(claim.producer_id, claim.epoch, after(claim.base_sequence, known), published.columns, known)
+        sequence = after(claim.base_sequence, known)
+        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, claim.name, claim.position)
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         """Whether some of it is stored already."""

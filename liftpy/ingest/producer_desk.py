@@ -20,17 +20,23 @@ from typing import NamedTuple
 
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.producers import Claim, Finding, Producers, ProducerState, Ruling, epoch_distance
+from liftpy.ingest.producers import Claim, Finding, Producers, ProducerState, Ruling, at_odds, epoch_distance
 from liftpy.replica.effects import RejectReason
+from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch_columns import ColumnSet
+from liftpy.wire.producer_note import SourcePosition
 
 _EPOCHS = 1 << 16
-_GIVEN_BYTES = 420
+_GIVEN_BYTES = 900
 """What who was given an epoch takes in memory (measured)."""
 _REFUSALS = {
     Finding.FENCED: Unfit(RejectReason.PRODUCER_FENCED, "a newer process of this producer goes on"),
     Finding.OUT_OF_ORDER: Unfit(RejectReason.OUT_OF_ORDER, "sequences are missing before it"),
     Finding.DIVERGED: Unfit(RejectReason.DIVERGED_PRODUCER, "other records were stored under its sequences"),
+    Finding.CONFLICT: Unfit(
+        RejectReason.PRODUCER_CONFLICT,
+        "another producer's name has the same number, or its batches come from another source: choose another id",
+    ),
     Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
 }
 
@@ -44,6 +50,28 @@ class Given(NamedTuple):
     digest: RollingDigest | None
     known: bool
     last_offset: int
+    position: SourcePosition | None = None
+    """That the log holds last."""
+
+    @property
+    def told(self) -> client_pb2.ProducerState:
+        """For the answer."""
+        digest = b"" if self.digest is None else self.digest.encode()
+        told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
+        if self.position is not None:
+            told.position.CopyFrom(self.position.message())
+        return told
+
+
+class Question(NamedTuple):
+    """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it. ``position``: what it reads, and in
+    which generation; its offset says nothing."""
+
+    producer_id: int
+    instance: int
+    sequence: int = 0
+    name: str = ""
+    position: SourcePosition | None = None
 
 
 class ProducerDesk:
@@ -54,34 +82,53 @@ class ProducerDesk:
         self._share = producers.share.beside()
         self._given: dict[int, tuple[int, int]] = {}
         """Producer -> (epoch, instance) that was given last in this leadership; who asked last stands last."""
+        self._names: dict[int, tuple[str, int]] = {}
+        """Of them: (name, generation) as they said it."""
         self._first: dict[int, int] = {}
         """Of them: the sequence that is due, if the log holds nothing of the producer."""
 
     def begin(self) -> None:
         """A leadership begins, or ends: nobody was given anything in it."""
         self._given.clear()
+        self._names.clear()
         self._first.clear()
         self._share.hold(0)
 
     def __len__(self) -> int:
         return len(self._given)
 
-    def ask(self, producer_id: int, instance: int, sequence: int = 0) -> Given | None:
-        """A process wants to go on as ``producer_id``, with ``sequence`` if nothing is known of it; None: no room for one more."""
-        state, given = self._producers.state_of(producer_id), self._given.pop(producer_id, None)
-        if state is None and self._producers.is_full:
-            self._first.pop(producer_id, None)
+    def ask(self, asked: Question) -> Given | Finding:
+        """What the process is told, or why it may not go on."""
+        producer_id, instance, sequence = asked[:3]
+        state = self._producers.state_of(producer_id)
+        refused = self._refusal(state, asked)
+        if refused is Finding.FULL:
+            for known in (self._given, self._first, self._names):
+                known.pop(producer_id, None)
             self._share.hold(_GIVEN_BYTES * len(self._given))
-            return None
+        if refused is not None:
+            return refused
+        given = self._given.pop(producer_id, None)
         epoch = self._epoch_for(state, given, instance)
         while len(self._given) >= self._producers.max_count:
             gone = next(iter(self._given))  # he asks again
-            del self._given[gone], self._first[gone]
+            del self._given[gone], self._first[gone], self._names[gone]
         self._given[producer_id], self._first[producer_id] = (epoch, instance), sequence
         self._share.hold(_GIVEN_BYTES * len(self._given))
+        self._names[producer_id] = asked.name, _generation(asked)
         if state is None:
             return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
-        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state))
+        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), state.position)
+
+    def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
+        if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:
+            return finding
+        name, generation = self._names.get(asked.producer_id, ("", 0))
+        if name and asked.name and name != asked.name:
+            return Finding.CONFLICT
+        if generation > _generation(asked):
+            return Finding.FENCED
+        return Finding.FULL if state is None and self._producers.is_full else None
 
     @staticmethod
     def _epoch_for(state: ProducerState | None, given: tuple[int, int] | None, instance: int) -> int:
@@ -125,6 +172,10 @@ class ProducerDesk:
         if claim.base_sequence != self._first[claim.producer_id]:
             return Ruling(Finding.UNKNOWN)
         return Ruling(Finding.FULL if self._producers.is_full else Finding.APPEND)
+
+
+def _generation(asked: Question) -> int:
+    return 0 if asked.position is None else asked.position.generation
 
 
 def last_offset_of(state: ProducerState) -> int:

@@ -18,6 +18,9 @@ be one of them, and is refused (``is_full``). Who may go on in which epoch is th
 | a batch of the log's epoch that is all there | it must be one of the last ones that were stored, or it is DIVERGED |
 | a gap | OUT_OF_ORDER, with the sequence that is due |
 
+| a batch that names the position of what it was made from, at or below the log's | it is there already, whatever it holds |
+| another name under the same number; another source, or now one and now none; a lower generation | CONFLICT; CONFLICT; FENCED |
+
 A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
 and stored once, all the same.
 
@@ -41,6 +44,7 @@ from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
 from liftpy.wire.batch_columns import ColumnSet
+from liftpy.wire.producer_note import ProducerNote, SourcePosition
 
 _ROUND = 1 << 32
 _EPOCHS = 1 << 16
@@ -49,9 +53,10 @@ _REMEMBERED = 5
 _TIME = struct.Struct("<qI")
 _STATE = struct.Struct("<QHIq?B")
 _BATCH = struct.Struct("<IIq?I")
-STATE_BYTES = 1_360
-"""About what a producer takes in memory, with its last batches (measured)."""
-TAIL_BYTES = 760
+_NOTE_SIZE = struct.Struct("<H")
+STATE_BYTES = 2_000
+"""About what a producer takes in memory, with its last batches, a long name and a position (measured)."""
+TAIL_BYTES = 1_150
 """What a batch above HW takes besides: the state before it (measured)."""
 
 
@@ -90,6 +95,10 @@ class ProducerState(NamedTuple):
     batches: tuple[StoredBatch, ...]
     time_ns: int
     """Log time of its last batch."""
+    name: str = ""
+    """'': none of its batches that were taken says it."""
+    position: SourcePosition | None = None
+    """Of its last batch; None: it numbers its records only."""
 
 
 class Claim(NamedTuple):
@@ -103,6 +112,9 @@ class Claim(NamedTuple):
     digest: RollingDigest | None = None
     instance: int = 0
     """Of the process that says so; drawn by it."""
+    name: str = ""
+    position: SourcePosition | None = None
+    """Of the last source record that something in the batch was made from."""
 
 
 class Finding(Enum):
@@ -116,6 +128,8 @@ class Finding(Enum):
     DIVERGED = "diverged"
     UNKNOWN = "unknown"
     """Nobody here has given it its epoch."""
+    CONFLICT = "conflict"
+    """Another name, or another source, has the number."""
     FULL = "full"
     """No more producers can be kept."""
 
@@ -130,6 +144,20 @@ class Ruling(NamedTuple):
     next_sequence: int = 0
 
 
+def at_odds(state: ProducerState, name: str, position: SourcePosition | None) -> Finding | None:
+    """Why somebody of that name, who is at that position, is not the producer that the log knows, or not its newest process; None: he
+    may be. ``name`` '': he does not say it."""
+    if name and state.name and name != state.name:
+        return Finding.CONFLICT
+    if (position is None) != (state.position is None):
+        return Finding.CONFLICT
+    if position is None or state.position is None:
+        return None
+    if position.source != state.position.source:
+        return Finding.CONFLICT
+    return Finding.FENCED if position.generation < state.position.generation else None
+
+
 @dataclass(slots=True, eq=False)
 class _Numbered:
     last_offset: int
@@ -142,7 +170,8 @@ class Producers:
     """A ``Part``: of one partition, on one replica. Offsets are inclusive but for ``end_offset``."""
 
     name = "producers"
-    version = 1
+    version = 2
+    """1 had neither names nor positions."""
 
     def __init__(self, expiry_ns: int, max_count: int, reach_ns: int = 0, node: NodeDerived | None = None) -> None:
         """``expiry_ns``: after so much log time without a batch a producer is forgotten; 0: never. ``max_count``: of them at most.
@@ -219,21 +248,27 @@ class Producers:
         numbering = batch.numbering
         if numbering is None:
             return
-        producer_id, epoch, base_sequence, columns, first = numbering
+        producer_id, epoch, base_sequence, columns, first, name, position = numbering
         before = self._states.pop(producer_id, None)
         self._time_ns = max(self._time_ns, batch.timestamp_ns)
         count = batch.last_offset - batch.base_offset + 1
         known: RollingDigest | None  # of what came before this batch
         earlier: tuple[StoredBatch, ...] = ()
         newer = before is not None and epoch_distance(epoch, before.epoch) > 0
+        if before is not None:
+            name = name or before.name
         if before is None or (newer and not base_sequence):
             known = None if base_sequence else RollingDigest()
         else:
+            position = position or before.position
             known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
-        self._states[producer_id] = ProducerState(epoch, after(base_sequence, count), digest, (*earlier, stored), self._time_ns)
+        batches = (*earlier, stored)
+        self._states[producer_id] = ProducerState(
+            epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position
+        )
         self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
         self._make_room(STATE_BYTES if before is None else 0)
@@ -314,6 +349,8 @@ class Producers:
             return Ruling(Finding.FENCED, next_sequence=due)
         if claim.reset and newer > 0:
             return Ruling(Finding.OUT_OF_ORDER if claim.base_sequence else Finding.APPEND)
+        if (ruling := self._by_position(state, claim)) is not None:
+            return ruling
         ahead = distance(claim.base_sequence, due)
         if ahead > 0:
             return Ruling(Finding.OUT_OF_ORDER, next_sequence=due)
@@ -325,6 +362,24 @@ class Producers:
             return Ruling(Finding.DIVERGED, next_sequence=due)
         finding = Finding.APPEND if known < claim.record_count else Finding.DUPLICATE
         return Ruling(finding, known, _offset_of(state, claim.base_sequence), due)
+
+    @staticmethod
+    def _by_position(state: ProducerState, claim: Claim) -> Ruling | None:
+        """Of a batch that says what it was made from: whether its source is the producer's, and what came from there is there already,
+        whatever it holds; None: it is new."""
+        due = state.next_sequence
+        finding = at_odds(state, claim.name, claim.position)
+        if finding is not None:
+            return Ruling(finding, next_sequence=due)
+        if claim.position is None or state.position is None:
+            return None
+        if claim.position.offset > state.position.offset:  # a batch is never there in part: who overlaps is another process
+            overlaps = distance(claim.base_sequence, due) < 0
+            return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None
+        offset = (
+            _offset_of(state, claim.base_sequence) if claim.epoch == state.epoch else -1
+        )  # of another process it may be another
+        return Ruling(Finding.DUPLICATE, claim.record_count, offset, due)
 
     @staticmethod
     def _repeats(state: ProducerState, claim: Claim, columns: ColumnSet, known: int, newer: int) -> bool:
@@ -348,11 +403,12 @@ class Producers:
 
 def _encoded(producer_id: int, state: ProducerState) -> bytes:
     digest = b"" if state.digest is None else state.digest.encode()
+    note = ProducerNote(state.name, state.position).encode()
     head = _STATE.pack(
         producer_id, state.epoch, state.next_sequence, state.time_ns, state.digest is not None, len(state.batches)
     )
     batches = [_BATCH.pack(b.sequence, b.record_count, b.offset, b.check is not None, b.check or 0) for b in state.batches]
-    return head + digest + b"".join(batches)
+    return head + digest + b"".join(batches) + _NOTE_SIZE.pack(len(note)) + note
 
 
 def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
@@ -366,7 +422,10 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
         sequence, record_count, offset, has_check, known = _BATCH.unpack_from(data, at)
         batches.append(StoredBatch(sequence, record_count, offset, known if has_check else None))
         at += _BATCH.size
-    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns), at
+    (note_size,) = _NOTE_SIZE.unpack_from(data, at)
+    at += _NOTE_SIZE.size + note_size
+    name, position = ProducerNote.decode(data[at - note_size : at])
+    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, name, position), at
 
 
 def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:

@@ -17,7 +17,15 @@ from liftpy.ingest.jetstream import first_refused
 from liftpy.ingest.recent_ids import ids_of
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.batch import HEADER_SIZE_BYTES, BatchHeader, Body, RecordBatch, encode_body, parse_batch, sized_body
-from liftpy.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, decode_columns, subject_column
+from liftpy.wire.batch_columns import (
+    BytesColumn,
+    Columns,
+    ColumnSet,
+    HeadersColumn,
+    decode_columns,
+    note_column,
+    subject_column,
+)
 from liftpy.wire.headers import may_be_enveloped
 
 MAX_BATCH_RECORDS = 65_536
@@ -38,16 +46,17 @@ class UnfitBatchError(LiftError):
 
 
 class Published(NamedTuple):
-    """A batch that can be stored. ``ids``: of messages, by record index. ``columns``: as they came."""
+    """A batch that can be stored. ``ids``: of messages, by record index. ``columns``: as they came. ``note``: of its producer."""
 
     body: Body
     ids: dict[int, bytes]
     header: BatchHeader
     columns: ColumnSet
+    note: bytes = b""
 
 
-def body_to_store(published: memoryview, subject: str, codec: Codec) -> Published:
-    """The body of the one batch in ``published``, with its subject and in the stream's ``codec``.
+def body_to_store(published: memoryview, subject: str, codec: Codec, note: bytes = b"") -> Published:
+    """The body of the one batch in ``published``, with its subject, its producer's ``note``, and in the stream's ``codec``.
 
     Raises UnfitBatchError, BatchTooLargeError where the subject makes it too large.
     """
@@ -68,8 +77,11 @@ def body_to_store(published: memoryview, subject: str, codec: Codec) -> Publishe
     except CorruptionError as error:
         raise UnfitBatchError(str(error)) from None
     _check(columns)
-    stored = sized_body([bytes(body), *subject_column(subject)], present | Columns.SUBJECTS, header.record_count, codec)
-    return Published(stored, ids_of(columns.headers), header, columns)
+    pieces, stored_columns = [bytes(body), *subject_column(subject)], present | Columns.SUBJECTS
+    if note:
+        pieces, stored_columns = [*pieces, *note_column(note)], stored_columns | Columns.NOTE
+    stored = sized_body(pieces, stored_columns, header.record_count, codec)
+    return Published(stored, ids_of(columns.headers), header, columns, note)
 
 
 def body_after(published: Published, first: int, subject: str, codec: Codec) -> Body:
@@ -78,7 +90,7 @@ def body_after(published: Published, first: int, subject: str, codec: Codec) -> 
     values = columns.values.to_list()[first:]
     keys = None if columns.keys is None else columns.keys.to_list()[first:]
     headers = None if columns.headers is None else columns.headers.to_list()[first:]
-    return encode_body(values, keys=keys, headers=headers, subjects=[subject] * len(values), codec=codec)
+    return encode_body(values, keys=keys, headers=headers, subjects=[subject] * len(values), codec=codec, note=published.note)
 
 
 def _parsed(published: memoryview) -> RecordBatch:

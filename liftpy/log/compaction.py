@@ -215,5 +215,6 @@ def _filtered(batch: RecordBatch, mask: Mask) -> bytes:
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,
+        note=bytes(columns.note or b""),
     )
     return reach(built, header.next_offset)

@@ -66,6 +66,7 @@ class RejectReason(Enum):
     OUT_OF_ORDER = 14
     DIVERGED_PRODUCER = 15
     UNKNOWN_PRODUCER = 16
+    PRODUCER_CONFLICT = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

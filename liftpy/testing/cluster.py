@@ -29,7 +29,7 @@ from liftpy.testing.leaving import key_of
 from liftpy.testing.network import NO_RESPONDERS, Network
 from liftpy.testing.plan import Plan
 from liftpy.testing.process import SimNode
-from liftpy.testing.producing import SimProducer
+from liftpy.testing.producing import SimDerivation, SimProducer
 from liftpy.testing.repeating import SimRepeater
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.testing.trace import Trace
@@ -228,6 +228,8 @@ class Cluster:
                 self.publishers.append(SimContender(self, name, self.plan.publish_interval_ns * len(keys), key))
             if self.plan.produces and not self.stream_configs[key.stream].compaction:
                 self.publishers.append(SimProducer(self, f"producer{place}", self.plan.publish_interval_ns * len(keys), key))
+            if self.plan.derives and not self.stream_configs[key.stream].compaction:
+                self.publishers.append(SimDerivation(self, f"derived{place}", self.plan.publish_interval_ns * len(keys), key))
             self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
 
     def crash(self, node_id: str, *, power: bool) -> None:

@@ -93,6 +93,8 @@ class Plan:
     """Several expect the last sequences of the same subjects; drawn by no profile."""
     produces: bool = False
     """A producer for each partition, which is killed and comes back; drawn by no profile."""
+    derives: bool = False
+    """The same, that makes its records from those of another stream, which it reads again; drawn by no profile."""
     moves: bool = False
     """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0

@@ -13,6 +13,7 @@ from liftpy.testing.messages import AckFrame, Publish
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
+from liftpy.wire.producer_note import SourcePosition
 
 if TYPE_CHECKING:
     from liftpy.ids import PartitionKey
@@ -24,7 +25,7 @@ _DIES = 0.03
 """So often at a turn."""
 _ASKS_AGAIN_MS = (20, 100, 400)
 _REFUSALS = {_Ack.OUT_OF_ORDER: Refusal.OUT_OF_ORDER, _Ack.UNKNOWN_PRODUCER: Refusal.UNKNOWN}
-_FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED)
+_FINAL = (_Ack.PRODUCER_FENCED, _Ack.DIVERGED_PRODUCER, _Ack.MALFORMED, _Ack.PRODUCER_CONFLICT)
 
 
 class SimProducer(SimPublisher):
@@ -77,7 +78,8 @@ class SimProducer(SimPublisher):
         if self.stopped or process != self._process or not lane.asks:
             return
         head = self._head(process)
-        head.askedProducer, head.producerSequence = _PRODUCER, lane.unanswered[0]
+        head.askedProducer, head.producerSequence, head.producerName = _PRODUCER, lane.unanswered[0], self.name
+        self._say_position(head, 0)
         self._publish(frames.batch_publish(head, b""), (-1,), lambda ack: self._told(process, lane, ack))
         self.cluster.clock.after(self._rng.choice(_ASKS_AGAIN_MS) * MS, lambda: self._ask(process, lane))
 
@@ -88,13 +90,21 @@ class SimProducer(SimPublisher):
         self.cluster.counters["producer: told its epoch"] += 1
         if not lane.epoch and lane.is_empty and not self._last_id:
             digest = RollingDigest.decode(state.digest) if state.digest else RollingDigest()
-            lane.begin(state.epoch, state.nextSequence, digest)
+            position = state.position.offset if state.HasField("position") else -1
+            lane.begin(state.epoch, state.nextSequence, digest, position=position)
+            self._began(lane)
         elif state.known and state.nextSequence != lane.unanswered[0]:
             self._begin()  # another has gone on
         else:
             lane.begin_again(state.epoch)
             self.cluster.counters["producer: told another epoch"] += 1
         self._send()
+
+    def _began(self, lane: Lane) -> None:
+        """It knows where to go on."""
+
+    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+        """It has none."""
 
     def _head(self, process: int) -> client_pb2.BatchPublish:
         key = self.key
@@ -116,6 +126,9 @@ class SimProducer(SimPublisher):
     def _put(self, lane: Lane, parcel: Parcel) -> None:
         head, attempt, sequence, process = self._head(self._process), parcel.attempt, parcel.sequence, self._process
         head.producerDigest = parcel.digest.encode()
+        if parcel.names:
+            head.producerName = self.name
+        self._say_position(head, parcel.position)
         first = int(parse_batch(parcel.batch, verify=False).values()[0] or b"")
         self._publish(
             frames.batch_publish(head, parcel.batch), (first,), lambda ack: self._heard(process, lane, sequence, attempt, ack)
@@ -155,3 +168,34 @@ class SimProducer(SimPublisher):
 
     def _forget(self, number: int) -> None:
         self.waiting.pop(number, None)
+
+
+class SimDerivation(SimProducer):
+    """A producer whose records are made from those of another stream: each of its processes begins behind the last position that the
+    log has, and makes the same of what it reads again."""
+
+    def __init__(self, cluster: World, name: str, interval_ns: int, key: PartitionKey) -> None:
+        self._made: list[int] = []
+        """By position in the source: what is made from the record there."""
+        self._position = 0
+        """Of what this process reads next."""
+        super().__init__(cluster, name, interval_ns, key)
+
+    def _began(self, lane: Lane) -> None:
+        self._position = lane.position + 1
+        self.cluster.counters["derivation: read again"] += max(len(self._made) - self._position, 0)
+
+    def _add(self) -> None:
+        if self._position == len(self._made):
+            message_id = self.cluster.new_id(self.name, self._number)
+            self.cluster.checkers.repeated.add(message_id)
+            if self._made:
+                self.cluster.checkers.follows[message_id] = self._made[-1]
+            self._made.append(message_id)
+        self._last_id = self._made[self._position]
+        value = b"%d" % self._last_id
+        self._lane.add_many([value], None, [len(value)], self._now_s, [self._position])
+        self._position += 1
+
+    def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:
+        head.producerPosition.CopyFrom(SourcePosition("source", 0, offset, self._process).message())

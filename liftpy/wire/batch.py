@@ -254,13 +254,14 @@ def encode_body(
     timestamps_ns: Sequence[int] | None = None,
     offset_deltas: Sequence[int] | None = None,
     codec: Codec = Codec.NONE,
+    note: bytes = b"",
 ) -> Body:
     """The body of a batch of ``len(values)`` >= 1 records; optional columns have as many entries.
 
     A column in which every entry is None is left out. Raises ValueError for no records or columns of other lengths,
     BatchTooLargeError for a batch of more than MAX_BATCH_BYTES, before or after compression.
     """
-    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas)
+    present, pieces = encode_columns(values, keys, headers, subjects, replies, timestamps_ns, offset_deltas, note)
     last_delta = offset_deltas[-1] if offset_deltas is not None else len(values) - 1
     return sized_body(pieces, present, len(values), codec, last_delta)
 
@@ -331,6 +332,7 @@ def build_batch(
     producer_epoch: int = 0,
     base_sequence: int = 0,
     control: bool = False,
+    note: bytes = b"",
 ) -> bytes:
     """One sealed batch: ``encode_body``, then ``seal``; raises as the first."""
     body = encode_body(
@@ -342,6 +344,7 @@ def build_batch(
         timestamps_ns=timestamps_ns,
         offset_deltas=offset_deltas,
         codec=codec,
+        note=note,
     )
     return seal(
         body,

@@ -7,6 +7,7 @@ Little endian, each array and each byte area from an 8-byte boundary of the body
     dictionary        u32 entries, u32 0, variable-length column of the entries, then u32 index[count] unless entries == 1
     headers           u32 ends[count] (cumulative pair counts), then two variable-length columns: names and values
     fixed             i64 timestamps[count]; u32 offset deltas[count], ascending
+    producer's note   u32 size, u32 0, bytes: one for the batch (``producer_note.py``)
 
 Columns come in the order of the flags' values; the values' column is always there and first.
 """
@@ -42,10 +43,11 @@ class Columns(Flag):
     REPLIES = 8
     TIMESTAMPS = 16
     DELTAS = 32
+    NOTE = 64
     VALUE_NULLS = 256
     KEY_NULLS = 512
     REPLY_NULLS = 1024
-    ALL = 63 | 256 | 512 | 1024
+    ALL = 127 | 256 | 512 | 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class ColumnSet:
     replies: BytesColumn | None = None
     timestamps_ns: NDArray[np.int64] | None = None
     deltas: U32 | None = None
+    note: memoryview | None = None
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -130,6 +133,7 @@ def encode_columns(
     replies: Sequence[str | None] | None,
     timestamps_ns: Sequence[int] | None,
     offset_deltas: Sequence[int] | None,
+    note: bytes = b"",
 ) -> tuple[Columns, list[bytes]]:
     """Which columns are present, and the pieces of the body in order."""
     count = len(values)
@@ -157,6 +161,9 @@ def encode_columns(
     if offset_deltas is not None:
         present |= Columns.DELTAS
         _put(pieces, np.asarray(offset_deltas, dtype="<u4").tobytes())
+    if note:
+        present |= Columns.NOTE
+        pieces += note_column(note)
     return present, pieces
 
 
@@ -205,6 +212,14 @@ def subject_column(subject: str) -> list[bytes]:
     """The pieces of a subjects column in which all records have ``subject``; it comes behind values, keys and headers."""
     pieces: list[bytes] = []
     _put_dictionary(pieces, [subject])
+    return pieces
+
+
+def note_column(note: bytes) -> list[bytes]:
+    """The pieces of a producer's note; it comes behind all others."""
+    pieces: list[bytes] = []
+    _put(pieces, struct.pack("<II", len(note), 0))
+    _put(pieces, note)
     return pieces
 
 
@@ -287,6 +302,7 @@ def decode_columns(body: memoryview, count: int, present: Columns, *, exact: boo
     deltas = reader.u32(count) if Columns.DELTAS in present else None
     if deltas is not None and bool((deltas[1:] <= deltas[:-1]).any()):
         raise CorruptionError("the offset deltas of a batch don't grow")
+    note = reader.take(int(reader.u32(2)[0])) if Columns.NOTE in present else None
     if exact and not reader.at_end:
         raise CorruptionError("the columns of a batch are shorter than its body")
-    return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas)
+    return ColumnSet(values, keys, headers, subjects, replies, timestamps, deltas, note)

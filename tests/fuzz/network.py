@@ -23,6 +23,7 @@ from liftpy.wire.batch import seal as seal_batch
 from liftpy.wire.header_block import parse_headers
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.wire.pieces import Piece
+from liftpy.wire.producer_note import ProducerNote, SourcePosition
 from sidecar.raft import codec as raft_codec
 from sidecar.raft.sealing import seal, unseal
 from sidecar.raft.sessions import TERM_REACH, PeerSessions
@@ -143,9 +144,18 @@ def _batch_publish(seed: int) -> bytes:
     head = client_pb2.BatchPublish(stream="orders", streamUid="u1", ackInbox="_INBOX.y" * (seed % 2))
     if numbered:
         head.producerInstance, head.producerDigest = rng.getrandbits(64), rng.randbytes(36)
+        head.producerName = "p" * (seed % 3)
+        if seed % 8 == 2:
+            head.producerPosition.CopyFrom(SourcePosition("u2", seed, rng.getrandbits(40), seed).message())
     else:
         head.expectedOffset = seed
     return frames.batch_publish(head, batch)
+
+
+def _position_of(data: bytes) -> ProducerNote:
+    note = ProducerNote.decode(data)
+    assert ProducerNote.decode(note.encode()) == note
+    return note
 
 
 def _mended_publish(data: bytes) -> bytes:
@@ -161,7 +171,9 @@ def _published(data: bytes) -> Any:
     """A whole batch as a message of an ingest; what is taken is a batch that every reader can read, of the same records."""
     found = _READER.read([(b"data.orders", b"_INBOX.x", data, b"")], 5)
     if found.asked is not None and found.unfit is None:
-        assert all(0 < found.asked[0] < 1 << 64 and 0 <= number < 1 << 64 for number in found.asked[1:])
+        assert 0 < found.asked.producer_id < 1 << 64
+        assert all(0 <= number < 1 << 64 for number in found.asked[1:3])
+        _position_of(ProducerNote(found.asked.name, found.asked.position).encode())
         return found.asked
     if found.batch is None or found.unfit is not None:
         frames.decode_batch_publish(data)  # its error, or it is refused with a reason
@@ -175,6 +187,9 @@ def _published(data: bytes) -> Any:
     published = parse_batch(frames.decode_batch_publish(data)[1])
     assert [(r.value, r.key, r.headers) for r in published.records()] == [(r.value, r.key, r.headers) for r in records]
     _batches(sealed.view)
+    if found.batch.note:
+        assert found.claim is not None
+        assert ProducerNote.decode(sealed.columns.note or b"") == (found.claim.name, found.claim.position)
     if found.claim is not None:
         assert found.claim.record_count == len(records)
         later = body_after(found.batch, len(records) // 2, "data.orders", Codec.NONE) if len(records) > 1 else None
@@ -299,6 +314,13 @@ def decoders() -> list[Decoder]:
                 "liftpy.ingest.published_batch:_parsed",
                 "liftpy.ingest.digest:RollingDigest.decode",
             ),
+        ),
+        Decoder(
+            "producer's note",
+            [ProducerNote("till", SourcePosition("u1", 3, 99, 7)).encode(), ProducerNote("\u00e9").encode()],
+            _position_of,
+            s,
+            covers=("liftpy.wire.producer_note:ProducerNote.decode",),
         ),
         Decoder(
             "batches",

@@ -61,7 +61,7 @@ class Message(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
-    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence")
+    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence", "producerName", "producerPosition")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,8 @@ class BatchPublish(_message.Message):
     PRODUCERRESET_FIELD_NUMBER: _ClassVar[int]
     PRODUCERDIGEST_FIELD_NUMBER: _ClassVar[int]
     PRODUCERSEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERNAME_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERPOSITION_FIELD_NUMBER: _ClassVar[int]
     stream: str
     streamUid: str
     partition: int
@@ -86,19 +88,37 @@ class BatchPublish(_message.Message):
     producerReset: bool
     producerDigest: bytes
     producerSequence: int
-    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ...) -> None: ...
+    producerName: str
+    producerPosition: SourcePosition
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ..., producerName: _Optional[str] = ..., producerPosition: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
+
+class SourcePosition(_message.Message):
+    __slots__ = ("streamUid", "partition", "offset", "generation")
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    streamUid: str
+    partition: int
+    offset: int
+    generation: int
+    def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ProducerState(_message.Message):
-    __slots__ = ("epoch", "nextSequence", "digest", "known")
+    __slots__ = ("epoch", "nextSequence", "digest", "known", "name", "position")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXTSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nextSequence: int
     digest: bytes
     known: bool
-    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ...) -> None: ...
+    name: str
+    position: SourcePosition
+    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., name: _Optional[str] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords")
@@ -121,6 +141,7 @@ class Ack(_message.Message):
         OUT_OF_ORDER: _ClassVar[Ack.Error]
         DIVERGED_PRODUCER: _ClassVar[Ack.Error]
         UNKNOWN_PRODUCER: _ClassVar[Ack.Error]
+        PRODUCER_CONFLICT: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -138,6 +159,7 @@ class Ack(_message.Message):
     OUT_OF_ORDER: Ack.Error
     DIVERGED_PRODUCER: Ack.Error
     UNKNOWN_PRODUCER: Ack.Error
+    PRODUCER_CONFLICT: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
     MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]

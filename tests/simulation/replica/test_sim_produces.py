@@ -12,6 +12,9 @@ from unittest.mock import patch
 
 import pytest
 
+from liftpy.client.lane import Lane
+from liftpy.ingest.derived_part import NewBatch
+from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producer_desk import ProducerDesk
 from liftpy.ingest.producers import Claim, Finding, Producers, Ruling
 from liftpy.testing.plan import draw_plan
@@ -35,6 +38,17 @@ def test_each_record_is_committed_once_and_in_order() -> None:
         assert outcome.violation is None, outcome.report()
         seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
     assert [what for what, count in seen.items() if not count] == []
+
+
+def derive(seed: int) -> Outcome:
+    return run_plan(replace(draw_plan(seed), derives=True), EVENTS)
+
+
+def test_what_is_made_from_another_stream_is_there_once() -> None:
+    outcome = derive(4)
+    assert outcome.violation is None, outcome.report()
+    assert outcome.counters["producer: stored"]
+    assert outcome.counters["derivation: read again"]
 
 
 def judged_otherwise(otherwise: Callable[[Ruling], Ruling]) -> Patches:
@@ -90,3 +104,32 @@ def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
         for change in bug():
             stack.enter_context(change)
         assert run(seed).violation is not None, "no seed shows it"
+
+
+def a_position_stays_where_it_was() -> Patches:
+    real = Producers.take
+
+    def take(self: Producers, batch: NewBatch) -> None:
+        known = None if batch.numbering is None else self.state_of(batch.numbering.producer_id)
+        if batch.numbering is not None and known is not None:
+            batch = batch._replace(numbering=batch.numbering._replace(position=known.position))
+        real(self, batch)
+
+    return [patch.object(Producers, "take", take)]
+
+
+def a_member_begins_before_what_is_there() -> Patches:
+    real = Lane.begin
+
+    def begin(self: Lane, epoch: int, next_sequence: int, digest: RollingDigest, **more: Any) -> None:
+        real(self, epoch, next_sequence, digest, **more | {"position": max(more.get("position", -1) - 3, -1)})
+
+    return [patch.object(Lane, "begin", begin), patch.object(Producers, "_by_position", lambda state, claim: None)]
+
+
+@pytest.mark.parametrize("bug", [a_position_stays_where_it_was, a_member_begins_before_what_is_there])
+def test_a_bug_of_positions_is_seen(bug: Callable[[], Patches]) -> None:
+    with ExitStack() as stack:
+        for change in bug():
+            stack.enter_context(change)
+        assert derive(4).violation is not None

@@ -27,6 +27,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.producers import Finding
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -550,7 +551,7 @@ async def test_a_refusal_to_be_opened_is_raised() -> None:
     with pytest.raises(UnavailableError, match="0 producers are known"):
         await a_producer(wire, patience_s=0.05)
     for node in wire.nodes:
-        node.ingest._desk.ask = lambda *asked: None  # type: ignore[method-assign]
+        node.ingest._desk.ask = lambda asked: Finding.FULL  # type: ignore[method-assign]
         node.ingest._desk.why_not = lambda finding: Unfit(RejectReason.READ_ONLY, "ro")  # type: ignore[method-assign]
     with pytest.raises(PublishRejectedError, match="READ_ONLY ro"):
         await a_producer(wire)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from liftpy.ingest.derived_part import NewBatch, Numbering
 from liftpy.ingest.digest import RollingDigest
-from liftpy.ingest.producer_desk import Given, ProducerDesk
+from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
 from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling, count_for
 from liftpy.wire.batch import build_batch, parse_batch
 from liftpy.wire.batch_columns import ColumnSet
@@ -43,7 +43,7 @@ class Bench:
 def test_who_has_not_asked_is_told_to() -> None:
     bench = Bench()
     assert bench.send(0, 0, OLD) is Finding.UNKNOWN
-    assert bench.desk.ask(P, OLD) == Given(0, 0, NOTHING, False, -1)
+    assert bench.desk.ask(Question(P, OLD)) == Given(0, 0, NOTHING, False, -1)
     assert bench.send(0, 0, OLD) is Finding.APPEND
     assert bench.send(1, 1, NEW) is Finding.FENCED, "given to nobody, and another has asked since"
     bench.another_leader()
@@ -53,24 +53,24 @@ def test_who_has_not_asked_is_told_to() -> None:
 
 def test_who_asks_is_given_what_the_log_holds_and_fences_at_once() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 3)
     digest = NOTHING.over(columns_of(3), 0, 3)
-    assert bench.desk.ask(P, NEW) == Given(1, 3, digest, True, 2)
-    assert bench.desk.ask(P, NEW) == Given(1, 3, digest, True, 2), "asked twice, for the answer was lost"
+    assert bench.desk.ask(Question(P, NEW)) == Given(1, 3, digest, True, 2)
+    assert bench.desk.ask(Question(P, NEW)) == Given(1, 3, digest, True, 2), "asked twice, for the answer was lost"
     assert bench.send(0, 3, OLD) is Finding.FENCED
     assert bench.send(0, 0, OLD, 3) is Finding.FENCED, "not even a duplicate is his any more"
     assert bench.send(1, 3, NEW) is Finding.APPEND
     assert bench.send(0, 3, OLD) is Finding.FENCED
-    given = bench.desk.ask(P, NEW)
+    given = bench.desk.ask(Question(P, NEW))
     assert given is not None
     assert given.epoch == 2, "its own epoch is in the log: another one"
 
 
 def test_of_two_who_ask_the_last_goes_on() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
-    given = bench.desk.ask(P, NEW)
+    bench.desk.ask(Question(P, OLD))
+    given = bench.desk.ask(Question(P, NEW))
     assert given is not None
     assert given.epoch == 1
     assert bench.send(0, 0, OLD) is Finding.FENCED
@@ -80,9 +80,9 @@ def test_of_two_who_ask_the_last_goes_on() -> None:
 
 def test_one_epoch_given_by_two_leaders_is_one_process() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     bench.another_leader()
-    given = bench.desk.ask(P, NEW)
+    given = bench.desk.ask(Question(P, NEW))
     assert given is not None
     assert given.epoch == 0
     assert bench.send(0, 0, OLD, value=b"old") is Finding.FENCED
@@ -97,26 +97,26 @@ def test_one_epoch_given_by_two_leaders_is_one_process() -> None:
 
 def test_who_was_given_an_epoch_by_a_leader_that_is_gone_asks_again() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     bench.another_leader()
     assert bench.send(0, 0, OLD) is Finding.UNKNOWN
     bench.desk.begin()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     bench.desk.begin()
     assert bench.send(0, 0, OLD) is Finding.UNKNOWN, "the same node leads again"
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     assert bench.send(0, 0, OLD) is Finding.APPEND
 
 
 def test_who_is_forgotten_goes_on_where_he_is() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     bench.send(0, 0, OLD, 9)
     bench.producers.begin(None)
     assert bench.send(0, 9, OLD) is Finding.UNKNOWN, "the epoch is still his here; but which one is the first?"
     bench.another_leader()
     assert bench.send(0, 9, OLD) is Finding.UNKNOWN
-    assert bench.desk.ask(P, OLD, 9) == Given(0, 9, None, False, -1)
+    assert bench.desk.ask(Question(P, OLD, 9)) == Given(0, 9, None, False, -1)
     assert bench.send(0, 10, OLD) is Finding.UNKNOWN, "one before it is lost, or the leader is behind"
     assert bench.send(0, 9, OLD) is Finding.APPEND
     assert bench.send(0, 10, OLD) is Finding.APPEND
@@ -124,7 +124,7 @@ def test_who_is_forgotten_goes_on_where_he_is() -> None:
 
 def test_what_comes_first_of_a_new_producer_is_its_first() -> None:
     bench = Bench()
-    bench.desk.ask(P, OLD)
+    bench.desk.ask(Question(P, OLD))
     assert bench.send(0, 3, OLD) is Finding.UNKNOWN, "the one before it may be lost"
     assert bench.send(0, 0, OLD, 3) is Finding.APPEND
     assert bench.send(0, 3, OLD) is Finding.APPEND
@@ -133,7 +133,7 @@ def test_what_comes_first_of_a_new_producer_is_its_first() -> None:
 def test_epochs_that_are_given_go_round() -> None:
     bench = Bench()
     bench.producers.take(NewBatch(0, 0, 1, 1, {}, Numbering(P, 65_535, 0, columns_of())))
-    assert [bench.desk.ask(P, who).epoch for who in (OLD, NEW, OLD)] == [0, 1, 2]  # type: ignore[union-attr]
+    assert [bench.desk.ask(Question(P, who)).epoch for who in (OLD, NEW, OLD)] == [0, 1, 2]  # type: ignore[union-attr]
     assert bench.send(2, 1, OLD) is Finding.APPEND
     assert bench.send(65_535, 2, NEW) is Finding.FENCED
 
@@ -141,15 +141,15 @@ def test_epochs_that_are_given_go_round() -> None:
 def test_it_is_bounded() -> None:
     bench = Bench(max_count=2)
     for producer in (1, 2, 3):
-        bench.desk.ask(producer, OLD)
+        bench.desk.ask(Question(producer, OLD))
     assert len(bench.desk) == 2
     assert bench.send(0, 0, OLD, producer=1) is Finding.UNKNOWN, "forgotten: it asks again"
     assert bench.send(0, 0, OLD, producer=2) is Finding.APPEND
     assert bench.send(0, 0, OLD, producer=3) is Finding.APPEND
-    assert bench.desk.ask(4, OLD) is None
-    assert bench.desk.ask(3, NEW) is not None, "who is known needs no room"
+    assert bench.desk.ask(Question(4, OLD)) is Finding.FULL
+    assert bench.desk.ask(Question(3, NEW)) is not Finding.FULL, "who is known needs no room"
     full = ProducerDesk(Producers(0, 1))
-    full.ask(1, OLD)
+    full.ask(Question(1, OLD))
     full._producers.take(NewBatch(0, 0, 1, 1, {}, Numbering(2, 0, 0, columns_of())))
     assert full.judge(Claim(1, 0, 0, 1, False, None, OLD), columns_of()) == Ruling(Finding.FULL)
     assert (count_for(10 * STATE_BYTES), count_for(1)) == (10, 1)

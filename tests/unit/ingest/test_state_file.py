@@ -252,11 +252,13 @@ def test_parts_that_are_unknown_are_passed_over_and_those_that_can_t_be_used_lea
     assert again.restore(loaded._replace(parts=without))
     assert again.subjects.state == "off"
     for name in ("ids", "producers"):
+        version = loaded.parts[name][0]
         for parts in (
             {other: part for other, part in loaded.parts.items() if other != name},
-            {**loaded.parts, name: (2, loaded.parts[name][1])},
-            {**loaded.parts, name: (1, loaded.parts[name][1][:-1])},
-            {**loaded.parts, name: (1, loaded.parts[name][1] + b"x")},
+            {**loaded.parts, name: (version - 1, loaded.parts[name][1])},
+            {**loaded.parts, name: (version + 1, loaded.parts[name][1])},
+            {**loaded.parts, name: (version, loaded.parts[name][1][:-1])},
+            {**loaded.parts, name: (version, loaded.parts[name][1] + b"x")},
         ):
             again = a_state(log)
             assert not again.restore(loaded._replace(parts=parts)), name
