@@ -149,10 +149,9 @@ async def run_from_stream(kills: int, seed: int) -> bool:
                     print(f"{number + 1} of {kills}: {await _ends(client, DERIVED)}", flush=True)
                 feeder.kill()
                 feeder.wait()
-                wanted = await _made(client)
                 async with asyncio.timeout(PATIENCE_S):
-                    while await _ends(client, DERIVED) != [len(values) for values in wanted]:
-                        await asyncio.sleep(0.1)
+                    while await _ends(client, DERIVED) != [len(values) for values in (wanted := await _made(client))]:
+                        await asyncio.sleep(0.5)  # what the feeder had on its way may come yet
             finally:
                 for process in (feeder, maker):
                     process.kill()
