@@ -168,7 +168,27 @@ MUTANTS = [
         ("what is not committed makes producers expire", "until_ns = self._committed_ns - self._expiry_ns", "until_ns = self._time_ns - self._expiry_ns", "a producer is forgotten by a batch that is cut"),
     ),
     *rows(
+        "liftpy/ingest/producers.py",
+        ("what is there by its position is appended", "claim.position.offset > state.position.offset:", "claim.position.offset > state.position.offset - 1:", "what a killed process had sent is refused, and its successor fails"),
+        ("a position is forgotten", "            position = position or before.position\n", "            position = position\n", "a member begins at the source's first record again"),
+        ("a batch above the position may be there in part", "return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None", "return None", "of two processes of a group both are taken"),
+        ("any source is the producer's", "if position.source != state.position.source:", "if position.source != position.source:", "records of another source below the position are acknowledged and not stored"),
+        ("an earlier generation goes on", "return Finding.FENCED if position.generation < state.position.generation else None", "return None", "a member that has lost its partition writes on"),
+        ("any name is the number's", "if name and state.name and name != state.name:", "if name and state.name and not name:", "two producers take each other's records for their own"),
+        ("a checkpoint has no positions", "note = ProducerNote(state.name, state.position).encode()", "note = ProducerNote(state.name, None).encode()", "after a start a member begins at the source's first record again"),
+    ),
+    *rows(
+        "liftpy/log/compaction.py",
+        ("compaction drops positions", '        note=bytes(columns.note or b""),\n', "", "after a start a member begins at the source's first record again"),
+    ),
+    *rows(
+        "liftpy/client/lane.py",
+        ("what one record yields is cut apart", "                end = self._whole_end(positions, start, end)\n", "", "half of what a record yields is lost when its maker dies"),
+    ),
+    *rows(
         "liftpy/ingest/producer_desk.py",
+        ("two names at once", "        if name and asked.name and name != asked.name:\n", "        if name and not asked.name and name != asked.name:\n", "two producers take each other's records for their own"),
+        ("an earlier generation may ask", "        if generation > _generation(asked):\n", "        if generation > _generation(asked) + 99:\n", "a member that has lost its partition fences the one that has it"),
         ("an epoch is everybody's", "if ahead > 0 and given != (claim.epoch, claim.instance):", "if ahead > 0 and given is None:", "two processes that were given an epoch both write in it"),
         ("who asks fences nobody", "if ahead == 0 and given is not None and given != (claim.epoch, claim.instance):", "if ahead == 0 and given is None and not state:", "what a killed process has left on its way is stored behind what its successor was told"),
         ("an epoch is given to two", "newest = state.epoch if state is not None and is_stored else epoch", "newest = state.epoch if state is not None else -1", "of two processes that ask at once both are given one epoch"),

@@ -132,6 +132,16 @@ async def _made(client: Client) -> list[list[bytes]]:
     return found
 
 
+async def _whole(client: Client) -> list[list[bytes]]:
+    """The same, once the derived stream is as long: what the feeder had on its way when it was killed may come yet."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            wanted = await _made(client)
+            if await _ends(client, DERIVED) == [len(values) for values in wanted]:
+                return wanted
+            await asyncio.sleep(0.5)
+
+
 async def run_from_stream(kills: int, seed: int) -> bool:
     """Whether the derived stream holds what it should."""
     rng, into = random.Random(seed), ("--into", DERIVED)
@@ -149,9 +159,7 @@ async def run_from_stream(kills: int, seed: int) -> bool:
                     print(f"{number + 1} of {kills}: {await _ends(client, DERIVED)}", flush=True)
                 feeder.kill()
                 feeder.wait()
-                async with asyncio.timeout(PATIENCE_S):
-                    while await _ends(client, DERIVED) != [len(values) for values in (wanted := await _made(client))]:
-                        await asyncio.sleep(0.5)  # what the feeder had on its way may come yet
+                wanted = await _whole(client)
             finally:
                 for process in (feeder, maker):
                     process.kill()

@@ -12,7 +12,7 @@ from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch, Numbering
 from liftpy.ingest.last_of_subjects import LastOfSubjects
-from liftpy.ingest.producer_desk import ProducerDesk
+from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
 from liftpy.ingest.producers import STATE_BYTES, TAIL_BYTES, Claim, Finding, Producers
 from liftpy.ingest.recent_ids import RecentIds, Stored, size_of
 from liftpy.replica.effects import RejectReason
@@ -159,7 +159,7 @@ def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> Non
     node = NodeDerived(8 * STATE_BYTES)
     producers = Producers(0, 100, 0, node)
     desk = ProducerDesk(producers)
-    assert desk.ask(1, 7) is not None
+    assert isinstance(desk.ask(Question(1, 7)), Given)
     take(producers, 0, producer=1)
     producers.committed(0)
     given_bytes = node.size_bytes - STATE_BYTES
@@ -167,7 +167,7 @@ def test_a_node_without_room_takes_no_new_producer_and_known_ones_go_on() -> Non
     neighbour = Share(node, "ids")
     neighbour.hold(7 * STATE_BYTES - node.size_bytes)
     assert producers.is_full
-    assert desk.ask(2, 7) is None
+    assert desk.ask(Question(2, 7)) is Finding.FULL
     assert len(desk) == 1
     claim = Claim(1, 0, 1, 1, instance=7)
     assert desk.judge(claim, COLUMNS).finding is Finding.APPEND
@@ -198,7 +198,7 @@ def test_a_producer_that_was_let_go_is_not_taken_for_a_new_one_until_it_would_ha
     assert not producers.can_be_whole
     node.bound_bytes = 1 << 20
     assert producers.can_be_whole, "its log would tell"
-    assert desk.ask(1, 7) is None
+    assert desk.ask(Question(1, 7)) is Finding.FULL
     assert "can't be told from a new one" in desk.why_not(Finding.FULL).detail
     take(producers, 3, producer=2, time=1099)
     producers.committed(3)
@@ -206,7 +206,7 @@ def test_a_producer_that_was_let_go_is_not_taken_for_a_new_one_until_it_would_ha
     take(producers, 4, producer=2, time=1100)
     producers.committed(4)
     assert (producers.is_whole, producers.can_be_whole) == (True, False)
-    assert desk.ask(1, 7) is not None
+    assert isinstance(desk.ask(Question(1, 7)), Given)
 
 
 def test_of_producers_that_never_expire_one_is_missed_for_ever() -> None:
