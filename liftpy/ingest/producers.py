@@ -260,7 +260,6 @@ class Producers:
         if before is None or (newer and not base_sequence):
             known = None if base_sequence else RollingDigest()
         else:
-            position = position or before.position
             known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)

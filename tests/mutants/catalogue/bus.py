@@ -170,7 +170,6 @@ MUTANTS = [
     *rows(
         "liftpy/ingest/producers.py",
         ("what is there by its position is appended", "claim.position.offset > state.position.offset:", "claim.position.offset > state.position.offset - 1:", "what a killed process had sent is refused, and its successor fails"),
-        ("a position is forgotten", "            position = position or before.position\n", "            position = position\n", "a member begins at the source's first record again"),
         ("a batch above the position may be there in part", "return Ruling(Finding.DIVERGED, next_sequence=due) if overlaps else None", "return None", "of two processes of a group both are taken"),
         ("any source is the producer's", "if position.source != state.position.source:", "if position.source != position.source:", "records of another source below the position are acknowledged and not stored"),
         ("an earlier generation goes on", "return Finding.FENCED if position.generation < state.position.generation else None", "return None", "a member that has lost its partition writes on"),
