@@ -519,14 +519,14 @@ class Client:
     ) -> Opening[Producer]:
         """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
 
-        ``id``: under which another process goes on where this one has died; '': one of its own, for this process. To open it fences
-        older processes. ``source``: what its records are made from, each of which counts once (``begin_after``, ``positions``), with
-        one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader).
+        ``id``: under which another process goes on where this one has died, fencing older ones; '': one of its own. ``source``:
+        what its records are made from, each of which counts once (``begin_after``, ``positions``); one id for each partition of it.
+        Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader for ``patience_s``).
         """
         return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 
     async def _producer(
-        self, stream: str, name: str, options: ProducerOptions, partitioner: Partitioner, source: Source | None
+        self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
     ) -> Producer:
         known = await self._described(check_name(stream, "stream"))
         addresses = [_address_of(known, partition.partition) for partition in known.partitions]
@@ -536,8 +536,8 @@ class Client:
         async def find(partition: int) -> Address:
             return _address_of(await self._described(stream), partition)
 
-        read = None if source is None else source.position_in(await self._described(check_name(source.stream, "stream")))
-        made = Producer(self._transport, stream, name, addresses, options, partitioner, find, read)
+        read = None if of is None else of.position_in(await self._described(check_name(of.stream, "stream")))
+        made = Producer(self._transport, stream, name, addresses, options, how, find, read)
         await made.open()
         return made
 

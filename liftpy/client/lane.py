@@ -158,7 +158,8 @@ class Lane:
         """In another epoch, for nothing of the last one is in the log: what is not answered goes out again, with the same numbers."""
         self.epoch, self._asks, self._out_count = epoch, False, 0
         for parcel in self._parcels:
-            parcel.batch, parcel.names = in_epoch(parcel.batch, epoch), False
+            parcel.batch = in_epoch(parcel.batch, epoch)
+            parcel.names = False
         if self._parcels:
             self._parcels[0].names = True
         self._names = not self._parcels
@@ -283,7 +284,8 @@ class Lane:
             names=self._names,
             reset=self._reset,
         )
-        self._reset = self._names = False
+        self._names = False
+        self._reset = False
         self._parcels.append(parcel)
         self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
         self.next_sequence = after(self.next_sequence, count)
