@@ -23,7 +23,7 @@ from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ProducerOptions, Source, name_for
+from liftpy.client.producing import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
@@ -519,9 +519,8 @@ class Client:
     ) -> Opening[Producer]:
         """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
 
-        ``id``: under which another process goes on where this one has died, fencing older ones; '': one of its own. ``source``:
-        what its records are made from, each of which counts once (``begin_after``, ``positions``); one id for each partition of it.
-        Raises NotFoundError, ConfigError, UnavailableError (a partition has no leader for ``patience_s``).
+        ``id``: under which another process goes on, fencing this one; '': one of its own. ``source``: what its records are made from
+        (``begin_after``, ``positions``), one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError (no leader).
         """
         return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 
@@ -530,8 +529,7 @@ class Client:
     ) -> Producer:
         known = await self._described(check_name(stream, "stream"))
         addresses = [_address_of(known, partition.partition) for partition in known.partitions]
-        if not known.answers:
-            raise ConfigError(f"{stream} has the ack policy none and answers nobody: a producer needs answers")
+        check_answers(known)
 
         async def find(partition: int) -> Address:
             return _address_of(await self._described(stream), partition)

@@ -105,6 +105,12 @@ class Source(NamedTuple):
         return SourcePosition(stream.uid, self.partition, 0, self.generation)
 
 
+def check_answers(stream: StreamImage) -> None:
+    """Raise ConfigError where nobody answers."""
+    if not stream.answers:
+        raise ConfigError(f"{stream.name} has the ack policy none and answers nobody: a producer needs answers")
+
+
 def name_for(name: str, source: Source | None) -> str:
     """That a producer has: the one that it was given, or one of its own."""
     if source is not None and not name:
