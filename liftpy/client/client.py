@@ -520,7 +520,7 @@ class Client:
         """Many records, each once and in order: ``async with client.producer("orders", id="till-7") as p: await p.send(...)``.
 
         ``id``: under which another process goes on, fencing this one; '': one of its own. ``source``: what its records are made from
-        (``begin_after``, ``positions``), one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError (no leader).
+        (``begin_after``, ``positions``), one id for each partition of it. Raises NotFoundError, ConfigError, UnavailableError.
         """
         return Opening(self._producer(stream, name_for(id, source), options or ProducerOptions(), partitioner, source))
 
