@@ -55,9 +55,9 @@ _STATE = struct.Struct("<QHIq?B")
 _BATCH = struct.Struct("<IIq?I")
 _NOTE_SIZE = struct.Struct("<H")
 STATE_BYTES = 2_000
-"""About what a producer takes in memory, with its last batches, a long name and a position (measured)."""
+"""About what a producer takes in memory, with its last batches, a long name and a position: 1,672 were measured, rounded up."""
 TAIL_BYTES = 1_150
-"""What a batch above HW takes besides: the state before it (measured)."""
+"""About what a batch above HW takes besides, the state before it: 763 were measured without name and position."""
 
 
 def distance(sequence: int, other: int) -> int:

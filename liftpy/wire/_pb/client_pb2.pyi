@@ -105,20 +105,18 @@ class SourcePosition(_message.Message):
     def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ProducerState(_message.Message):
-    __slots__ = ("epoch", "nextSequence", "digest", "known", "name", "position")
+    __slots__ = ("epoch", "nextSequence", "digest", "known", "position")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXTSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nextSequence: int
     digest: bytes
     known: bool
-    name: str
     position: SourcePosition
-    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., name: _Optional[str] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords")

@@ -25,7 +25,7 @@ WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 """The other core has another half of the suite then."""
 
 CORPUS = (
-    5, 22, 26, 27, 98, 116, 161, 201, 207, 292, 723, 763, 300,
+    5, 22, 26, 27, 98, 159, 116, 161, 201, 207, 292, 723, 763, 300,
     302, 307, 357, 1134, 1557, 3046, 10303, 11455, 12280, 12359, 14132, 15603, 22601, 30011, 30816, 31907, 31962,
 )  # fmt: skip
 """Seeds that once found something, in the code or in the simulator."""

@@ -55,7 +55,7 @@ TURNS: Figures = {
     "liftpy.cluster.moving": {"_LOOKED_AT": (5000, 50_000)},
     "liftpy.cluster.waiting": {"AT_ONCE": (8, 8)},
     "liftpy.cluster.pages": {"DEFAULT_PAGE_BYTES": (32 * KIB, 256 * KIB)},
-    "liftpy.ingest.derived": {"REPLAY_BYTES": (128 * KIB, 2 * MIB)},
+    "liftpy.ingest.derived": {"REPLAY_BYTES": (16 * KIB, 256 * KIB)},
     "liftpy.client.parser": {"READ_BYTES": (256 * KIB, 4 * MIB)},
     "liftpy.service.feeding": {"_FIRST_CHUNK_RECORDS": (16, 64), "_MAX_CHUNK_RECORDS": (64, 512)},
     "liftpy.service.replying": {"_MAX_TURN": (64, 1024)},
