@@ -51,7 +51,7 @@ def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: 
 
     if not dry_run and not yes:
         for number, first in with_client(target, lambda client: work(client, True)).items():
-            click.echo(f"{name}/{number} would begin at {first}", err=True)
+            click.echo(f"{name}/{number} would begin with the batch of {first}", err=True)
         click.confirm(f"delete what lies before of stream {name} for good?", abort=True, err=True)
     begins = with_client(target, lambda client: work(client, dry_run))
     if as_json:
@@ -59,4 +59,4 @@ def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: 
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "begins": found}))
         return
     for number, first in begins.items():
-        click.echo(f"{name}/{number} {'would begin' if dry_run else 'begins'} at {first}")
+        click.echo(f"{name}/{number} {'would begin' if dry_run else 'begins'} with the batch of {first}")

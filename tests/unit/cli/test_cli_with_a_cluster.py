@@ -473,8 +473,8 @@ def test_every_partition_is_truncated_by_time_once_that_is_confirmed(
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     asked = [("orders", number, noon, dry) for dry in (True, False) for number in (0, 1)]
     assert (code, cluster.asked) == (0, asked)
-    assert "orders/0 would begin at 50\norders/1 would begin at 51\n" in err
-    assert out == "orders/0 begins at 50\norders/1 begins at 51\n"
+    assert "orders/0 would begin with the batch of 50\norders/1 would begin with the batch of 51\n" in err
+    assert out == "orders/0 begins with the batch of 50\norders/1 begins with the batch of 51\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     cluster.asked.clear()
     assert run(capsys, "stream", "truncate", "orders", "--before", "new")[0] == 130
