@@ -14,10 +14,12 @@ from contextlib import suppress
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
+from liftpy.client.transport import NobodyListensError
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import NotFoundError, UnavailableError
 from liftpy.partition import PartitionState
 from liftpy.spark.link import Link
+from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
 
@@ -28,6 +30,7 @@ STREAMS_AGE_S = 5.0
 _KNOWN_PATIENCE_S = 2.0
 """How long leaders are sought by what is known of the streams, before the metadata group is asked again."""
 _BEHIND_WAIT_S = 0.1
+_ANY = OffsetSpec()
 
 
 class Catalog:
@@ -51,16 +54,17 @@ class Catalog:
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
         self._views: tuple[float, Views] | None = None
 
-    def views(self, *, max_age_s: float = 0.0, starting_ns: int | None = None, ending_ns: int | None = None) -> Views:
-        """What every partition holds; at most ``max_age_s`` old. Times (ns) are turned into offsets by the leaders.
+    def views(self, *, max_age_s: float = 0.0, starting: OffsetSpec = _ANY, ending: OffsetSpec = _ANY) -> Views:
+        """What every partition holds; at most ``max_age_s`` old. The times of ``starting`` and ``ending`` are turned into offsets by
+        the leaders.
 
         Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
         """
         now_s = self._clock()
-        timed = starting_ns is not None or ending_ns is not None
+        timed = starting.timed or ending.timed
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s:
             return self._views[1]
-        views = self._link.call(self._look(starting_ns, ending_ns), 4 * self._options.patience_s)
+        views = self._link.call(self._look(starting, ending), 4 * self._options.patience_s)
         self._views = (now_s, views)
         return views
 
@@ -77,19 +81,25 @@ class Catalog:
                 return views
             self._wait(_BEHIND_WAIT_S)
 
-    async def _look(self, starting_ns: int | None, ending_ns: int | None) -> Views:
+    async def _look(self, starting: OffsetSpec, ending: OffsetSpec) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
                 known = self._streams[1]
-                return await self._ask_leaders(known, starting_ns, ending_ns, min(patience_s, _KNOWN_PATIENCE_S))
-        return await self._ask_leaders(await self._describe(), starting_ns, ending_ns, patience_s)
+                return await self._ask_leaders(known, starting, ending, min(patience_s, _KNOWN_PATIENCE_S))
+        return await self._ask_leaders(await self._describe(), starting, ending, patience_s)
 
     async def _describe(self) -> tuple[StreamImage, ...]:
         now_s = self._clock()
-        admin = Admin(await self._link.transport(), self._link.subjects, self._options.patience_s)
-        wanted = self._options.wanted
-        streams = await _wanted_streams(admin, wanted)
+        patience_s, wanted, access = self._options.patience_s, self._options.wanted, self._options.access
+        admin = Admin(await self._link.transport(patience_s), self._link.subjects, patience_s)
+        try:
+            streams = await _wanted_streams(admin, wanted)
+        except NobodyListensError:
+            raise NobodyListensError(
+                f"NATS is there, and no node of a cluster with the namespace {access.namespace!r} at {access.servers}: is the option "
+                "namespace right, do the nodes run, and is it the same NATS account?"
+            ) from None
         there = {(stream.name, p.partition) for stream in streams for p in stream.partitions}
         if lacking := [f"{stream}/{partition}" for stream, partition in wanted.partitions if (stream, partition) not in there]:
             raise NotFoundError(f"assign names partitions that are not there: {', '.join(lacking)}")
@@ -97,12 +107,13 @@ class Catalog:
         return streams
 
     async def _ask_leaders(
-        self, streams: tuple[StreamImage, ...], starting_ns: int | None, ending_ns: int | None, patience_s: float
+        self, streams: tuple[StreamImage, ...], starting: OffsetSpec, ending: OffsetSpec, patience_s: float
     ) -> Views:
         wanted = self._options.wanted
-        transport, subjects, options = await self._link.transport(), self._link.subjects, ReadOptions(patience_s=patience_s)
+        transport = await self._link.transport(patience_s)
+        subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
         asked = [
-            _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, starting_ns, ending_ns)
+            _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, starting, ending)
             for stream in streams
             for p in stream.partitions
             if wanted.takes(stream.name, p.partition)
@@ -114,9 +125,11 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    starting_ns: int | None,
-    ending_ns: int | None,
+    starting: OffsetSpec,
+    ending: OffsetSpec,
 ) -> PartitionView:
+    key = (stream.name, partition.partition)
+    starting_ns, ending_ns = starting.time_of(key), ending.time_of(key)
     bounds, starting_at = await reader.bounds(stream.uid, starting_ns)
     ending_at = None if ending_ns is None else (await reader.bounds(stream.uid, ending_ns))[1]
     return _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)

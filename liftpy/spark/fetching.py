@@ -16,10 +16,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import DataLossError, OffsetOutOfRangeError, ProtocolError
+from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.spark.link import Link, result_of
 from liftpy.spark.planning import PlannedRange
 from liftpy.wire.batch import BatchHeader
@@ -137,7 +138,12 @@ class _Fetched:
 async def _fetch_span(link: Link, span: _Span) -> _Fetched:
     planned = span.planned
     options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
-    reader = PartitionReader(await link.transport(), link.subjects, planned.stream, planned.partition, options)
+    transport = await link.transport(span.rules.patience_s)
+
+    async def exists() -> None:
+        await _is_there(Admin(transport, link.subjects, span.rules.patience_s), planned)
+
+    reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options, exists)
     reader.node = span.node
     progress = ReadProgress(
         planned.stream,
@@ -156,7 +162,20 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except OffsetOutOfRangeError:
             refusals += 1
             await _after_loss(reader, progress, span, refusals)
+        except UnavailableError:
+            await exists()
+            raise
     return _Fetched(pieces, progress.next_offset, progress.node)
+
+
+async def _is_there(admin: Admin, planned: PlannedRange) -> None:
+    """Raise NotFoundError where the stream was deleted after the range was planned, whether or not there is another of its name."""
+    try:
+        now = await admin.stream(planned.stream)
+    except NotFoundError:
+        raise NotFoundError(f"stream {planned.stream} was deleted after {planned} was planned") from None
+    if now.uid != planned.uid:
+        raise NotFoundError(f"stream {planned.stream} was deleted and made again after {planned} was planned")
 
 
 def _first_choice(planned: PlannedRange, rules: FetchRules) -> str:

@@ -53,11 +53,14 @@ class Link:
         """The result of ``work``, which bounds its own time by ``timeout_s``; UnavailableError if even that does not hold."""
         return result_of(self.submit(work), timeout_s)
 
-    async def transport(self) -> Transport:
-        """The connection, opened at the first use and again if nats-py gave it up. Call it on the loop."""
+    async def transport(self, patience_s: float = CONNECT_TIMEOUT_S) -> Transport:
+        """The connection, opened at the first use and again if nats-py gave it up. Call it on the loop.
+
+        Raises UnavailableError when no server lets us in for ``patience_s``.
+        """
         async with self._connecting:
             if self._transport is None or self._transport.connection.is_closed:
-                self._transport = await self._open()
+                self._transport = await self._open(patience_s)
             return self._transport
 
     def close(self) -> None:
@@ -70,14 +73,13 @@ class Link:
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
 
-    async def _open(self) -> Transport:
+    async def _open(self, patience_s: float) -> Transport:
         credentials = await asyncio.to_thread(credentials_of, self._access)
         name, servers = f"liftpy-spark-{os.getpid()}", self._access.servers
-        async for attempt in retrying(CONNECT_TIMEOUT_S):  # a NATS server that restarts just now is no reason to fail a task
+        one_s = min(CONNECT_TIMEOUT_S, patience_s)
+        async for attempt in retrying(patience_s):  # a NATS server that restarts just now is no reason to fail a task
             with attempt:
-                return Transport(
-                    await open_connection(servers, credentials=credentials, name=name, timeout_s=CONNECT_TIMEOUT_S)
-                )
+                return Transport(await open_connection(servers, credentials=credentials, name=name, timeout_s=one_s))
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
 

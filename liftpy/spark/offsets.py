@@ -11,8 +11,9 @@ A checkpoint's offset is the NEXT one to read (exclusive end of what was read); 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name, shown
@@ -21,6 +22,11 @@ from liftpy.strict_json import load_json
 EARLIEST = -2
 LATEST = -1
 _UID = "uid"
+_RELATIVE_RECORDS = re.compile(r"-([1-9]\d{0,17})")
+_RELATIVE_TIME = re.compile(r"-(\d{1,9})(ms|s|m|h|d)")
+_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
+_NS_PER_MS = 1_000_000
+_LAST_MS = 1 << 43
 _BEYOND_OFFSETS = 1 << 63
 _MAX_DIGITS = 10
 
@@ -30,17 +36,41 @@ Bounds = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class OffsetSpec:
-    """Where to start or to end, as the user gave it: ``word`` for all partitions, or ``offsets`` for each of them.
+    """Where to start or to end, as the user gave it: one form for all partitions (``word``, ``timestamp_ns``, ``back_ns``,
+    ``back_records``), or ``offsets`` or ``times`` for each of them.
 
     ``word``: earliest, latest, or empty. ``offsets``: (stream, partition) -> offset, EARLIEST or LATEST; starts are inclusive,
     ends exclusive. ``uids``: stream -> the uid that the offsets were taken from, for the streams where it is known.
-    ``timestamp_ns``: the first record stamped at or after it, None when not used; it wins over the others.
+    ``timestamp_ns``, ``times``: the first record stamped at or after it; ``must_match``: it is an error where none is, else that is
+    the committed end. ``back_ns``: so long before the query is planned; ``back_records``: so many before the committed end.
     """
 
     word: str = ""
     offsets: tuple[tuple[tuple[str, int], int], ...] = ()
     uids: tuple[tuple[str, str], ...] = ()
     timestamp_ns: int | None = None
+    times: tuple[tuple[tuple[str, int], int], ...] = ()
+    must_match: bool = False
+    back_ns: int = 0
+    back_records: int = 0
+
+    @property
+    def timed(self) -> bool:
+        """Whether leaders have to be asked for the offset of a time."""
+        return self.timestamp_ns is not None or bool(self.times)
+
+    @property
+    def moving(self) -> bool:
+        """Whether what it means moves with the log: a start may then lie behind an end that was given, and the range is empty."""
+        return self.timed or bool(self.back_records)
+
+    def time_of(self, key: tuple[str, int]) -> int | None:
+        """The time that is wanted of a partition, ns since 1970; None where it is none."""
+        return self.timestamp_ns if not self.times else dict(self.times).get(key)
+
+    def as_of(self, now_ns: int) -> OffsetSpec:
+        """With ``back_ns`` counted from ``now_ns``: the same records whenever it is resolved after."""
+        return replace(self, timestamp_ns=max(0, now_ns - self.back_ns), back_ns=0) if self.back_ns else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +100,14 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
     """An OffsetSpec from an option's text; ConfigError naming the option and what is allowed here."""
     if text.lower() in words:
         return OffsetSpec(word=text.lower())
-    allowed = f'use {", ".join(words)} or JSON such as {{"orders": {{"0": 23, "1": {specials[0]}}}}}'
+    if text.strip() in (name for name, special in (("-2", EARLIEST), ("-1", LATEST)) if special in specials):
+        return OffsetSpec(word="earliest" if text.strip() == "-2" else "latest")
+    if found := relative(text.strip()):
+        return found
+    allowed = (
+        f"use {', '.join(words)}, -10m (so long ago), -1000 (so many records of each partition before the end) or JSON such as "
+    )
+    allowed += f'{{"orders": {{"0": 23, "1": {specials[0]}}}}}'
     try:
         document = load_json(text)
     except ValueError:
@@ -82,6 +119,31 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         if offset < 0 and offset not in specials:
             raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
     return OffsetSpec(offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())))
+
+
+def relative(text: str) -> OffsetSpec | None:
+    """``-10m``, ``-1000``; None for what is neither. -1 and -2 are the end and the beginning, as ever."""
+    if (records := _RELATIVE_RECORDS.fullmatch(text)) and int(text) not in (EARLIEST, LATEST):
+        return OffsetSpec(back_records=int(records[1]))
+    if (time := _RELATIVE_TIME.fullmatch(text)) and int(time[1]):
+        return OffsetSpec(back_ns=int(time[1]) * _UNITS_NS[time[2]])
+    return None
+
+
+def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
+    """A time for each partition, JSON as of offsets with ms since 1970; ConfigError naming the option."""
+    problem = f'{option} = {shown(text)}: use JSON such as {{"orders": {{"0": 1767225600000}}}}, ms since 1970'
+    try:
+        document = load_json(text)
+    except ValueError:
+        raise ConfigError(problem) from None
+    if not isinstance(document, dict) or not document:
+        raise ConfigError(problem)
+    times, uids = _entries(document, option)
+    if not times or not all(0 <= moment <= _LAST_MS for moment in times.values()):
+        raise ConfigError(problem)
+    in_ns = sorted((key, moment * _NS_PER_MS) for key, moment in times.items())
+    return OffsetSpec(times=tuple(in_ns), uids=tuple(sorted(uids.items())), must_match=must_match)
 
 
 def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str]]:
@@ -113,12 +175,22 @@ def _brief(value: object) -> str:
 
 def check_uids(known: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise NotFoundError if a stream of ``known`` now has another uid: it was deleted and made again [R9]."""
-    for stream, uid in known.items():
-        if stream in now and now[stream] != uid:
-            raise NotFoundError(
-                f"stream {stream} was deleted and made again: the offsets belong to uid {uid}, it is {now[stream]} now. "
-                "Begin with a new checkpoint (and a new output), or name another stream"
-            )
+    for stream in sorted(made_again(known, now)):
+        raise NotFoundError(
+            f"stream {stream} was deleted and made again: the offsets belong to uid {known[stream]}, it is {now[stream]} now. "
+            "Begin with a new checkpoint (and a new output), name another stream, or take the new one from its beginning "
+            "(a streaming query's onRecreated=earliest)"
+        )
+
+
+def made_again(known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+    """The streams of ``known`` that have another uid now."""
+    return {stream for stream, uid in known.items() if stream in now and now[stream] != uid}
+
+
+def without(offsets: Mapping[tuple[str, int], int], streams: set[str]) -> Bounds:
+    """``offsets`` of all other streams."""
+    return {key: offset for key, offset in offsets.items() if key[0] not in streams}
 
 
 def never_back(end: Bounds, start: Mapping[tuple[str, int], int]) -> Bounds:

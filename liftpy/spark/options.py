@@ -13,28 +13,38 @@ from dataclasses import dataclass
 
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
-from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec
+from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
 from liftpy.spark.schema import check_columns, default_columns
 from liftpy.strict_json import load_json
 
 OPTIONS = {
     "nats": "NATS servers, comma separated (default nats://127.0.0.1:4222)",
     "namespace": "the cluster's namespace (default liftpy)",
-    "stream": "the stream to read",
+    "stream": "the stream to read; the same as load(NAME)",
     "subscribe": "several streams, comma separated (instead of stream)",
     "subscribePattern": "streams whose whole name matches this regular expression, also those made later (instead of stream)",
     "assign": 'some partitions only, JSON such as {"orders": [0, 2]} (instead of stream)',
-    "startingOffsets": "earliest (batch), latest (streaming), or JSON per partition; -2 earliest, -1 latest; inclusive",
-    "endingOffsets": "batch only: latest (default), or JSON per partition, exclusive; -1 latest",
+    "startingOffsets": "earliest (batch), latest (streaming), -10m (so long ago), -1000 (so many records of each partition before "
+    "its end), or JSON per partition; -2 earliest, -1 latest; inclusive",
+    "endingOffsets": "batch only: latest (default), -10m, -1000, or JSON per partition, exclusive; -1 latest",
     "startingTimestamp": "ms since 1970: from the first record stamped at or after it; wins over startingOffsets",
+    "startingOffsetsByTimestamp": "the same for each partition, JSON of ms since 1970; startingTimestamp wins over it",
+    "startingOffsetsByTimestampStrategy": "where no record is so new: latest (default: what comes next), or error",
     "endingTimestamp": "batch only, ms since 1970: up to the first record stamped at or after it; wins over endingOffsets",
-    "minPartitions": "split large ranges so that there are at least about this many Spark partitions",
+    "endingOffsetsByTimestamp": "batch only: the same for each partition, JSON of ms since 1970",
+    "minPartitions": "split large ranges so that there are at least this many Spark partitions",
+    "maxRecordsPerPartition": "split ranges so that no Spark partition has more records",
     "maxOffsetsPerTrigger": "streaming: records of one micro-batch, over all partitions (default: all there is)",
+    "minOffsetsPerTrigger": "streaming: wait until a micro-batch has so many records, for maxTriggerDelay at most",
+    "maxTriggerDelay": "streaming: how long minOffsetsPerTrigger may wait, such as 15m (default), 30s, 1h",
+    "onRecreated": "streaming: a stream that was deleted and made again ends the query (error, default), or is read from its beginning "
+    "(earliest), what was lost being logged; failOnDataLoss=false means earliest",
     "failOnDataLoss": "true (default): records gone by retention are an error; false: a warning, and the rest is read",
     "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
+    "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
     "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
     "readFrom": "nearest (default): any in-sync replica, spread over them; leader: the leader only",
-    "patience": "seconds to keep trying while no replica can answer (default 30)",
+    "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
     "nats.nkeySeed": "file with an nkey seed",
     "nats.user": "user name; its password stands in the file nats.passwordFile",
@@ -48,6 +58,21 @@ OPTIONS = {
 """Every option and what it means."""
 
 _SPELLING = {name.lower(): name for name in OPTIONS}
+_PATH = "path"
+"""What ``load(NAME)`` comes as."""
+KAFKA = {
+    "kafka.bootstrap.servers": "nats",
+    "kafka.security.protocol": "nats.tlsCa (and nats.tlsCert, nats.tlsKey)",
+    "kafka.ssl.truststore.location": "nats.tlsCa",
+    "kafka.ssl.keystore.location": "nats.tlsCert and nats.tlsKey",
+    "kafka.sasl.jaas.config": "nats.creds, nats.nkeySeed, or nats.user with nats.passwordFile",
+    "kafka.sasl.mechanism": "nats.creds, nats.nkeySeed, or nats.user with nats.passwordFile",
+    "kafkaconsumer.polltimeoutms": "patience",
+    "fetchoffset.numretries": "patience",
+    "fetchoffset.retryintervalms": "patience",
+    "topic": "stream",
+}
+"""What Kafka's options are called here, lower case; ``kafka.*`` that is not in it has no counterpart."""
 _FILES = {
     "nats.creds": "creds_file",
     "nats.nkeySeed": "nkey_seed_file",
@@ -61,7 +86,9 @@ _FILES = {
 }
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
+_LONGEST_NS = 30 * 86_400 * 10**9
 MAX_PARTITIONS = 100_000
+DEFAULT_TRIGGER_DELAY_S = 900.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +147,8 @@ class Selection:
 class SourceOptions:
     """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
 
-    ``max_records_per_trigger`` and ``min_partitions``: 0 means not set. ``patience_s``: how long nobody may answer.
+    ``max_records_per_trigger``, ``min_records_per_trigger``, ``max_records_per_partition``, ``min_partitions``: 0 means not set.
+    ``patience_s``: how long nobody may answer. ``recreated_earliest``: onRecreated.
     """
 
     access: Access
@@ -128,23 +156,37 @@ class SourceOptions:
     starting: OffsetSpec | None = None
     ending: OffsetSpec | None = None
     min_partitions: int = 0
+    max_records_per_partition: int = 0
     max_records_per_trigger: int = 0
+    min_records_per_trigger: int = 0
+    max_trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
     fail_on_data_loss: bool = True
-    columns: tuple[str, ...] = default_columns(include_headers=False)
+    recreated_earliest: bool = False
+    columns: tuple[str, ...] = default_columns(include_headers=False, topic=False)
     read_from_leader: bool = False
     patience_s: float = 30.0
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """From Spark's option map; ConfigError for what is unknown, missing, twice or out of bounds."""
-        values = {_known(name): value for name, value in given.items()}
+        values = {_known(name): value for name, value in given.items() if name.lower() != _PATH}
+        if path := next((value for name, value in given.items() if name.lower() == _PATH), ""):
+            if values.get("stream", path) != path:
+                raise ConfigError(
+                    f"load({path!r}) and the option stream = {values['stream']!r} name two streams: drop one of them"
+                )
+            values["stream"] = path
         return cls(
             access=_access(values),
             wanted=_selection(values),
             starting=_position(values, "starting", words=("earliest", "latest"), specials=(EARLIEST, LATEST)),
             ending=_position(values, "ending", words=("latest",), specials=(LATEST,)),
             min_partitions=_whole_number(values, "minPartitions", MAX_PARTITIONS),
+            max_records_per_partition=_whole_number(values, "maxRecordsPerPartition", 1 << 62),
             max_records_per_trigger=_whole_number(values, "maxOffsetsPerTrigger", 1 << 62),
+            min_records_per_trigger=_whole_number(values, "minOffsetsPerTrigger", 1 << 62),
+            max_trigger_delay_s=_duration(values, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
+            recreated_earliest=_choice(values, "onRecreated", ("error", "earliest")) == "earliest",
             fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
             columns=_columns(values),
             read_from_leader=_choice(values, "readFrom", ("nearest", "leader")) == "leader",
@@ -155,18 +197,29 @@ class SourceOptions:
         """Raise ConfigError for what makes no sense in a batch query."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError("startingOffsets can't be latest (or -1) in a batch query: it would read nothing")
-        if self.max_records_per_trigger:
-            raise ConfigError("maxOffsetsPerTrigger is for streaming queries; use endingOffsets in a batch query")
+        if self.max_records_per_trigger or self.min_records_per_trigger:
+            raise ConfigError("max- and minOffsetsPerTrigger are for streaming queries; use endingOffsets in a batch query")
 
     def check_streaming(self) -> None:
         """Raise ConfigError for what makes no sense in a streaming query."""
         if self.ending is not None:
             raise ConfigError("endingOffsets and endingTimestamp are for batch queries; a streaming query ends by its trigger")
+        if 0 < self.max_records_per_trigger < self.min_records_per_trigger:
+            raise ConfigError("minOffsetsPerTrigger is more than maxOffsetsPerTrigger: no micro-batch could have so many")
+
+    @property
+    def take_recreated(self) -> bool:
+        """Whether a streaming query goes on with a stream that was deleted and made again."""
+        return self.recreated_earliest or not self.fail_on_data_loss
 
 
 def _known(name: str) -> str:
     spelled = _SPELLING.get(name.lower())
     if spelled is None:
+        if name.lower() in KAFKA:
+            raise ConfigError(f"{name} is an option of Kafka's source: use {KAFKA[name.lower()]} here")
+        if name.lower().startswith("kafka."):
+            raise ConfigError(f"{name} is an option of Kafka's clients and means nothing here. Known are: {', '.join(OPTIONS)}")
         near = difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)
         raise ConfigError(
             f"unknown option {name!r}; did you mean {_SPELLING[near[0]]!r}? Known are: {', '.join(OPTIONS)}",
@@ -218,19 +271,27 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:
+    strategy = f"{which}OffsetsByTimestampStrategy"
+    must_match = strategy in _SPELLING.values() and _choice(values, strategy, ("latest", "error")) == "error"
     if f"{which}Timestamp" in values:
-        return OffsetSpec(timestamp_ns=_whole_number(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS)
+        since_ns = _whole_number(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS
+        return OffsetSpec(timestamp_ns=since_ns, must_match=must_match)
+    if f"{which}OffsetsByTimestamp" in values:
+        return parse_times(values[f"{which}OffsetsByTimestamp"], f"{which}OffsetsByTimestamp", must_match=must_match)
     text = values.get(f"{which}Offsets")
     return None if text is None else parse_spec(text, f"{which}Offsets", words=words, specials=specials)
 
 
 def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
     include_headers = _flag(values, "includeHeaders", default=False)
+    topic = _flag(values, "topicColumn", default=False)
     if "columns" not in values:
-        return default_columns(include_headers=include_headers)
+        return default_columns(include_headers=include_headers, topic=topic)
     columns = check_columns([name.strip() for name in values["columns"].split(",")])
     if include_headers and "headers" not in columns:
         raise ConfigError("includeHeaders is true but the option columns does not name headers: drop one of them")
+    if topic and "topic" not in columns:
+        raise ConfigError("topicColumn is true but the option columns does not name topic: drop one of them")
     return columns
 
 
@@ -254,6 +315,16 @@ def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
     if not 0.1 <= seconds <= 3600:
         raise ConfigError(f"{name} = {text!r}: use seconds from 0.1 to 3600")
     return seconds
+
+
+def _duration(values: Mapping[str, str], name: str, default_s: float) -> float:
+    text = values.get(name)
+    if text is None:
+        return default_s
+    found = relative(f"-{text.strip()}")
+    if found is None or not found.back_ns or found.back_ns > _LONGEST_NS:
+        raise ConfigError(f"{name} = {text!r}: use a duration such as 30s, 15m or 1h, at most 30d")
+    return found.back_ns / 1e9
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

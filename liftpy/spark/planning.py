@@ -3,15 +3,16 @@
 Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
 are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks.
 
-Worked example: partitions 0 and 1 hold 0..899 and 0..99, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5, rounded and
-at least one: 4 and 1 (ties to even, as Python rounds). Partition 0 is cut at 225, 450, 675; partition 1 is not cut.
+Worked example: partitions 0 and 1 hold 0..899 and 0..99, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5, rounded up, so
+that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at 180, 360, 540, 720; partition 1 is not cut.
+maxRecordsPerPartition = 100 cuts partition 0 in nine.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
 from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
@@ -44,6 +45,9 @@ class PartitionView:
         return self.stream, self.partition
 
 
+MAX_PIECES = 1_000_000
+"""Of one partition: each is a task."""
+
 Views = Mapping[tuple[str, int], PartitionView]
 
 
@@ -53,7 +57,8 @@ class PlannedRange:
 
     ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: the leader's when it was planned; a committed record
     has none above it, so that a record rewritten since by an unclean election shows. ``leader``, ``replicas``: who may serve.
-    ``compacted``: there may be fewer records than offsets.
+    ``compacted``: there may be fewer records than offsets. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
+    streaming query, whose micro-batches are the same whenever they are planned.
     """
 
     stream: str
@@ -65,6 +70,7 @@ class PlannedRange:
     leader: str
     replicas: tuple[str, ...]
     compacted: bool = False
+    planned_ns: int = field(default=0, compare=False)
 
     @property
     def record_count(self) -> int:
@@ -108,8 +114,16 @@ def _check_committed(offsets: Bounds, views: Views, option: str) -> None:
 
 
 def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, default: int, timed: int | None) -> int:
-    if spec.timestamp_ns is not None:
-        return view.end_offset if timed is None else timed
+    if spec.timed:
+        found = view.end_offset if timed is None else timed
+        if spec.must_match and found >= view.end_offset:
+            raise OffsetOutOfRangeError(
+                f"no committed record of {key[0]}/{key[1]} is stamped at or after {spec.time_of(key)} ns: take an earlier time, or "
+                "what comes next with startingOffsetsByTimestampStrategy = latest"
+            )
+        return found
+    if spec.back_records:
+        return max(view.log_start_offset, view.end_offset - spec.back_records)
     offset = {"earliest": EARLIEST, "latest": LATEST}.get(spec.word)
     offset = dict(spec.offsets).get(key, default) if offset is None else offset
     return view.log_start_offset if offset == EARLIEST else view.end_offset if offset == LATEST else offset
@@ -117,11 +131,12 @@ def _resolve(spec: OffsetSpec, key: tuple[str, int], view: PartitionView, defaul
 
 def _covered(spec: OffsetSpec, views: Views, option: str) -> Views:
     """``views``, if the offsets per partition name all of them and no other."""
-    if spec.word or spec.timestamp_ns is not None:
+    if not spec.offsets and not spec.times:
         return views
-    named = {key for key, _ in spec.offsets}
+    named = {key for key, _ in spec.offsets or spec.times}
     if lacking := sorted(set(views) - named):
-        raise ConfigError(f"{option} must name every partition; missing: {_names(lacking)} (-2 means earliest, -1 latest)")
+        also = "" if spec.times else " (-2 means earliest, -1 latest)"
+        raise ConfigError(f"{option} must name every partition; missing: {_names(lacking)}{also}")
     if unknown := sorted(named - set(views)):
         raise ConfigError(f"{option} names what is not there or not read: {_names(unknown)}")
     return views
@@ -132,7 +147,7 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
 
 
 def plan_ranges(
-    views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool, min_partitions: int = 0
+    views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool, min_partitions: int = 0, max_records: int = 0
 ) -> tuple[list[PlannedRange], list[str]]:
     """The tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
 
@@ -159,7 +174,7 @@ def plan_ranges(
             "; ".join(losses)
             + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
         )
-    return split_ranges(ranges, min_partitions), losses
+    return split_ranges(ranges, min_partitions, max_records), losses
 
 
 def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
@@ -188,14 +203,17 @@ def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | Non
     return planned, loss
 
 
-def split_ranges(ranges: list[PlannedRange], min_partitions: int) -> list[PlannedRange]:
-    """``ranges`` cut into about ``min_partitions`` pieces, evenly, in proportion to their sizes; unchanged if they suffice."""
+def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
+    """``ranges`` cut evenly into at least ``min_partitions`` pieces, in proportion to their sizes, and into pieces of at most
+    ``max_records``; unchanged where they suffice. 0: no such wish."""
     total = sum(r.record_count for r in ranges)
-    if min_partitions <= len(ranges) or not total:
-        return ranges
+    wanted = min_partitions if min_partitions > len(ranges) else 0
     pieces: list[PlannedRange] = []
     for whole in ranges:
-        count = min(whole.record_count, max(1, round(min_partitions * whole.record_count / total)))
+        count = max(1, -(-wanted * whole.record_count // total), -(-whole.record_count // max_records) if max_records else 1)
+        if count > MAX_PIECES:
+            raise ConfigError(f"{whole} would be cut into {count} pieces, more than {MAX_PIECES}: ask for larger ones")
+        count = min(count, whole.record_count)
         cuts = [whole.start_offset + whole.record_count * i // count for i in range(count + 1)]
         pieces += [replace(whole, start_offset=a, end_offset=b) for a, b in itertools.pairwise(cuts)]
     return pieces

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -14,6 +16,10 @@ from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.rows import RowBuilder
 
+OLD_PLAN_S = 300.0
+"""A batch query's plan that is older is mentioned with each read."""
+_logger = logging.getLogger(__name__)
+
 
 def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Arrow batches of the range's records, in order; a SourceError whose text begins with its code when it can't be had.
@@ -22,6 +28,14 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
     """
     if planned is None:
         return
+    age_s = (time.time_ns() - planned.planned_ns) / 1e9 if planned.planned_ns else 0.0
+    if age_s > OLD_PLAN_S:
+        _logger.warning(
+            "%s was planned %.0f s ago, when its DataFrame first ran: Spark keeps that plan, so that later records are not seen; "
+            "load() again for a newer one",
+            planned,
+            age_s,
+        )
     rules = FetchRules(
         patience_s=options.patience_s,
         leader_first=options.read_from_leader,

@@ -86,6 +86,7 @@ def _partitions(group: Sequence[Rows], builder: RowBuilder) -> pa.Array:
 _OWN: dict[str, Callable[[Sequence[Rows], RowBuilder], pa.Array]] = {
     "headers": _headers,
     "stream": _streams,
+    "topic": _streams,
     "partition": _partitions,
     "timestamp": _timestamps,
 }

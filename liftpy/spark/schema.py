@@ -21,6 +21,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "headers": pa.list_(pa.field("element", _HEADER)),
     "subject": pa.string(),
     "stream": pa.string(),
+    "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
@@ -29,9 +30,10 @@ COLUMNS: dict[str, pa.DataType] = {
 """Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
 
 
-def default_columns(*, include_headers: bool) -> tuple[str, ...]:
-    """All columns, headers only on request: they are costly and seldom wanted."""
-    return tuple(name for name in COLUMNS if include_headers or name != "headers")
+def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
+    """All columns, two only on request: headers, which are costly and seldom wanted, and topic, which is stream once more."""
+    left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
+    return tuple(name for name in COLUMNS if name not in left_out)
 
 
 def check_columns(names: Iterable[str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ same DataFrame. ``stop`` is never called by Spark, and ``commit`` comes one batc
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,7 +25,7 @@ from liftpy.errors import ConfigError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
-from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, never_back, share_out
+from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange, Views, plan_ranges, resolve_ends, resolve_starts
 from liftpy.spark.reading import read_planned
@@ -75,7 +77,7 @@ def _with_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
 
 def _input_partitions(ranges: list[PlannedRange], losses: list[str]) -> list[InputPartition]:
     for loss in losses:
-        _logger.warning("%s; failOnDataLoss is false, the rest is read", loss)
+        _logger.warning("%s; the rest is read", loss)
     return [InputPartition(planned) for planned in ranges]
 
 
@@ -87,23 +89,25 @@ class LiftReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """The ranges between startingOffsets and endingOffsets, as of now."""
-        options = self.options
-        starting, ending = options.starting or OffsetSpec("earliest"), options.ending or OffsetSpec("latest")
+        options, now_ns = self.options, time.time_ns()
+        starting = (options.starting or OffsetSpec("earliest")).as_of(now_ns)
+        ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
         with coded():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting_ns=starting.timestamp_ns, ending_ns=ending.timestamp_ns)
+            views = catalog.views(starting=starting, ending=ending)
             _check_spec_uids((starting, ending), views)
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
-            if starting.timestamp_ns is not None or ending.timestamp_ns is not None:
+            if starting.moving or ending.moving:
                 ends = never_back(ends, starts)  # nothing was stamped between the two times
-            planned = plan_ranges(
+            ranges, losses = plan_ranges(
                 views,
                 starts,
                 ends,
                 fail_on_data_loss=options.fail_on_data_loss,
                 min_partitions=options.min_partitions,
+                max_records=options.max_records_per_partition,
             )
-        return _input_partitions(*planned)
+        return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range. An empty plan comes as one partition without a value."""
@@ -111,21 +115,24 @@ class LiftReader(DataSourceReader):
 
 
 class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. ``_catalog``, ``_target``: only on the driver; the object that reads is another one.
+    """One streaming query. ``_catalog``, ``_target``, ``_triggered_s``: only on the driver; the object that reads is another one.
 
-    ``_target``: what Trigger.AvailableNow froze, None without it.
+    ``_target``: what Trigger.AvailableNow froze, None without it. ``_triggered_s``: when a micro-batch was last given, monotonic
+    seconds, None before the first, which is never held back.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._catalog: Catalog | None = None
         self._target: StreamOffsets | None = None
+        self._triggered_s: float | None = None
+        self._clock = time.monotonic
 
     def initialOffset(self) -> dict[str, Any]:
         """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint."""
-        starting = self.options.starting or OffsetSpec("latest")
+        starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         with coded():
-            views = self._asked().views(starting_ns=starting.timestamp_ns)
+            views = self._asked().views(starting=starting)
             _check_spec_uids((starting,), views)
             starts = resolve_starts(starting, views)
             ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
@@ -142,11 +149,32 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with coded():
             begun = StreamOffsets.from_json(start)
             end = self._target or _ends(self._asked().views(max_age_s=BOUNDS_AGE_S))
-            check_uids(begun.uids, end.uids)
-            ends = never_back(end.next_offsets, begun.next_offsets)
+            starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))
+            ends = never_back(end.next_offsets, starts)
+            if self._too_few(starts, ends):
+                return begun.to_json()
             if isinstance(limit, ReadMaxRows):
-                ends = share_out(limit.max_rows, self._with_added(begun.next_offsets, ends), ends)
+                ends = share_out(limit.max_rows, self._with_added(starts, ends), ends)
             return StreamOffsets(ends, {**begun.uids, **end.uids}).to_json()
+
+    def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
+        """Whether the micro-batch waits for more: minOffsetsPerTrigger, for maxTriggerDelay at most. AvailableNow never waits."""
+        least = self.options.min_records_per_trigger
+        if not least or self._target is not None:
+            return False
+        begun, now_s = self._with_added(starts, ends), self._clock()
+        waiting = sum(max(0, end - begun.get(key, end)) for key, end in ends.items())
+        since_s = math.inf if self._triggered_s is None else now_s - self._triggered_s
+        if waiting < least and since_s < self.options.max_trigger_delay_s:
+            return True
+        self._triggered_s = now_s if waiting else self._triggered_s
+        return False
+
+    def _made_again(self, known: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
+        """The streams that were deleted and made again; NotFoundError unless the query is to take them as they are now."""
+        if not self.options.take_recreated:
+            check_uids(known, now)
+        return made_again(known, now)
 
     def _with_added(self, starts: Bounds, ends: Bounds) -> Bounds:
         """``starts``, and where partitions begin that were added since: what is in them counts for the limit, too."""
@@ -171,15 +199,19 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
             views = self._asked().views_reaching(ended.next_offsets)
-            check_uids({**begun.uids, **ended.uids}, _uids(views))
-            planned = plan_ranges(
+            gone = self._made_again(ended.uids, _uids(views))
+            again = self._made_again(begun.uids, ended.uids) | gone
+            if not self.options.take_recreated:
+                check_uids(begun.uids, _uids(views))
+            ranges, losses = plan_ranges(
                 views,
-                begun.next_offsets,
-                ended.next_offsets,
+                without(begun.next_offsets, again),
+                without(ended.next_offsets, gone),
                 fail_on_data_loss=self.options.fail_on_data_loss,
                 min_partitions=self.options.min_partitions,
+                max_records=self.options.max_records_per_partition,
             )
-        return _input_partitions(*planned)
+        return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range."""
@@ -189,6 +221,18 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._catalog is None:
             self._catalog = Catalog(link_to(self.options.access), self.options)
         return self._catalog
+
+
+def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
+    """What is not read of streams that were made again, in words."""
+    for (stream, partition), offset in sorted(begun.next_offsets.items()):
+        if stream in again:
+            end = ended.next_offsets.get((stream, partition), offset) if ended.uids.get(stream) == begun.uids[stream] else None
+            what = (
+                "whatever came" if end is None else f"offsets [{offset}, {end})" if end > offset else "nothing that was known"
+            )
+            whose = f"{stream}/{partition}, uid {begun.uids[stream]}"
+            yield f"{stream} was deleted and made again: {what} after {offset} of {whose}, is lost"
 
 
 def _uids(views: Views) -> dict[str, str]:

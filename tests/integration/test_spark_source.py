@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
+from liftpy.spark.lag import lag
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
 from sidecar.dev.cluster import DevCluster
@@ -128,6 +129,26 @@ def test_batch_ranges_columns_and_times(streams: Streams) -> None:
     assert streams.read("ranges").filter("offset >= 490").union(streams.read("ranges")).count() == 510
 
 
+def test_a_frame_shows_the_stream_as_it_was_at_its_first_action(streams: Streams) -> None:
+    log = streams.node.add_stream("frozen").partitions[0]
+    append(log, 100)
+    frame = (
+        streams.spark.read.format("liftpy").options(nats=streams.url, topicColumn="true", columns="offset,topic").load("frozen")
+    )
+    append(log, 100)
+    frame.createOrReplaceTempView("frozen")
+    assert streams.spark.sql("select count(*), max(topic) from frozen").collect()[0][:] == (200, "frozen")
+    append(log, 100)
+    assert streams.spark.sql("select count(*) from frozen").collect()[0][0] == 200  # Spark keeps its plan: documented
+    url = streams.url
+    streams.spark.sql(
+        f"create or replace temporary view anew using liftpy options (nats '{url}', stream 'frozen', columns 'offset')"
+    )
+    assert streams.spark.sql("select count(*) from anew").collect()[0][0] == 300
+    last = streams.read("frozen", startingOffsets="-30", maxRecordsPerPartition="20", columns="offset")
+    assert (last.rdd.getNumPartitions(), last.count()) == (2, 30)
+
+
 def test_batch_of_an_empty_stream_has_the_schema_and_no_rows(streams: Streams) -> None:
     streams.node.add_stream("empty")
     assert streams.read("empty").select("key", "offset").collect() == []
@@ -181,6 +202,8 @@ def test_streaming_restarts_from_its_checkpoint_and_reads_everything_once(stream
     streams.run_to_end("flow", "flow", maxOffsetsPerTrigger="1000")
     assert streams.written("flow") == expected(0, range(350)) + expected(1, range(100))
     assert streams.last_offsets("flow") == {"flow": {"0": 350, "1": 100, "uid": "uid-flow"}}
+    behind = [lag(progress)[0].total for progress in query.recentProgress if progress["numInputRows"]]
+    assert behind == [250, 100, 0]
 
 
 def test_a_micro_batch_that_was_not_finished_is_read_again_as_it_was(streams: Streams) -> None:
@@ -206,6 +229,9 @@ def test_a_stream_made_again_is_refused_by_the_old_checkpoint(streams: Streams) 
     append(streams.node.add_stream("reborn", uid="second").partitions[0], 80)
     with pytest.raises(Exception, match=r"\[NOT_FOUND\] stream reborn was deleted and made again"):
         streams.run_to_end("reborn", "reborn")
+    streams.run_to_end("reborn", "reborn", onRecreated="earliest")
+    assert streams.written("reborn") == sorted(expected(0, range(50)) + expected(0, range(80)))
+    assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "uid": "second"}}
 
 
 def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams) -> None:

@@ -162,7 +162,7 @@ async def test_a_leader_that_contradicts_its_replicas_is_believed_eight_times() 
     async def fetch(progress: Any) -> list[Any]:
         raise OffsetOutOfRangeError("gone")
 
-    async def transport() -> None:
+    async def transport(patience_s: float) -> None:
         return None
 
     made: Any = SimpleNamespace(transport=transport, subjects=None)

@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
+from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import OPTIONS, Access, Selection, SourceOptions
 from liftpy.spark.schema import arrow_schema
 
@@ -37,6 +38,9 @@ def test_every_known_option_is_accepted() -> None:
         "minPartitions": "4", "maxOffsetsPerTrigger": "10", "failOnDataLoss": "true", "includeHeaders": "true",
         "readFrom": "leader", "patience": "2.5", "startingTimestamp": "1", "endingTimestamp": "2", "namespace": "ns",
         "startingOffsets": "earliest", "endingOffsets": "latest", "columns": "offset,headers",
+        "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 5}}',
+        "startingOffsetsByTimestampStrategy": "error", "maxRecordsPerPartition": "5", "minOffsetsPerTrigger": "5",
+        "maxTriggerDelay": "5m", "onRecreated": "earliest", "topicColumn": "false",
     }  # fmt: skip
     for name in OPTIONS:
         if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
@@ -49,15 +53,93 @@ def test_every_known_option_is_accepted() -> None:
     [
         ("startingOffset", "startingOffsets"),
         ("maxOffsetPerTrigger", "maxOffsetsPerTrigger"),
-        ("topic", "stream"),
         ("colums", "columns"),
     ],
 )
 def test_an_unknown_option_names_the_nearest(given: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown option {given!r}") as caught:
         parse(**{given: "x"})
-    if given != "topic":
-        assert f"did you mean {meant!r}" in str(caught.value)
+    assert f"did you mean {meant!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("kafka.bootstrap.servers", "use nats here"),
+        ("KAFKA.sasl.jaas.config", "nats.creds"),
+        ("kafka.max.poll.records", "means nothing here"),
+        ("fetchOffset.numRetries", "use patience"),
+        ("topic", "use stream"),
+    ],
+)
+def test_an_option_of_kafka_names_ours(given: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match="of Kafka's") as caught:
+        parse(**{given: "x"})
+    assert ours in str(caught.value)
+
+
+def test_what_load_is_given_is_the_stream() -> None:
+    assert SourceOptions.parse({"path": "orders"}) == SourceOptions.parse({"stream": "orders"}) == parse(path="orders")
+    for more in ({"stream": "b"}, {"subscribe": "b"}):
+        with pytest.raises(ConfigError):
+            SourceOptions.parse({"path": "orders", **more})
+
+
+def test_relative_starts() -> None:
+    def starting(text: str) -> OffsetSpec | None:
+        return parse(startingOffsets=text).starting
+
+    assert starting("-1000") == OffsetSpec(back_records=1000)
+    assert starting("-10m") == OffsetSpec(back_ns=600 * 10**9)
+    assert starting("-2") == OffsetSpec(word="earliest")
+    assert starting("-1") == OffsetSpec(word="latest")
+    assert OffsetSpec(back_ns=5).as_of(12) == OffsetSpec(timestamp_ns=7)
+    assert OffsetSpec(back_ns=50).as_of(12) == OffsetSpec(timestamp_ns=0)
+    for wrong in ("-0m", "-0", "10m", "-3 m", "-5y", "--5", "-1.5h"):
+        with pytest.raises(ConfigError, match="startingOffsets"):
+            starting(wrong)
+    with pytest.raises(ConfigError):
+        parse(endingOffsets="-2")
+
+
+def test_times_of_partitions() -> None:
+    by_time = {"startingOffsetsByTimestamp": '{"orders": {"0": 5, "1": 7}}'}
+    assert parse(**by_time).starting == OffsetSpec(times=((("orders", 0), 5_000_000), (("orders", 1), 7_000_000)))
+    strict = parse(**by_time, startingOffsetsByTimestampStrategy="error").starting
+    assert strict is not None
+    assert strict.must_match
+    assert parse(startingTimestamp="9", **by_time).starting == OffsetSpec(timestamp_ns=9_000_000)
+    assert parse(endingOffsetsByTimestamp='{"orders": {"0": 5}}').ending == OffsetSpec(times=((("orders", 0), 5_000_000),))
+    for wrong in ("5", "{}", '{"s": {"0": -1}}', '{"s": {"0": 99999999999999999}}', '{"s": {}}', '{"s": {"0": "5"}}', "{"):
+        with pytest.raises(ConfigError, match="startingOffsetsByTimestamp"):
+            parse(startingOffsetsByTimestamp=wrong)
+
+
+def test_limits_of_triggers() -> None:
+    options = parse(minOffsetsPerTrigger="5", maxTriggerDelay="30s")
+    assert (options.min_records_per_trigger, options.max_trigger_delay_s) == (5, 30.0)
+    assert parse().max_trigger_delay_s == 900.0
+    for wrong in ("0s", "30", "1y", "31d", ""):
+        with pytest.raises(ConfigError, match="maxTriggerDelay"):
+            parse(maxTriggerDelay=wrong)
+    with pytest.raises(ConfigError, match="minOffsetsPerTrigger is more"):
+        parse(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4").check_streaming()
+    with pytest.raises(ConfigError):
+        parse(minOffsetsPerTrigger="5").check_batch()
+
+
+def test_who_takes_a_stream_that_was_made_again() -> None:
+    assert not parse().take_recreated
+    assert parse(onRecreated="earliest").take_recreated
+    assert parse(failOnDataLoss="false").take_recreated
+
+
+def test_a_column_for_code_of_kafka() -> None:
+    assert "topic" not in parse(includeHeaders="true").columns
+    assert "topic" in parse(topicColumn="true").columns
+    assert parse(columns="topic,value").columns == ("topic", "value")
+    with pytest.raises(ConfigError, match="topicColumn"):
+        parse(topicColumn="true", columns="value")
 
 
 @pytest.mark.parametrize(

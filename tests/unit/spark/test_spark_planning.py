@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,24 @@ def test_times_become_offsets_and_a_time_after_all_is_the_end() -> None:
     assert resolve_ends(timed, views(view(0))) == {("orders", 0): 100}
 
 
+def test_times_of_partitions_and_what_lies_behind_the_newest_record() -> None:
+    at = OffsetSpec(times=((("orders", 0), 5), (("orders", 1), 7)))
+    both = views(view(0, starting_at=42), view(1, starting_at=100))
+    assert resolve_starts(at, both) == {("orders", 0): 42, ("orders", 1): 100}
+    with pytest.raises(OffsetOutOfRangeError, match=r"of orders/1 is stamped at or after 7 ns"):
+        resolve_starts(replace(at, must_match=True), both)
+    with pytest.raises(ConfigError, match="missing: orders/2"):
+        resolve_starts(at, {**both, **views(view(2))})
+    with pytest.raises(ConfigError, match="not there or not read: orders/1"):
+        resolve_starts(at, views(view(0)))
+
+
+def test_so_many_records_before_the_end() -> None:
+    both = views(view(0, 10, 100), view(1, 95, 100))
+    assert resolve_starts(OffsetSpec(back_records=30), both) == {("orders", 0): 70, ("orders", 1): 95}
+    assert resolve_ends(OffsetSpec(back_records=30), both) == {("orders", 0): 70, ("orders", 1): 95}
+
+
 @pytest.mark.parametrize(
     "text", ['{"orders": {"0": 3}}', '{"orders": {"0": 3, "1": 3, "2": 3}}', '{"orders": {"0": 3, "1": 3}, "x": {"0": 1}}']
 )
@@ -163,18 +182,26 @@ def test_the_worked_example_of_min_partitions() -> None:
         PlannedRange("s", "u", 1, 0, 100, 1, "n1", ("n1",)),
     ]
     pieces = [(r.partition, r.start_offset, r.end_offset) for r in split_ranges(ranges, 5)]
-    assert pieces == [(0, 0, 225), (0, 225, 450), (0, 450, 675), (0, 675, 900), (1, 0, 100)]
+    assert pieces == [(0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100)]
     assert split_ranges(ranges, 2) == ranges
+    assert [r.record_count for r in split_ranges(ranges, 0, 100)] == [100] * 10
+    assert [r.record_count for r in split_ranges(ranges, 0, 400)] == [300] * 3 + [100]
+    assert [r.record_count for r in split_ranges(ranges, 20, 400)] == [50] * 20
+    huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
+    with pytest.raises(ConfigError, match="would be cut into"):
+        split_ranges(huge, 0, 5)
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 40))
-def test_pieces_cover_the_ranges_without_gap_or_overlap(sizes: list[int], min_partitions: int) -> None:
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=5), st.integers(0, 40), st.integers(0, 300))
+def test_pieces_cover_the_ranges_without_gap_or_overlap(sizes: list[int], min_partitions: int, most: int) -> None:
     ranges = [PlannedRange("s", "u", i, 7, 7 + size, 1, "n1", ("n1",)) for i, size in enumerate(sizes)]
-    pieces = split_ranges(ranges, min_partitions)
+    pieces = split_ranges(ranges, min_partitions, most)
+    assert len(pieces) >= min(min_partitions, sum(sizes))
+    assert not most or all(p.record_count <= most for p in pieces)
     assert all(p.record_count > 0 for p in pieces)
     for whole in ranges:
         own = [p for p in pieces if p.partition == whole.partition]
         assert own[0].start_offset == whole.start_offset
         assert own[-1].end_offset == whole.end_offset
         assert all(a.end_offset == b.start_offset for a, b in itertools.pairwise(own))
-    assert pieces == split_ranges(ranges, min_partitions)
+    assert pieces == split_ranges(ranges, min_partitions, most)

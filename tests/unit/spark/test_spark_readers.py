@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import socket
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -220,6 +223,117 @@ def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode)
         streaming(source()).latestOffset(start, ALL)
     with refused:
         batch(source(startingOffsets=json.dumps(start))).partitions()
+
+
+def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
+    source: Open, access: Access, node: FakeNode, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(node.add_stream("a1", uid="first").partitions[0], 50)
+    append(node.add_stream("a2").partitions[0], 20)
+    given = {"nats": access.servers, "namespace": access.namespace, "subscribepattern": "a.*"}
+    for taken in ({"onrecreated": "earliest"}, {"failondataloss": "false"}):
+        append(node.add_stream("a1", uid="first").partitions[0], 50)
+        reader = streaming(LiftDataSource({**given, "startingoffsets": "earliest", **taken}))
+        reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadMaxRows(35))
+        assert end == {"a1": {"0": 25, "uid": "first"}, "a2": {"0": 10, "uid": "uid-a2"}}
+        append(node.add_stream("a1", uid="second").partitions[0], 30)
+        caplog.clear()
+        gone = reader.partitions(start, end)  # what was planned of the first is lost; the other stream is read
+        assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in gone] == [("a2", 0, 10)]
+        assert "offsets [0, 25) after 0 of a1/0, uid first, is lost" in caplog.text
+        last = reader.latestOffset(end, ALL)
+        assert last == {"a1": {"0": 30, "uid": "second"}, "a2": {"0": 20, "uid": "uid-a2"}}
+        caplog.clear()
+        taken_now = reader.partitions(end, last)
+        assert [(p.value.uid, p.value.start_offset, p.value.end_offset) for p in taken_now] == [
+            ("second", 0, 30),
+            ("uid-a2", 10, 20),
+        ]
+        assert "whatever came after 25 of a1/0, uid first, is lost" in caplog.text
+        assert reader.latestOffset(end, ReadMaxRows(20)) == {
+            "a1": {"0": 15, "uid": "second"},
+            "a2": {"0": 15, "uid": "uid-a2"},
+        }
+
+
+def test_a_micro_batch_waits_for_enough_records_and_not_for_ever(source: Open, node: FakeNode, link: Link) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    now = [1000.0]
+    reader = streaming(source(startingOffsets="earliest", minOffsetsPerTrigger="50", maxTriggerDelay="30s"))
+    reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
+    reader._clock = lambda: now[0]
+    first = reader.latestOffset(reader.initialOffset(), ALL)
+    assert first["orders"]["0"] == 10  # the first one never waits
+    append(log, 49)
+    assert reader.latestOffset(first, ALL) == first
+    now[0] += 29.9
+    assert reader.latestOffset(first, ALL) == first
+    append(log, 1)
+    second = reader.latestOffset(first, ALL)
+    assert second["orders"]["0"] == 60
+    append(log, 1)
+    now[0] += 29.9
+    assert reader.latestOffset(second, ALL) == second
+    now[0] += 0.2
+    third = reader.latestOffset(second, ALL)
+    assert third["orders"]["0"] == 61
+    now[0] += 40
+    assert reader.latestOffset(third, ALL) == third  # nothing is there: no micro-batch to wait after
+    append(log, 1)
+    assert reader.latestOffset(third, ALL)["orders"]["0"] == 62
+    append(log, 1)
+    assert reader.latestOffset(third, ALL) == third
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset(third, ALL)["orders"]["0"] == 63  # a run that ends with what is there waits for nothing
+
+
+def test_a_relative_start_and_tasks_of_so_many_records(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    plan = batch(source(startingOffsets="-30", maxRecordsPerPartition="10")).partitions()
+    assert ranges(plan) == [(0, 70, 80), (0, 80, 90), (0, 90, 100)]
+    assert ranges(batch(source(startingOffsets="-10m", endingOffsets="-40")).partitions()) == []
+    timed = source(startingOffsetsByTimestamp='{"orders": {"0": 1}}', endingOffsetsByTimestamp='{"orders": {"0": 1}}')
+    assert ranges(batch(timed).partitions()) == []
+
+
+def test_a_plan_is_spoken_of_when_it_is_old(source: Open, node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    append(node.add_stream("orders").partitions[0], 10)
+    reader = batch(source())
+    plan = reader.partitions()
+    assert offsets(reader, plan) == list(range(10))
+    assert "was planned" not in caplog.text
+    plan[0].value = replace(plan[0].value, planned_ns=plan[0].value.planned_ns - 400 * 10**9)
+    assert offsets(reader, plan) == list(range(10))
+    assert "was planned 400 s ago, when its DataFrame first ran" in caplog.text
+
+
+def test_a_stream_that_is_deleted_after_planning_has_its_own_error(source: Open, node: FakeNode) -> None:
+    append(node.add_stream("orders").partitions[0], 10)
+    reader = batch(source(patience="0.3"))
+    plan = reader.partitions()
+    del node.streams["orders"]
+    with pytest.raises(SourceError, match=r"^\[NOT_FOUND\] stream orders was deleted after orders/0 \[0, 10\) was planned"):
+        offsets(reader, plan)
+
+
+def test_a_namespace_without_nodes_has_its_own_error(access: Access, spark_nats: str) -> None:
+    given = {"nats": spark_nats, "namespace": "elsewhere", "stream": "orders", "patience": "0.3"}
+    with pytest.raises(SourceError, match=r"^\[NOBODY_LISTENS\] NATS is there, and no node .* 'elsewhere'"):
+        batch(LiftDataSource(given)).partitions()
+
+
+def test_patience_bounds_the_connection_as_well() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        given = {"nats": f"nats://127.0.0.1:{nobody.getsockname()[1]}", "stream": "orders", "patience": "0.3"}
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=r"^\[UNAVAILABLE\]"):
+            batch(LiftDataSource(given)).partitions()
+        assert time.monotonic() - begun < 8  # 10 s for the connection alone without it
 
 
 def test_a_deleted_stream_is_an_error(source: Open, node: FakeNode) -> None:

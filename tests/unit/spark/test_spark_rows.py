@@ -17,7 +17,7 @@ from liftpy.spark.rows import RowBuilder
 from liftpy.spark.schema import arrow_schema, default_columns
 from liftpy.wire.batch import build_batch, parse_batch
 
-ALL = default_columns(include_headers=True)
+ALL = default_columns(include_headers=True, topic=False)
 BUILDER = RowBuilder("orders", 3, ALL)
 
 

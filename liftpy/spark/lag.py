@@ -1,0 +1,105 @@
+"""How far a streaming query is behind, from the progress that Spark reports: the names are those of Spark's Kafka source.
+
+Spark gives a Python source no metrics of its own; its progress holds the two offsets that they follow from. pyspark is
+imported when a listener is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from liftpy.errors import ConfigError, LiftError
+from liftpy.spark.offsets import StreamOffsets
+from liftpy.strict_json import load_json
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """Of one source of a query: ``behind``: (stream, partition) -> committed records that no micro-batch has taken yet."""
+
+    behind: dict[tuple[str, int], int]
+
+    @property
+    def total(self) -> int:
+        """Records over all partitions."""
+        return sum(self.behind.values())
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """What Spark's Kafka source reports under these names, as text as it does."""
+        counts = list(self.behind.values()) or [0]
+        return {
+            "avgOffsetsBehindLatest": str(sum(counts) / len(counts)),
+            "maxOffsetsBehindLatest": str(max(counts)),
+            "minOffsetsBehindLatest": str(min(counts)),
+        }
+
+
+def lag(progress: Any) -> list[Lag]:
+    """Of each liftpy source of a query, in the query's order; other sources are passed over (a progress names the class that all Python
+    sources have in common: ours is told by the uids in its offsets).
+
+    ``progress``: ``query.lastProgress``, the ``progress`` of a listener's event, or its JSON. Raises ConfigError for anything else.
+    """
+    return [found for source in _sources(progress) if (found := _of(source)) is not None]
+
+
+def _sources(progress: Any) -> list[Mapping[str, Any]]:
+    document = progress
+    if hasattr(progress, "json") and not isinstance(progress, Mapping):
+        document = progress.json
+    try:
+        document = load_json(document) if isinstance(document, str) else document
+        return [dict(source) for source in document["sources"]]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError("this is no progress of a streaming query: give query.lastProgress or event.progress") from None
+
+
+def _of(source: Mapping[str, Any]) -> Lag | None:
+    try:
+        ended, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    except LiftError:
+        return None
+    if not latest.uids:
+        return None
+    behind = {}
+    for key, newest in latest.next_offsets.items():
+        same = ended.uids.get(key[0]) == latest.uids[key[0]]
+        behind[key] = max(0, newest - (ended.next_offsets.get(key, 0) if same else 0))
+    return Lag(behind)
+
+
+def _offsets(text: object) -> StreamOffsets:
+    """Spark gives an object in Python's form of a progress, text in a listener's JSON, nothing before the first micro-batch."""
+    try:
+        document = load_json(text) if isinstance(text, str) else text
+    except ValueError:
+        document = None
+    return StreamOffsets.from_json(document) if isinstance(document, Mapping) else StreamOffsets({}, {})
+
+
+def lag_listener(tell: Callable[[str, list[Lag]], None]) -> StreamingQueryListener:
+    """A listener for ``spark.streams.addListener`` that calls ``tell`` with a query's name (or id) and its lags, each micro-batch."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    class LagListener(StreamingQueryListener):
+        """Tells the lag of each progress."""
+
+        def onQueryStarted(self, event: Any) -> None:
+            """Nothing to tell yet."""
+
+        def onQueryProgress(self, event: Any) -> None:
+            """Tell."""
+            told = json.loads(event.progress.json)
+            tell(told.get("name") or str(event.progress.id), lag(told))
+
+        def onQueryTerminated(self, event: Any) -> None:
+            """Nothing more."""
+
+    return LagListener()

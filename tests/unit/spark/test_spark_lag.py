@@ -1,0 +1,44 @@
+"""How far a streaming query is behind, from its progress."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.spark.lag import Lag, lag
+
+
+def progress(end: object, latest: object, description: str = "PythonMicroBatchStream@7bea8754") -> dict[str, Any]:
+    return {"name": "q", "sources": [{"description": description, "endOffset": end, "latestOffset": latest}]}
+
+
+END = {"orders": {"0": 10, "1": 5, "uid": "u"}}
+LATEST = {"orders": {"0": 25, "1": 5, "2": 6, "uid": "u"}}
+
+
+@pytest.mark.parametrize("shape", [lambda p: p, json.dumps, lambda p: SimpleNamespace(json=json.dumps(p))])
+@pytest.mark.parametrize("text", [lambda o: o, json.dumps])
+def test_what_is_behind_by_partition_and_under_kafkas_names(shape: Any, text: Any) -> None:
+    assert lag(shape(progress(text(END), text(LATEST)))) == [Lag({("orders", 0): 15, ("orders", 1): 0, ("orders", 2): 6})]
+    found = lag(shape(progress(text(END), text(LATEST))))[0]
+    assert found.total == 21
+    assert found.metrics == {"avgOffsetsBehindLatest": "7.0", "maxOffsetsBehindLatest": "15", "minOffsetsBehindLatest": "0"}
+
+
+def test_before_the_first_micro_batch_and_of_a_stream_made_again_all_is_behind() -> None:
+    assert lag(progress(None, LATEST))[0].total == 36
+    assert lag(progress({"orders": {"0": 10, "uid": "before"}}, LATEST))[0].total == 36
+    assert lag(progress(LATEST, END))[0].total == 0
+    assert Lag({}).metrics["maxOffsetsBehindLatest"] == "0"
+
+
+def test_other_sources_are_passed_over_and_other_things_refused() -> None:
+    for latest in (None, "null", "{", 5, {}, {"orders": {"0": 5}}, {"a b": {"uid": "u"}}, '{"orders": {"0": "5", "uid": "u"}}'):
+        assert lag(progress(END, latest)) == []
+    for wrong in (None, 5, "{", "{}", {"sources": 5}, {"sources": [3]}):
+        with pytest.raises(ConfigError, match="lastProgress"):
+            lag(wrong)
