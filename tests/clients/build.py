@@ -29,11 +29,13 @@ class Program:
 
     name: str
     sources: str = ""
-    """Folder below ``programs``; '': a module of Python, which is not built."""
+    """Folder below ``folder``; '': a module of Python, which is not built."""
     tools: tuple[str, ...] = ()
     build: str = ""
     run: tuple[str, ...]
     lacks: frozenset[str] = frozenset({"atomic", "fast"})
+    folder: Path = _PROGRAMS
+    """Where ``sources`` is."""
     only_kills: bool = False
     """Not a JetStream client: only its publishes over fail-overs are looked at."""
 
@@ -45,14 +47,14 @@ class Program:
         if missing:
             raise MissingError(f"no {', '.join(missing)} here")
         folder = _cache() / self.sources
-        version = _digest(_PROGRAMS / self.sources, self.build)
+        version = _digest(self.folder / self.sources, self.build)
         if not (folder / _MARK).exists() or (folder / _MARK).read_text() != version:
             self._build(folder)
             (folder / _MARK).write_text(version)
         return [str(folder / self.run[0]) if self.run[0].startswith("./") else self.run[0], *self.run[1:]], folder
 
     def _build(self, folder: Path) -> None:
-        shutil.copytree(_PROGRAMS / self.sources, folder, dirs_exist_ok=True)
+        shutil.copytree(self.folder / self.sources, folder, dirs_exist_ok=True)
         done = subprocess.run(
             ["sh", "-c", self.build], cwd=folder, capture_output=True, text=True, timeout=_BUILD_S, check=False
         )

@@ -57,8 +57,8 @@ class JetStreamCluster:
             server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def create(self, name: str, subject: str) -> None:
-        """Make a stream of three replicas; waits until the cluster can."""
+    async def create(self, name: str, subject: str, *, batches: bool = False) -> None:
+        """Make a stream of three replicas, with ``batches`` one that takes atomic and fast ones; waits until the cluster can."""
         connection = await nats.connect(self._servers[0].url)
         stream = connection.jetstream()
         async with asyncio.timeout(_READY_S):
@@ -66,7 +66,12 @@ class JetStreamCluster:
                 with suppress(nats.errors.Error, nats.js.errors.Error):
                     await stream.add_stream(
                         nats.js.api.StreamConfig(
-                            name=name, subjects=[subject], num_replicas=3, storage=nats.js.api.StorageType.FILE
+                            name=name,
+                            subjects=[subject],
+                            num_replicas=3,
+                            storage=nats.js.api.StorageType.FILE,
+                            allow_atomic=batches or None,
+                            allow_batched=batches or None,
                         )
                     )
                     break

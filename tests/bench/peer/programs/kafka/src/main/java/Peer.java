@@ -1,0 +1,81 @@
+import java.lang.management.ManagementFactory;
+import java.util.Arrays;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.atomic.AtomicReference;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+
+/**
+ * Kafka's own producer, acks=all and idempotent as it comes, at its best settings for many records (batches of up to 1 MB, 5 ms of lingering).
+ * {@code Peer create SERVERS TOPIC FLUSH_MESSAGES}: a topic of one partition on three brokers, two of which must have a record; FLUSH_MESSAGES 1: flushed
+ * before it is acknowledged. {@code Peer produce SERVERS TOPIC SECONDS SIZE WARM_SECONDS} prints "go" when it is warm, then a line of JSON: acked, took_s, cpu_s of this process.
+ */
+public final class Peer {
+    public static void main(String[] given) throws Exception {
+        if (given[0].equals("create")) {
+            create(given[1], given[2], given[3]);
+        } else {
+            produce(given[1], given[2], Double.parseDouble(given[3]), Integer.parseInt(given[4]), Double.parseDouble(given[5]));
+        }
+    }
+
+    private static void create(String servers, String name, String flushMessages) throws Exception {
+        var topic = new NewTopic(name, 1, (short) 3);
+        topic.configs(Map.of("min.insync.replicas", "2", "flush.messages", flushMessages, "max.message.bytes", "2097152"));
+        try (var admin = Admin.create(Map.<String, Object>of("bootstrap.servers", servers))) {
+            admin.createTopics(java.util.List.of(topic)).all().get();
+        }
+    }
+
+    private static double cpu() {
+        var bean = (com.sun.management.OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+        return bean.getProcessCpuTime() / 1e9;
+    }
+
+    private static void produce(String servers, String topic, double seconds, int size, double warm) throws Exception {
+        var settings = new Properties();
+        settings.put("bootstrap.servers", servers);
+        settings.put("acks", "all");
+        settings.put("linger.ms", "5");
+        settings.put("batch.size", "1000000");
+        settings.put("max.request.size", "2000000");
+        settings.put("buffer.memory", "67108864");
+        var value = new byte[size];
+        Arrays.fill(value, (byte) 'x');
+        var failed = new AtomicReference<Exception>();
+        try (var producer = new KafkaProducer<byte[], byte[]>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
+            send(producer, topic, value, warm, failed);
+            System.out.println("go");
+            double before = cpu();
+            long began = System.nanoTime();
+            long sent = send(producer, topic, value, seconds, failed);
+            double took = (System.nanoTime() - began) / 1e9;
+            System.out.printf("{\"acked\": %d, \"took_s\": %.6f, \"cpu_s\": %.6f}%n", sent, took, cpu() - before);
+        }
+    }
+
+    private static long send(
+            KafkaProducer<byte[], byte[]> producer, String topic, byte[] value, double seconds, AtomicReference<Exception> failed) throws Exception {
+        long end = System.nanoTime() + (long) (seconds * 1e9);
+        long sent = 0;
+        while (System.nanoTime() < end) {
+            for (int i = 0; i < 500; i++) {
+                producer.send(new ProducerRecord<>(topic, value), (data, error) -> {
+                    if (error != null) {
+                        failed.compareAndSet(null, error);
+                    }
+                });
+            }
+            sent += 500;
+        }
+        producer.flush();
+        if (failed.get() != null) {
+            throw failed.get();
+        }
+        return sent;
+    }
+}
