@@ -51,12 +51,8 @@ def check_publisher_subject(subject: str) -> str:
     return subject
 
 
-def check_data_subject(subject: str, namespace: str) -> str:
-    """Return ``subject`` if a stream may be attached to it, else raise InvalidNameError.
-
-    Wildcards ``*`` and a trailing ``>`` are allowed. The cluster's own namespace, ``$`` subjects and inboxes are not:
-    a stream there would feed on the protocol's own traffic.
-    """
+def check_subject(subject: str) -> str:
+    """Return ``subject`` if it is one of NATS, with wildcards ``*`` and a trailing ``>`` or without; else raise InvalidNameError."""
     tokens = subject.split(".") if isinstance(subject, str) else [""]
     well_formed = all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
@@ -65,6 +61,16 @@ def check_data_subject(subject: str, namespace: str) -> str:
         raise InvalidNameError(
             f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"
         )
+    return subject
+
+
+def check_data_subject(subject: str, namespace: str) -> str:
+    """Return ``subject`` if a stream may be attached to it, else raise InvalidNameError.
+
+    Wildcards ``*`` and a trailing ``>`` are allowed. The cluster's own namespace, ``$`` subjects and inboxes are not:
+    a stream there would feed on the protocol's own traffic.
+    """
+    tokens = check_subject(subject).split(".")
     if tokens[0] in (namespace, "*", ">") or tokens[0].startswith(("$", "_INBOX")):
         raise InvalidNameError(
             f"subject {shown(subject)} would overlap with {namespace}.>, an _INBOX or $-subjects; choose another first token"

@@ -21,23 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import compress
 
 import numpy as np
-from numpy.typing import NDArray
 
 from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage
-from liftpy.wire.batch import BatchHeader, RecordBatch, build_batch, build_filler, parse_batch, parse_header, reach
+from liftpy.wire.batch import BatchHeader, RecordBatch, build_filler, parse_batch, parse_header
+from liftpy.wire.batch_columns import Mask
+from liftpy.wire.kept import kept
 
 MAX_KEYS = 4_000_000
 """Bound of the map from keys to offsets: what is beyond it waits for the next run."""
 MAX_FILLER_OFFSETS = 1 << 31
 """Bound of the offsets under one filler: its delta is a u32."""
-
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ class _Writer:
             self._fill(batch.header)
             return
         self._write_filler()
-        self._write(batch.view if mask.all() else _filtered(batch, mask))
+        self._write(batch.view if mask.all() else kept(batch, mask))
 
     def _fill(self, header: BatchHeader) -> None:
         held = self._filler
@@ -193,28 +191,3 @@ def _batches(segment: Segment) -> Iterator[RecordBatch]:
             raise
         yield batch
         position += batch.header.size_bytes
-
-
-def _filtered(batch: RecordBatch, mask: Mask) -> bytes:
-    """The batch with only the records of ``mask``: same stamps, same offsets, same reach."""
-    columns, header = batch.columns, batch.header
-    selected = mask.tolist()
-    deltas = (batch.offsets()[mask] - batch.base_offset).tolist()
-    built = build_batch(
-        list(compress(batch.values(), selected)),
-        base_offset=header.base_offset,
-        leader_epoch=header.leader_epoch,
-        timestamp_ns=header.timestamp_ns,
-        keys=list(compress(batch.keys(), selected)),
-        headers=list(compress(columns.headers.to_list(), selected)) if columns.headers else None,
-        subjects=list(compress(columns.subjects.to_list(), selected)) if columns.subjects else None,
-        replies=list(compress(batch.replies(), selected)) if columns.replies else None,
-        timestamps_ns=batch.timestamps_ns()[mask].tolist() if columns.timestamps_ns is not None else None,
-        offset_deltas=deltas,
-        codec=header.codec,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        note=bytes(columns.note or b""),
-    )
-    return reach(built, header.next_offset)

@@ -31,14 +31,15 @@ def read_portion(
         found = log.read_part(from_offset, held.position, room_bytes, end_offset=end_offset)
         if found is not None and found[0].crc == held.crc:
             header, data = found
-            return _portion(Piece(header.crc, header.size_bytes, held.position, data), from_offset)
+            return portion_of(Piece(header.crc, header.size_bytes, held.position, data), from_offset)
     read = log.read(from_offset, min(max_bytes, room_bytes), end_offset=end_offset)
     if read.size_bytes <= room_bytes:
         return Portion(read.chunks, read.size_bytes, read.next_offset)
     (batch,) = read.chunks  # a read gives more than it may for its first batch alone
     header = parse_header(batch)
-    return _portion(Piece(header.crc, header.size_bytes, 0, batch[:room_bytes]), from_offset)
+    return portion_of(Piece(header.crc, header.size_bytes, 0, batch[:room_bytes]), from_offset)
 
 
-def _portion(piece: Piece, from_offset: int) -> Portion:
+def portion_of(piece: Piece, from_offset: int) -> Portion:
+    """Of a piece alone."""
     return Portion((piece.data,), len(piece.data), from_offset, piece)

@@ -20,6 +20,7 @@ from liftpy.ids import PartitionKey, shown
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
+from liftpy.log.selecting import read_selected
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
@@ -28,6 +29,7 @@ from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.addressee import MisdirectedError, must_be_for
 from liftpy.wire.batch import parse_header
 from liftpy.wire.envelope import ChecksumError
+from liftpy.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
 from liftpy.wire.pieces import Held, room_bytes
 from liftpy.wire.refusals import REFUSED, refused
 
@@ -36,8 +38,8 @@ MAX_WAITING = 4096
 """Readers in a long poll at one partition."""
 MAX_WAITING_BYTES = 32 << 20
 """What those of a whole node are remembered by, with their reply subjects and what Python needs."""
-MAX_REQUEST_BYTES = 2048
-"""A ReadRequest names a stream and a uid; one of our own has 150."""
+MAX_REQUEST_BYTES = 2048 + MAX_FILTER_BYTES + 4 * (MAX_SUBJECTS + MAX_KEYS)
+"""A ReadRequest names a stream and a uid; one of our own has 150, and what its filter has."""
 WAITING_COST_BYTES = 1500
 """What a reader that waits costs beside the bytes of its request and its reply subject: measured."""
 TOO_LARGE = f"{REFUSED}read request, too large"
@@ -51,6 +53,16 @@ Chunks = Sequence[bytes | memoryview]
 Asker = TypeVar("Asker")
 """The way back to a reader: a reply subject, or what stands for one in a simulation."""
 _Told = TypeVar("_Told", contravariant=True)
+
+
+def filter_of(request: pb.ReadRequest) -> Filter:
+    """What the reader wants of the records. Raises ConfigError, InvalidNameError where that is no filter."""
+    return Filter(tuple(request.filterSubjects), tuple(request.filterKeys))
+
+
+def is_selective(request: pb.ReadRequest) -> bool:
+    """Whether it asks for anything but all that follows."""
+    return bool(request.backwards or request.filterSubjects or request.filterKeys)
 
 
 class ReadSource(Protocol):
@@ -292,6 +304,10 @@ class Reads(Generic[Asker]):
         source = self._source
         if request.streamUid and request.streamUid != self._key.uid:
             return _E.WRONG_STREAM, f"the stream of this name is {self._key.uid}, not {shown(request.streamUid)}"
+        try:
+            filter_of(request)
+        except LiftError as error:
+            return _E.BAD_REQUEST, str(error)
         if request.isolation not in (pb.ReadRequest.COMMITTED, pb.ReadRequest.UNCOMMITTED):
             return _E.BAD_REQUEST, f"isolation {request.isolation} is not known"
         if request.isolation == pb.ReadRequest.UNCOMMITTED and not source.leads:
@@ -331,6 +347,8 @@ class Reads(Generic[Asker]):
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
+        elif request.backwards:
+            self._serve_batches(asker, request, offset, end_offset)
         elif offset < end_offset:
             self._serve_batches(asker, request, offset, end_offset)
         elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
@@ -344,7 +362,7 @@ class Reads(Generic[Asker]):
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
         held = Held(request.position, request.batchCrc)
-        read: Portion = read_portion(self._source.log, offset, wanted, room, end_offset=end_offset, held=held)
+        read = self._read(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
         if piece is not None and not request.HasField("position"):
             text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
@@ -356,6 +374,13 @@ class Reads(Generic[Asker]):
         elif request.byTimestamp and read.chunks:
             head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
         self._send(asker, request, head, read.chunks)
+
+    def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
+        log = self._source.log
+        if not is_selective(request):
+            return read_portion(log, offset, max_bytes, room, end_offset=end_offset, held=held)
+        wanted, backwards = filter_of(request), request.backwards
+        return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)
 
     def _end_offset(self, isolation: int) -> int:
         """Exclusive end of what a reader of ``isolation`` may see."""
@@ -385,4 +410,5 @@ class Reads(Generic[Asker]):
         """``request``: the one that is answered; if it names what it is for, so does the answer."""
         if request.HasField("partition"):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
+        head.selected = is_selective(request)
         self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))

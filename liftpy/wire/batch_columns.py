@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from enum import Flag
 from itertools import accumulate, chain, pairwise, repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ from liftpy.errors import CorruptionError
 
 Headers = Sequence[tuple[str, bytes]]
 U32 = NDArray[np.uint32]
+Mask = NDArray[np.bool_]
+"""bool[record_count]: which records."""
 _FEW = 24
 _MAX_COLUMN_BYTES = 1 << 31
 _TEXT = ("utf-8", "surrogateescape")
@@ -206,6 +209,35 @@ def _put_dictionary(pieces: list[bytes], texts: Sequence[str]) -> None:
     _put_bytes(pieces, [text.encode(*_TEXT) for text in numbers])
     if len(numbers) > 1:
         _put(pieces, np.fromiter(map(numbers.__getitem__, texts), dtype="<u4", count=len(texts)).tobytes())
+
+
+def laid_out_bytes(column: BytesColumn) -> list[bytes]:
+    """The pieces of a variable-length column."""
+    pieces: list[bytes] = []
+    if column.validity is not None:
+        _put(pieces, bytes(column.validity))
+    _put(pieces, column.ends.astype("<u4").tobytes())
+    _put(pieces, bytes(column.data))
+    return pieces
+
+
+def laid_out_dictionary(column: DictionaryColumn) -> list[bytes]:
+    """The pieces of a dictionary column."""
+    count = len(column.entries.ends)
+    pieces = [struct.pack("<II", count, 0), *laid_out_bytes(column.entries)]
+    return pieces + laid_out_fixed(column.index, "<u4") if count > 1 else pieces
+
+
+def laid_out_headers(column: HeadersColumn) -> list[bytes]:
+    """The pieces of a headers column."""
+    return [*laid_out_fixed(column.ends, "<u4"), *laid_out_bytes(column.names), *laid_out_bytes(column.values)]
+
+
+def laid_out_fixed(entries: NDArray[Any], kind: str) -> list[bytes]:
+    """The pieces of a column of numbers."""
+    pieces: list[bytes] = []
+    _put(pieces, entries.astype(kind).tobytes())
+    return pieces
 
 
 def subject_column(subject: str) -> list[bytes]:

@@ -17,6 +17,7 @@ from liftpy.replica.reads import MAX_WAIT_MS, Chunks, Reads, ReplicaSource
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, split_batches
+from liftpy.wire.pieces import Assembly
 from tests.unit.replica.stepping import KEY, S, Stepped, state
 
 OK, NOT_READY = client_pb2.ReadResponse.OK, client_pb2.ReadResponse.NOT_READY
@@ -293,3 +294,98 @@ def test_the_log_is_not_read_for_who_can_not_be_answered() -> None:
     shell.has_room = True
     shell.reads.asked(read, "x")
     assert [offsets for _, _, offsets in shell.answers] == [[0, 1, 2]]
+
+
+# ---- filters, and backwards --------------------------------------------------------------------------------------------
+def keyed(source: Source, *keys: bytes) -> None:
+    for key in keys:
+        source.log.append(build_batch([b"v"], keys=[key], base_offset=source.log.log_end_offset, leader_epoch=1))
+    source.high_watermark = source.log.newest_offset
+
+
+def test_a_filter_leaves_out_what_was_not_asked_for_and_says_how_far_it_looked(shell: Shell, source: Source) -> None:
+    keyed(source, b"a", b"b", b"a", b"c")
+    shell.ask(offset=0, filterKeys=[b"a"])
+    _, head, bases = shell.take()
+    assert (head.error, head.selected, head.nextOffset, bases) == (OK, True, 7, [3, 5])
+    shell.ask(offset=0, filterKeys=[b"x"])
+    _, head, bases = shell.take()
+    assert (head.error, head.selected, head.nextOffset, bases) == (OK, True, 7, [])
+    shell.ask(offset=0)
+    assert not shell.take()[1].selected
+
+
+def test_a_reader_with_a_filter_that_waits_is_told_of_what_it_does_not_want_as_well(shell: Shell, source: Source) -> None:
+    shell.ask(offset=3, filterKeys=[b"a"], waitMs=1000)
+    assert not shell.answers
+    keyed(source, b"b")
+    shell.reads.advanced()
+    _, head, bases = shell.take()
+    assert (head.selected, head.nextOffset, bases) == (True, 4, [])  # its position goes on
+    shell.ask(offset=4, filterKeys=[b"a"], waitMs=1000)
+    shell.pass_time(1.1)
+    _, head, bases = shell.take()
+    assert (head.selected, head.nextOffset, bases) == (True, 4, [])
+
+
+def test_backwards_is_what_lies_below_and_ends_at_the_log_start(shell: Shell, source: Source) -> None:
+    keyed(source, b"a", b"b", b"a")
+    source.log.append(build_batch([b"not committed"], base_offset=6, leader_epoch=1))
+    shell.ask(offset=6, backwards=True, maxBytes=250, waitMs=1000)
+    _, head, bases = shell.take()
+    assert (head.selected, head.nextOffset, bases) == (True, 4, [4, 5])
+    shell.ask(offset=6, backwards=True, filterKeys=[b"a"])
+    _, head, bases = shell.take()
+    assert (head.nextOffset, bases) == (0, [3, 5])
+    source.log.log_start_offset = 2
+    shell.ask(offset=4, backwards=True)
+    _, head, bases = shell.take()
+    assert (head.nextOffset, bases[-1]) == (2, 3)
+    shell.ask(offset=2, backwards=True, waitMs=1000)
+    _, head, bases = shell.take()
+    assert (head.error, head.nextOffset, bases) == (OK, 2, [])
+    for outside in (1, 7):
+        shell.ask(offset=outside, backwards=True)
+        assert shell.take()[1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
+
+
+def test_backwards_below_a_time(shell: Shell) -> None:
+    source = shell.source
+    assert isinstance(source, Source)
+    for number in range(3):
+        source.log.append(build_batch([b"t"], base_offset=3 + number, leader_epoch=1, timestamp_ns=100 * (number + 1)))
+    source.high_watermark = 5
+    shell.ask(byTimestamp=True, timestamp=200, backwards=True)
+    _, head, bases = shell.take()
+    assert (head.nextOffset, bases[-1]) == (0, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"filterSubjects": ["a..b"]}, {"filterSubjects": ["s"] * 65}, {"filterKeys": [b"k"] * 257}])
+def test_what_is_no_filter_is_refused_and_nothing_is_read(shell: Shell, wrong: dict[str, object]) -> None:
+    shell.ask(offset=0, waitMs=1000, **wrong)
+    _, head, bases = shell.take()
+    assert (head.error, bases) == (client_pb2.ReadResponse.BAD_REQUEST, [])
+    assert head.detail
+
+
+def test_what_is_kept_of_a_large_batch_comes_in_pieces(shell: Shell) -> None:
+    source = shell.source
+    assert isinstance(source, Source)
+    shell.max_payload = 5000  # type: ignore[misc]
+    values, keys = [b"x" * 1000] * 30, [b"a", b"b"] * 15
+    source.log.append(build_batch(values, keys=keys, base_offset=3, leader_epoch=1))
+    source.high_watermark = 32
+    sent: list[bytes] = []
+    shell.answer = lambda asker, chunks: sent.append(b"".join(chunks))  # type: ignore[method-assign]
+    for where in ({"offset": 3}, {"offset": 33, "backwards": True}):
+        assembly = Assembly()
+        whole = None
+        while whole is None:
+            held = assembly.held
+            shell.ask(**where, filterKeys=[b"a"], position=held.position, batchCrc=held.crc)
+            head, body = frames.decode_read_response(sent.pop())
+            assert len(body) < 5000
+            piece = frames.piece_in(head, body)
+            assert piece is not None
+            whole = assembly.take(piece)
+        assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))

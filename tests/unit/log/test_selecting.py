@@ -1,0 +1,163 @@
+"""Filtered and backward reads of a log, against a naive model: every record once, in order, whatever an answer may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import Codec, StreamConfig
+from liftpy.errors import CorruptionError
+from liftpy.log import selecting
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.log.selecting import read_selected
+from liftpy.wire.batch import Record, build_batch, split_batches
+from liftpy.wire.filters import Filter
+from liftpy.wire.pieces import Assembly
+
+CONFIG = StreamConfig(segment_bytes=4096)
+batches = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from([b"a", b"b", b"c", None]), st.integers(0, 300)), min_size=1, max_size=8),
+        st.sampled_from(["o.eu", "o.us", "p", ""]),
+        st.sampled_from([Codec.NONE, Codec.LZ4]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+FILTERS = [Filter(), Filter(subjects=("o.*",)), Filter(keys=(b"a",)), Filter(subjects=("p",), keys=(b"b", b"c")), Filter(keys=(b"x",))]
+
+
+def filled(rows: list[Any]) -> tuple[Log, list[Record]]:
+    log = Log.open(MemoryStorage(), CONFIG)[0]
+    records: list[Record] = []
+    for keyed, subject, codec in rows:
+        keys = [key for key, _ in keyed]
+        data = build_batch(
+            [b"%d" % size * size for _, size in keyed],
+            keys=keys,
+            subjects=[subject] * len(keyed),
+            base_offset=log.log_end_offset,
+            leader_epoch=1,
+            codec=codec,
+        )
+        log.append(data)
+        records += split_batches(data)[0].records()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log, records
+
+
+def read_all(log: Log, wanted: Filter, at: int, max_bytes: int, room: int, end: int, *, backwards: bool) -> list[Record]:
+    """As a reader does: answer after answer, pieces put together."""
+    found: list[Record] = []
+    assembly = Assembly()
+    for _ in range(10_000):
+        if at == (log.log_start_offset if backwards else end):
+            return found
+        portion = read_selected(log, wanted, at, max_bytes, room, end_offset=end, backwards=backwards, held=assembly.held)
+        assert portion.size_bytes == sum(map(len, portion.chunks)) <= room
+        data = b"".join(portion.chunks)
+        if portion.piece is not None:
+            whole = assembly.take(portion.piece)
+            if whole is None:
+                continue
+            data, here = bytes(whole), split_batches(whole)[0]
+            moved = max(here.base_offset, log.log_start_offset) if backwards else here.next_offset
+        else:
+            moved = portion.next_offset
+        assert moved < at if backwards else moved > at
+        records = [record for batch in split_batches(data) for record in batch.records()]
+        if backwards:
+            found += reversed([record for record in records if log.log_start_offset <= record.offset < at])
+        else:
+            found += [record for record in records if at <= record.offset]
+        at = moved
+    raise AssertionError("it does not end")
+
+
+@settings(max_examples=60)
+@given(
+    batches,
+    st.sampled_from(FILTERS),
+    st.booleans(),
+    st.sampled_from([1, 700, 1 << 20]),
+    st.sampled_from([100, 900, 1 << 20]),
+    st.sampled_from([1, 900, 1 << 20]),
+    st.integers(0, 200),
+    st.integers(0, 60),
+)
+def test_each_record_that_is_kept_comes_once_and_in_order(
+    rows: list[Any], wanted: Filter, backwards: bool, max_bytes: int, room: int, look: int, place: int, dropped: int
+) -> None:
+    log, records = filled(rows)
+    log.drop_prefix(min(dropped, log.log_end_offset))
+    start = min(max(place, log.log_start_offset), log.log_end_offset)
+    expected = [
+        record
+        for record in records
+        if wanted.mask(split_batches(build_batch([b""], keys=[record.key], subjects=[record.subject]))[0])[0]
+        and (log.log_start_offset <= record.offset < start if backwards else record.offset >= start)
+    ]
+    if backwards:
+        expected.reverse()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selecting, "LOOK_BYTES", look)
+        assert read_all(log, wanted, start, max_bytes, room, log.log_end_offset, backwards=backwards) == expected
+
+
+def test_an_answer_looks_at_a_bounded_part_of_the_log_whatever_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = filled([([(b"a", 300)] * 8, "p", Codec.NONE)] * 25)
+    looked: list[int] = []
+    mask = Filter.mask
+    monkeypatch.setattr(Filter, "mask", lambda self, batch: looked.append(batch.header.size_bytes) or mask(self, batch))
+    monkeypatch.setattr(selecting, "LOOK_BYTES", 20_000)
+    for backwards, start in ((False, 0), (True, 200)):
+        looked.clear()
+        portion = read_selected(log, Filter(keys=(b"x",)), start, 1 << 20, 1 << 20, end_offset=200, backwards=backwards)
+        assert not portion.chunks
+        assert 0 < abs(portion.next_offset - start) < 100
+        assert (0 if backwards else 10_000) < sum(looked) <= 20_000 + 8192  # backwards: of one segment
+
+
+def test_nothing_uncommitted_is_given_backwards_or_filtered() -> None:
+    log, _ = filled([([(b"a", 3)], "p", Codec.NONE)] * 10)
+    for wanted in (Filter(), Filter(keys=(b"a",))):
+        forwards = read_selected(log, wanted, 2, 1 << 20, 1 << 20, end_offset=6)
+        assert [b.base_offset for b in split_batches(b"".join(forwards.chunks))] == [2, 3, 4, 5]
+        below = read_selected(log, wanted, 6, 1 << 20, 1 << 20, end_offset=6, backwards=True)
+        assert [b.base_offset for b in split_batches(b"".join(below.chunks))] == [0, 1, 2, 3, 4, 5]
+        assert (forwards.next_offset, below.next_offset) == (6, 0)
+
+
+def test_damage_is_not_sealed_anew_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _ = filled([([(b"a", 3), (b"b", 3)], "p", Codec.NONE)] * 4)
+    told: list[CorruptionError] = []
+    monkeypatch.setattr(log, "met_damage", told.append)
+    good = log.read
+    monkeypatch.setattr(log, "read", lambda *given, **more: _flipped(good(*given, **more)))
+    for backwards in (False, True):
+        with pytest.raises(CorruptionError):
+            read_selected(log, Filter(keys=(b"a",)), 8 * backwards, 1 << 20, 1 << 20, end_offset=8, backwards=backwards)
+    assert len(told) == 2
+
+
+def _flipped(read: Any) -> Any:
+    data = bytearray(read.chunks[0])
+    data[-3] ^= 1
+    return type(read)((memoryview(data),), read.size_bytes, read.next_offset)
+
+
+def test_a_batch_whose_columns_are_none_is_given_whole() -> None:
+    log, _ = filled([([(b"a", 3)], "p", Codec.NONE)])
+    data = bytearray(build_batch([b"v" * 100], keys=[b"k"], base_offset=1, leader_epoch=1, codec=Codec.LZ4))
+    data[70:75] = b"\xff" * 5
+    import crc32c
+
+    data[0:4] = crc32c.crc32c(bytes(data[4:])).to_bytes(4, "little")
+    log.append(bytes(data))
+    portion = read_selected(log, Filter(keys=(b"a",)), 1, 1 << 20, 1 << 20, end_offset=2)
+    assert portion.chunks == (bytes(data),)

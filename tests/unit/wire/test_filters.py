@@ -1,0 +1,138 @@
+"""Filters of readers and the batches of what they keep, against a naive model, record by record."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.config import Codec
+from liftpy.errors import ConfigError, InvalidNameError
+from liftpy.wire import filters
+from liftpy.wire.batch import Record, RecordBatch, build_batch, build_filler, parse_batch
+from liftpy.wire.filters import Filter
+from liftpy.wire.kept import kept
+
+_KEYS = [b"", b"a", b"b", b"a\0", b"\0\0", b"ab", b"a" * 40, b"b" * 40]
+_SUBJECTS = ["", "o", "o.eu", "o.us", "o.eu.1", "p.eu", "o.\udce9"]
+_FILTERS = ["o", "o.*", "o.>", "*.eu", ">", "p.eu", "*.*.1", "q"]
+
+records = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.binary(max_size=5)),
+        st.one_of(st.none(), st.sampled_from(_KEYS)),
+        st.lists(st.tuples(st.sampled_from(["h", "Nats-Msg-Id"]), st.binary(max_size=3)), max_size=2),
+        st.sampled_from(_SUBJECTS),
+        st.one_of(st.none(), st.just("_INBOX.1.2")),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def made(rows: list[Any], codec: Codec = Codec.NONE, with_times: bool = False) -> RecordBatch:
+    """A batch at 100 with holes where the last field of a row is not 0."""
+    deltas, at = [], 0
+    for row in rows:
+        at += row[5]
+        deltas.append(at)
+        at += 1
+    values, keys, headers, subjects, replies = ([row[i] for row in rows] for i in range(5))
+    return parse_batch(
+        build_batch(
+            values,
+            base_offset=100,
+            leader_epoch=3,
+            timestamp_ns=50,
+            keys=keys,
+            headers=headers,
+            subjects=subjects,
+            replies=replies,
+            timestamps_ns=list(range(1000, 1000 + len(rows))) if with_times else None,
+            offset_deltas=deltas,
+            codec=codec,
+            producer_id=7,
+            producer_epoch=2,
+            base_sequence=9,
+        )
+    )
+
+
+def matches(pattern: str, subject: str) -> bool:
+    words, found = pattern.split("."), subject.split(".") if subject else []
+    for place, word in enumerate(words):
+        if word == ">":
+            return len(found) > place
+        if place >= len(found) or word not in ("*", found[place]):
+            return False
+    return len(found) == len(words)
+
+
+def fits(record: Record, wanted: Filter) -> bool:
+    by_subject = not wanted.subjects or any(matches(pattern, record.subject) for pattern in wanted.subjects)
+    return by_subject and (not wanted.keys or record.key in wanted.keys)
+
+
+@given(
+    records,
+    st.lists(st.sampled_from(_FILTERS), max_size=3),
+    st.lists(st.sampled_from(_KEYS), max_size=3),
+    st.sampled_from(list(Codec)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_a_filter_keeps_is_what_a_look_at_each_record_keeps(
+    rows: list[Any], subjects: list[str], keys: list[bytes], codec: Codec, with_times: bool, compressed: bool
+) -> None:
+    batch, wanted = made(rows, codec, with_times), Filter(tuple(subjects), tuple(keys))
+    mask = wanted.mask(batch)
+    expected = [record for record in batch.records() if fits(record, wanted)]
+    assert mask.tolist() == [fits(record, wanted) for record in batch.records()]
+    if not expected:
+        return
+    rest = parse_batch(kept(batch, mask, compressed=compressed))
+    assert list(rest.records()) == expected
+    assert (rest.base_offset, rest.next_offset, rest.leader_epoch) == (100, batch.next_offset, 3)
+    same = ("timestamp_ns", "producer_id", "producer_epoch", "base_sequence", "control")
+    assert [getattr(rest.header, name) for name in same] == [getattr(batch.header, name) for name in same]
+    assert rest.header.codec is (codec if compressed else Codec.NONE)
+    assert list(parse_batch(kept(rest, np.ones(len(expected), dtype=np.bool_))).records()) == expected
+
+
+def test_what_has_no_subject_or_key_fits_none_and_a_filter_of_nothing_fits_all() -> None:
+    bare = parse_batch(build_batch([b"v"] * 3))
+    assert Filter(subjects=(">",)).mask(bare).tolist() == [False] * 3
+    assert Filter(keys=(b"",)).mask(bare).tolist() == [False] * 3
+    assert Filter().mask(bare).tolist() == [True] * 3
+    assert not Filter()
+    assert Filter(keys=(b"",))
+    assert not Filter(keys=(b"a",)).mask(parse_batch(build_filler(5, 9, 1, 0))).size
+    control = parse_batch(build_batch([b"v"], keys=[b"a"], control=True))
+    assert Filter(keys=(b"a",)).mask(control).tolist() == [False]
+
+
+def test_keys_are_compared_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [b"%03d" % (number % 7) for number in range(100)]
+    batch = parse_batch(build_batch(keys, keys=keys))
+    expected = [key in (b"003", b"005") for key in keys]
+    for bytes_at_once in (1, 10, 300, 1 << 20):
+        monkeypatch.setattr(filters, "_BYTES_AT_ONCE", bytes_at_once)
+        assert Filter(keys=(b"003", b"005", b"3")).mask(batch).tolist() == expected
+
+
+@pytest.mark.parametrize("wrong", ["", "a..b", "a b", ">.a", "a.", "a\n"])
+def test_what_is_no_subject_is_refused(wrong: str) -> None:
+    with pytest.raises(InvalidNameError, match=re.escape("is not a NATS subject")):
+        Filter(subjects=(wrong,))
+
+
+def test_filters_are_bounded() -> None:
+    Filter(subjects=("s",) * filters.MAX_SUBJECTS, keys=(b"k",) * filters.MAX_KEYS)
+    for wrong in ({"subjects": ("s",) * 65}, {"keys": (b"k",) * 257}, {"keys": (b"k" * 8192, b"k")}, {"subjects": ("s" * 240,) * 35}):
+        with pytest.raises(ConfigError, match="a filter"):
+            Filter(**wrong)
