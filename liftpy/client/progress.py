@@ -25,6 +25,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.addressee import must_be_for
 from liftpy.wire.batch import MAX_BATCH_BYTES, RecordBatch, split_batches
+from liftpy.wire.filters import NOTHING_LEFT_OUT, Filter
 from liftpy.wire.pieces import Assembly
 
 MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
@@ -84,6 +85,8 @@ class ReadProgress:
     last_offset: int = -1
     leader_epoch: int = 0
     node: str = ""
+    wanted: Filter = NOTHING_LEFT_OUT
+    """Only records that it keeps; the others are not sent, and the position goes on past them."""
     compacted: bool = False
     """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
     assembly: Assembly = field(init=False, default_factory=Assembly)
@@ -121,6 +124,8 @@ class ReadProgress:
             minHighWatermark=max(self.next_offset - 1, self.floor_high_watermark),
             lastOffset=self.last_offset,
             lastEpoch=self.leader_epoch,
+            filterSubjects=self.wanted.subjects,
+            filterKeys=self.wanted.keys,
         )
 
     def accept(self, answer: bytes) -> list[BatchSlice]:
@@ -133,6 +138,8 @@ class ReadProgress:
         must_agree(head, self.uid, self.last_offset, self.leader_epoch)
         self.leader = head.leader
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
+        if self.wanted and not head.selected:
+            raise NotServedError(f"{head.node} does not know filters: it runs an older version", head.leader)
         if not head.compacted:
             self.compacted = False
         piece = frames.piece_in(head, body)
@@ -159,6 +166,9 @@ class ReadProgress:
             if wanted:
                 slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
+        looked = head.nextOffset - 1 if self.wanted and all_taken and piece is None else -1
+        if looked > last_offset and head.lookedEpoch >= epoch and looked <= head.highWatermark:
+            position, epoch, last_offset = looked + 1, head.lookedEpoch, looked
         self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
         return slices
@@ -179,7 +189,7 @@ class ReadProgress:
 
     def _check_batch(self, batch: RecordBatch, position: int, epoch: int, head: client_pb2.ReadResponse) -> None:
         where = f"{self.stream}/{self.partition} from {head.node}"
-        if batch.base_offset > position:
+        if batch.base_offset > position and not self.wanted:
             if not head.compacted:
                 self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
                 raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")

@@ -347,9 +347,7 @@ class Reads(Generic[Asker]):
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
-        elif request.backwards:
-            self._serve_batches(asker, request, offset, end_offset)
-        elif offset < end_offset:
+        elif request.backwards or offset < end_offset:
             self._serve_batches(asker, request, offset, end_offset)
         elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
             self._send(asker, request, self._head(offset))
@@ -364,6 +362,8 @@ class Reads(Generic[Asker]):
         held = Held(request.position, request.batchCrc)
         read = self._read(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
+        if is_selective(request) and read.next_offset != offset:
+            head.lookedEpoch = self._source.log.epochs.epoch_at(read.next_offset - (not request.backwards))
         if piece is not None and not request.HasField("position"):
             text = f"the batch at offset {offset} has {piece.total_bytes} bytes, more than one message of this NATS server's: "
             self._refuse(asker, request, _E.UNKNOWN, f"{text}upgrade the reader to a version that takes pieces")

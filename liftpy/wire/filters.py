@@ -63,7 +63,9 @@ class Filter:
             if columns.subjects is None:
                 return np.zeros(batch.record_count, dtype=np.bool_)
             names = [(name or b"").decode(*_TEXT) for name in columns.subjects.entries.to_list()]
-            fitting = np.fromiter((any(fit(name) for fit in self._matchers) for name in names), dtype=np.bool_, count=len(names))
+            fitting = np.fromiter(
+                (any(fit(name) for fit in self._matchers) for name in names), dtype=np.bool_, count=len(names)
+            )
             fits &= fitting[columns.subjects.index]
         if self.keys:
             fits &= _is_one_of(columns.keys, self.keys) if columns.keys is not None else False
@@ -85,3 +87,6 @@ def _is_one_of(column: BytesColumn, wanted: Sequence[bytes]) -> Mask:
             held = data[(ends[some] - length)[:, None] + np.arange(length)]
             found[some] = np.isin(held.view(f"S{length}").ravel(), of_length) if length else True
     return found & column.valid() if column.validity is not None else found
+
+
+NOTHING_LEFT_OUT = Filter()

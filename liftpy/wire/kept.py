@@ -63,7 +63,7 @@ def kept(batch: RecordBatch, mask: Mask, *, compressed: bool = True) -> bytes:
 
 def picked(column: BytesColumn, mask: Mask) -> BytesColumn:
     """The entries of ``mask``."""
-    lengths = np.diff(column.ends.astype(np.int64), prepend=0)
+    lengths = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     data = np.frombuffer(column.data, dtype=np.uint8)[np.repeat(mask, lengths)]
     validity = None
     if column.validity is not None:
@@ -80,8 +80,6 @@ def _dictionary(column: DictionaryColumn, mask: Mask) -> DictionaryColumn:
 
 
 def _headers(column: HeadersColumn, mask: Mask) -> HeadersColumn:
-    counts = np.diff(column.ends.astype(np.int64), prepend=0)
+    counts = np.diff(column.ends, prepend=np.uint32(0)).astype(np.int64)
     pairs = np.repeat(mask, counts)
-    return HeadersColumn(
-        np.cumsum(counts[mask]).astype(np.uint32), picked(column.names, pairs), picked(column.values, pairs)
-    )
+    return HeadersColumn(np.cumsum(counts[mask]).astype(np.uint32), picked(column.names, pairs), picked(column.values, pairs))

@@ -10,11 +10,16 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+
 from liftpy.client.slices import BatchSlice
+from liftpy.spark.offsets import relative
 from liftpy.spark.options import _FILES, SourceOptions
 from liftpy.spark.rows import RowBuilder
 from liftpy.spark.schema import COLUMNS
-from liftpy.wire.batch import RecordBatch
+from liftpy.wire.batch import RecordBatch, parse_batch
+from liftpy.wire.filters import MAX_FILTER_BYTES, Filter
+from liftpy.wire.kept import kept
 from sidecar.settings import NodeSettings
 
 _LETTERS = frozenset(string.ascii_letters + string.digits + "_-")
@@ -87,8 +92,19 @@ def options_text(options: SourceOptions) -> bytes:
     for which, spec in (("starting", options.starting), ("ending", options.ending)):
         if spec is None:
             continue
+        if spec.must_match:
+            found["startingOffsetsByTimestampStrategy"] = "error"
         if spec.timestamp_ns is not None:
             found[f"{which}Timestamp"] = str(spec.timestamp_ns // 1_000_000)
+        elif spec.back_ns:
+            found[f"{which}Offsets"] = f"-{spec.back_ns // 1_000_000}ms"
+        elif spec.back_records:
+            found[f"{which}Offsets"] = f"-{spec.back_records}"
+        elif spec.times:
+            times: dict[str, dict[str, Any]] = {stream: {"uid": uid} for stream, uid in spec.uids}
+            for (stream, number), moment_ns in spec.times:
+                times.setdefault(stream, {})[str(number)] = moment_ns // 1_000_000
+            found[f"{which}OffsetsByTimestamp"] = json.dumps(times)
         elif spec.word:
             found[f"{which}Offsets"] = spec.word
         else:
@@ -96,8 +112,15 @@ def options_text(options: SourceOptions) -> bytes:
             for (stream, number), offset in spec.offsets:
                 document.setdefault(stream, {})[str(number)] = offset
             found[f"{which}Offsets"] = json.dumps(document)
-    for name, number in (("minPartitions", options.min_partitions), ("maxOffsetsPerTrigger", options.max_records_per_trigger)):
+    for name, number in (
+        ("minPartitions", options.min_partitions),
+        ("maxRecordsPerPartition", options.max_records_per_partition),
+        ("maxOffsetsPerTrigger", options.max_records_per_trigger),
+        ("minOffsetsPerTrigger", options.min_records_per_trigger),
+    ):
         found |= {name: str(number)} if number else {}
+    found["maxTriggerDelay"] = f"{round(options.max_trigger_delay_s * 1000)}ms"
+    found["onRecreated"] = "earliest" if options.recreated_earliest else "error"
     found["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
     found["columns"] = ",".join(options.columns)
     found["readFrom"] = "leader" if options.read_from_leader else "nearest"
@@ -114,19 +137,33 @@ def check_option(name: str, text: str, written: dict[str, str]) -> None:
             named = name != "includeHeaders"
             said = written["columns" if name == "columns" else "subscribe"] if named else ""
             assert set(said.split(",")) == wanted if named else ("headers" in written["columns"]) >= (text.lower() == "true")
-        case "startingOffsets" | "endingOffsets" if name.replace("Offsets", "Timestamp") in written:
+        case "topicColumn":
+            assert ("topic" in written["columns"]) >= (text.lower() == "true")
+        case "startingOffsetsByTimestampStrategy":
+            assert said is None or said == text.lower()
+        case "startingOffsetsByTimestamp" | "endingOffsetsByTimestamp" if name.replace("OffsetsBy", "") in written:
             pass
-        case "startingOffsets" | "endingOffsets" | "assign" if text.lower() not in ("earliest", "latest"):
+        case "startingOffsets" | "endingOffsets" if {name.replace("Offsets", "Timestamp"), f"{name}ByTimestamp"} & set(written):
+            pass
+        case "startingOffsets" | "endingOffsets" | "maxTriggerDelay" if text.strip()[-1:].isalnum() and "t" not in text:
+            words = {"-1": "latest", "-2": "earliest"}
+            same = relative(f"-{(said or '').lstrip('-')}") == relative(f"-{text.strip().lstrip('-')}")
+            assert same or words.get(text.strip()) == said
+        case "startingOffsets" | "endingOffsets" | "assign" | "startingOffsetsByTimestamp" | "endingOffsetsByTimestamp" if (
+            text.lower() not in ("earliest", "latest")
+        ):
             assert said is not None
             assert _numbered(json.loads(said)) == _numbered(json.loads(text)), "the same partitions, and what they are given"
-        case "failOnDataLoss" | "readFrom" | "startingOffsets" | "endingOffsets":
+        case "failOnDataLoss" | "readFrom" | "onRecreated" | "startingOffsets" | "endingOffsets":
             assert said == text.lower()
         case "patience":
             assert said is not None
             assert float(said) == float(text)
         case "subscribePattern":
             assert said == (text or "$^")
-        case "minPartitions" | "maxOffsetsPerTrigger" | "startingTimestamp" | "endingTimestamp":
+        case "minPartitions" | "maxRecordsPerPartition" | "maxOffsetsPerTrigger" | "minOffsetsPerTrigger":
+            assert said == text.lstrip("0")
+        case "startingTimestamp" | "endingTimestamp":
             assert said == text.lstrip("0")
         case _:
             assert said == text or not text
@@ -163,6 +200,20 @@ def hello_nonces(tail: bytes) -> tuple[int, int, tuple[int, ...]] | None:
     return (nonce, known, others) if nonce and len(tail) == 17 + 8 * count else None
 
 
+# ---- what a filter keeps ------------------------------------------------------------------------------------------------------
+def check_kept(batches: list[RecordBatch]) -> None:
+    """The batch of what a filter by a key keeps holds those records, and every second one's batch every second record."""
+    for batch in batches:
+        records = list(batch.records())
+        keys = {record.key for record in records if record.key is not None and len(record.key) < MAX_FILTER_BYTES}
+        by_key = Filter(keys=(min(keys),)).mask(batch) if keys and not batch.header.control else np.zeros(0, dtype=np.bool_)
+        assert not by_key.size or by_key.tolist() == [record.key == min(keys) for record in records]
+        for mask in (by_key, np.arange(len(records)) % 2 == 0):
+            if mask.any():
+                rest = [record for record, stays in zip(records, mask.tolist(), strict=True) if stays]
+                assert list(parse_batch(kept(batch, mask)).records()) == rest
+
+
 # ---- Spark's rows ------------------------------------------------------------------------------------------------------------
 def check_spark_rows(batches: list[RecordBatch]) -> None:
     """Those of ``batches`` that Spark can show at all (its texts are UTF-8, its times have a bound) are the records."""
@@ -173,5 +224,6 @@ def check_spark_rows(batches: list[RecordBatch]) -> None:
     records = [(record, piece.batch.leader_epoch) for piece in pieces for record in piece.records()]
     assert len(rows) == len(records)
     for row, (record, epoch) in zip(rows, records, strict=True):
-        said = {"key": record.key, "value": record.value, "stream": "orders", "partition": 3, "offset": record.offset}
+        said = {"key": record.key, "value": record.value, "stream": "orders", "topic": "orders"}
+        said |= {"partition": 3, "offset": record.offset}
         assert row == {**said, "leader_epoch": epoch}

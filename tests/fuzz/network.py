@@ -237,6 +237,7 @@ def _batches(data: bytes) -> Any:
     assert [v.as_py() for v in table.column("value")] == [r.value for r in kept]
     assert [v.as_py() for v in table.column("offset")] == [r.offset for r in kept]
     meanings.check_spark_rows(batches)
+    meanings.check_kept(batches)
     return records
 
 

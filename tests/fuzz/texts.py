@@ -15,7 +15,7 @@ from liftpy.client.positions import parse_start, parse_until
 from liftpy.config import FlushPolicy
 from liftpy.errors import ConfigError
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
-from liftpy.spark.offsets import StreamOffsets, parse_spec
+from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from sidecar.bus import backlog
@@ -60,6 +60,7 @@ _OPTIONS: dict[str, bytes] = {
     "subscribePattern": b"ord.*",
     "columns": b"value,key", "minPartitions": b"5", "patience": b"1.5", "nats": b"nats://x:4222,y", "maxOffsetsPerTrigger": b"7",
     "startingTimestamp": b"1700000000000", "readFrom": b"leader", "failOnDataLoss": b"false", "includeHeaders": b"true",
+    "startingOffsetsByTimestamp": b'{"orders": {"0": 5}}', "maxTriggerDelay": b"15m", "maxRecordsPerPartition": b"9",
 }  # fmt: skip
 _TOGETHER = [
     {
@@ -88,6 +89,22 @@ _TOGETHER = [
         "maxOffsetsPerTrigger": "5",
         "failOnDataLoss": "FALSE",
         "nats.tlsCa": "/c",
+    },
+    {
+        "stream": "orders",
+        "startingOffsets": "-10m",
+        "endingOffsets": "-7",
+        "topicColumn": "true",
+        "maxTriggerDelay": "90s",
+        "minOffsetsPerTrigger": "3",
+        "onRecreated": "earliest",
+        "maxRecordsPerPartition": "8",
+    },
+    {
+        "stream": "a",
+        "startingOffsetsByTimestamp": '{"a": {"0": 7}}',
+        "startingOffsetsByTimestampStrategy": "error",
+        "endingOffsetsByTimestamp": '{"a": {"0": 7, "uid": "u"}}',
     },
 ]
 
@@ -229,6 +246,14 @@ def decoders() -> list[Decoder]:
             c,
             make=damaged_json,
             covers=("liftpy.spark.offsets:parse_spec",),
+        ),
+        Decoder(
+            "Spark times",
+            [b'{"orders": {"0": 5, "1": 1767225600000}}'],
+            lambda d: parse_times(_text(d), "startingOffsetsByTimestamp", must_match=False),
+            c,
+            make=damaged_json,
+            covers=("liftpy.spark.offsets:parse_times",),
         ),
         Decoder(
             "Spark options",

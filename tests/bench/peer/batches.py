@@ -1,10 +1,11 @@
-"""``python -m tests.bench.peer.batches [--seconds S] [--rounds N] [--sizes 100,1000] [--json]``: whoever publishes many records at once.
+"""Whoever publishes many records at once: ``python -m tests.bench.peer.batches [--seconds S] [--rounds N] [--sizes 100,1000]``.
 
-One publishing process each, three replicas, everything on this machine, the systems in turn and the rounds alternating: liftpy's
-producer (flushed by the in-sync replicas before the ack); JetStream by single messages over a bare socket and by nats.go's asynchronous
-publishes, 4,000 in flight, and by orbit's fast-ingest and atomic batches, with ``sync_interval: always`` (the same promise) and as it comes; Kafka's producer with acks=all, idempotent,
-flushed with each append (``flush.messages=1``: the same promise) and as it comes. Who is missing here (go, or java and mvn, or what they
-download) is left out, and said. Medians; the ratio is liftpy's rate to theirs, CPU is of all processes, in us a record.
+One publishing process each, three replicas, everything on this machine, the systems in turn and the rounds alternating. liftpy's
+producer (flushed by the in-sync replicas before the ack). JetStream by single messages over a bare socket and by nats.go's
+asynchronous publishes, 4,000 in flight, and by orbit's fast-ingest and atomic batches, with ``sync_interval: always`` (the same
+promise) and as it comes. Kafka's producer with acks=all, idempotent, flushed with each append (``flush.messages=1``: the same
+promise) and as it comes. Who is missing here (go, or java and mvn, or what they download) is left out, and said. Medians; the ratio
+is liftpy's rate to theirs, CPU is of all processes, in us a record. ``--json`` prints JSON.
 """
 
 from __future__ import annotations

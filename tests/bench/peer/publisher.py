@@ -2,7 +2,8 @@
 
 Plain NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
 (``{"stream":..., "seq":...}``, or an ``error``, which ends it). At most WINDOW messages are unanswered; after SECONDS it waits for
-the answers that are left. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process, and with a window of one ``p50_ms`` and ``p99_ms``.
+the answers that are left. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process, and with a window of one
+``p50_ms`` and ``p99_ms``.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ MUTANTS = [
         ("a checkpoint has no positions", "note = ProducerNote(state.name, state.position).encode()", "note = ProducerNote(state.name, None).encode()", "after a start a member begins at the source's first record again"),
     ),
     *rows(
-        "liftpy/log/compaction.py",
-        ("compaction drops positions", '        note=bytes(columns.note or b""),\n', "", "after a start a member begins at the source's first record again"),
+        "liftpy/wire/kept.py",
+        ("compaction drops positions", "    if columns.note is not None:\n        pieces += note_column(bytes(columns.note))\n", "    present &= ~Columns.NOTE\n", "after a start a member begins at the source's first record again"),
     ),
     *rows(
         "liftpy/client/lane.py",

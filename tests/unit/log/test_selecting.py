@@ -28,7 +28,13 @@ batches = st.lists(
     min_size=1,
     max_size=25,
 )
-FILTERS = [Filter(), Filter(subjects=("o.*",)), Filter(keys=(b"a",)), Filter(subjects=("p",), keys=(b"b", b"c")), Filter(keys=(b"x",))]
+FILTERS = [
+    Filter(),
+    Filter(subjects=("o.*",)),
+    Filter(keys=(b"a",)),
+    Filter(subjects=("p",), keys=(b"b", b"c")),
+    Filter(keys=(b"x",)),
+]
 
 
 def filled(rows: list[Any]) -> tuple[Log, list[Record]]:

@@ -263,7 +263,10 @@ def test_who_waits_is_answered_when_the_end_has_passed_its_offset_and_not_before
 def test_the_largest_request_is_read_and_a_larger_one_dropped() -> None:
     shell = Raw(Dated())
     frame = frames.sealed(client_pb2.ReadRequest(offset=6))
-    padded = [frames.encode(client_pb2.ReadRequest(offset=6, streamUid="u" * size)) for size in range(MAX_REQUEST_BYTES - 28, MAX_REQUEST_BYTES + 12)]
+    padded = [
+        frames.encode(client_pb2.ReadRequest(offset=6, streamUid="u" * size))
+        for size in range(MAX_REQUEST_BYTES - 28, MAX_REQUEST_BYTES + 12)
+    ]
     sizes = {len(each) for each in padded}
     assert MAX_REQUEST_BYTES in sizes
     for each in (*padded, frame):

@@ -133,6 +133,11 @@ def test_what_is_no_subject_is_refused(wrong: str) -> None:
 
 def test_filters_are_bounded() -> None:
     Filter(subjects=("s",) * filters.MAX_SUBJECTS, keys=(b"k",) * filters.MAX_KEYS)
-    for wrong in ({"subjects": ("s",) * 65}, {"keys": (b"k",) * 257}, {"keys": (b"k" * 8192, b"k")}, {"subjects": ("s" * 240,) * 35}):
+    for wrong in (
+        {"subjects": ("s",) * 65},
+        {"keys": (b"k",) * 257},
+        {"keys": (b"k" * 8192, b"k")},
+        {"subjects": ("s" * 240,) * 35},
+    ):
         with pytest.raises(ConfigError, match="a filter"):
             Filter(**wrong)
