@@ -18,7 +18,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
-from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
+from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
 from liftpy.client.publisher import Publisher
@@ -38,6 +38,7 @@ __all__ = [
     "Partitioner",
     "PlacementPlan",
     "PlacementWish",
+    "Position",
     "Producer",
     "ProducerOptions",
     "PublishAck",

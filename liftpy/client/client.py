@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import calling, positions, queries, truncating
+from liftpy.client import positions, truncating
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
@@ -27,6 +27,7 @@ from liftpy.client.producing import ProducerOptions, Source, check_answers, name
 from liftpy.client.progress import ReadProgress
 from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
+from liftpy.client.service_calls import ServiceCalls
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
@@ -37,7 +38,8 @@ from liftpy.partition import PartitionState
 from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
-from liftpy.wire.headers import HeadersLike, pairs_of
+from liftpy.wire.filters import Filter
+from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
 
 _READY = "LEADER_READY"
@@ -79,7 +81,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client:
+class Client(ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -319,14 +321,20 @@ class Client:
         stream: str,
         partition: int = 0,
         *,
-        start: Start = "earliest",
+        start: Start = "",
         until: Until = None,
         after_epoch: int = 0,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        backwards: bool = False,
         options: ReadOptions | None = None,
     ) -> Consumer:
         """Read committed records: ``async for record in client.consume("orders"): ...`` or ``.batches()``.
 
-        ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime.
+        ``start``: ``earliest``, ``latest`` (the last committed record), ``new`` (after it), an offset (inclusive), a datetime, a
+        timedelta or ``-10m`` (so long ago), ``-1000`` (so many before the end), a Position or its text (``liftpy.client.positions``).
+        Default: ``earliest``, ``backwards`` the end. ``subjects`` (with wildcards), ``keys``: only records that fit one of them, both
+        where both are given; the others are not sent. ``backwards``: the newest first, down to ``until``, or the log start.
         ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), a datetime (records that the leader stamped
         before it; one to come is waited for, by this machine's clock), None (follow). ``after_epoch``: to go on after
         a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
@@ -334,7 +342,10 @@ class Client:
         gone, by an unclean election), NotFoundError (deleted and made again), UnavailableError (nobody answered for
         ``options.patience_s``).
         """
-        return Consumer(self._reader(stream, partition, options), start, until, after_epoch)
+        wanted = Filter(tuple(subjects), tuple(keys))
+        start = start or ("new" if backwards else "earliest")
+        reader = self._reader(stream, partition, options)
+        return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 
     def read_range(
         self,
@@ -363,46 +374,6 @@ class Client:
     async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
         """Offset of the first record stamped at or after ``moment`` (a datetime), or HW + 1."""
         return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment)))[1]
-
-    # ---- replicated services -----------------------------------------------------------------------------------------
-    async def query_service(
-        self, service: str, query: bytes, *, partition: int = 0, at_least: int | None = None, timeout_s: float = 5.0
-    ) -> queries.QueryAnswer:
-        """What the ``on_query`` of a replicated service answers, on whichever node.
-
-        The state holds every record that was committed before this call (linearizable); with ``at_least`` every record below that
-        offset, and no leader has to be asked: the offset of a PublishAck + 1 shows what was published, 0 takes any state.
-        Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time.
-        """
-        return await queries.ask(self._transport, self._subjects, service, query, partition, at_least, timeout_s)
-
-    async def call_service(
-        self,
-        service: str,
-        stream: str,
-        command: bytes,
-        *,
-        partition: int = 0,
-        key: bytes | None = None,
-        headers: HeadersLike | None = None,
-        message_id: str = "",
-        timeout_s: float = 5.0,
-    ) -> calling.CommandAnswer:
-        """Publish a command to the stream that ``service`` reads, and return what it replies: committed, and its outputs written.
-
-        Sent again under one ``message_id`` (a random one by default) until it is answered: a service that replies carries it out
-        once, within the bounds of ``liftpy.service.replies``. Raises CommandFailedError (it was passed over), PublishRejectedError
-        (not stored), UnavailableError (not stored), OutcomeUnknownError (no answer in time: ask again under the same message id).
-        """
-        check_name(service, "service")
-        check_name(stream, "stream")
-        check_partition(partition)
-
-        async def find() -> Address:
-            return _address_of(self._streams.get(stream) or await self._described(stream), partition)
-
-        sent = calling.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
-        return await calling.call(self._transport, find, sent, timeout_s)
 
     # ---- publishing --------------------------------------------------------------------------------------------------
     @overload
@@ -538,6 +509,9 @@ class Client:
         made = Producer(self._transport, stream, name, addresses, options, how, find, read)
         await made.open()
         return made
+
+    async def _address(self, stream: str, partition: int) -> Address:
+        return _address_of(self._streams.get(stream) or await self._described(stream), partition)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:

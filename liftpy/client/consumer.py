@@ -14,12 +14,13 @@ import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from liftpy.client import positions
+from liftpy.client.backwards import BackwardProgress
 from liftpy.client.iteration import Fetch, Item, Iteration, ReadAhead
-from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
@@ -35,6 +36,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.addressee import MisdirectedError, must_be_for
 from liftpy.wire.batch import Record
+from liftpy.wire.filters import NOTHING_LEFT_OUT, Filter
 from liftpy.wire.subjects import Subjects
 
 logger = logging.getLogger("liftpy.client")
@@ -289,10 +291,27 @@ class Consumer:
     iteration is broken off, cancelled, or ends by an exception: the position is that of the last record handed on, and the next
     iteration goes on behind it. It holds on to the stream that it began with: one deleted and made again is an error [R9]. One
     iteration at a time: a second one while the first is alive is refused.
+
+    With ``wanted`` only the records that it keeps come; the position goes on past the others. ``backwards``: the newest first, down to
+    ``until`` or the log start; slices of batches come the newest first, and are ascending within.
     """
 
-    def __init__(self, reader: PartitionReader, start: Start, until: Until, after_epoch: int = 0) -> None:
-        if after_epoch and (not isinstance(start, int) or start < 1):
+    def __init__(
+        self,
+        reader: PartitionReader,
+        start: Start,
+        until: Until,
+        after_epoch: int = 0,
+        *,
+        wanted: Filter = NOTHING_LEFT_OUT,
+        backwards: bool = False,
+    ) -> None:
+        self._wanted = wanted
+        self.backwards = backwards
+        start = positions.resolved(start, datetime.now(UTC))
+        if isinstance(start, Position):
+            after_epoch = 0 if backwards else start.leader_epoch
+        elif after_epoch and (not isinstance(start, int) or start < 1):
             raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
         self._reader = reader
         self._start = start
@@ -303,6 +322,8 @@ class Consumer:
         self._handed_on: Record | BatchSlice | None = None
         """The last that the application was given, whole: what was only fetched for it is not behind the position."""
         self._iteration: weakref.ref[Iteration[Any]] | None = None
+        self._one: Iteration[Record] | None = None
+        """What ``getone`` and ``getmany`` take from."""
         self.bounds: Bounds | None = None
         """What the partition held when reading began; None before."""
 
@@ -310,23 +331,89 @@ class Consumer:
         """Resolve start and end now, not at the first record; idempotent. Raises as reading does."""
         self._reader.must_be_usable()
         if self.bounds is None:
-            by_time = isinstance(self._start, datetime)
-            at_ns = positions.timestamp_ns(self._start) if isinstance(self._start, datetime) else None
-            last = (self._start - 1, self._after_epoch) if isinstance(self._start, int) and self._after_epoch else (-1, 0)
-            bounds, at_offset = await self._reader.bounds(at_ns=at_ns, last=last)
-            self._origin = ReadProgress(
-                self._reader.stream,
-                self._reader.partition,
-                next_offset=at_offset if by_time else positions.start_offset(self._start, bounds),
-                end_offset=positions.end_offset(self._until, bounds),
-                uid=bounds.uid,
-                high_watermark=bounds.high_watermark,
-                compacted=bounds.compacted,
-                last_offset=last[0],
-                leader_epoch=last[1],
-            )
+            start = self._start
+            at_ns = positions.timestamp_ns(start) if isinstance(start, datetime) else None
+            named = start.offset if isinstance(start, Position) else start
+            last = (named - 1, self._after_epoch) if isinstance(named, int) and self._after_epoch else (-1, 0)
+            uid = start.uid if isinstance(start, Position) else ""
+            bounds, at_offset = await self._reader.bounds(uid, at_ns=at_ns, last=last)
+            self._origin = await self._begin_at(bounds, None if at_ns is None else at_offset, last)
             self.bounds = bounds
         return self.bounds
+
+    async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
+        """``at_offset``: of the time at which to begin; None: it is none. ``last``: (offset, LeaderEpoch) of what was read before."""
+        begin = positions.start_offset(self._start, bounds) if at_offset is None else at_offset
+        end = positions.end_offset(self._until, bounds)
+        made: type[ReadProgress] = ReadProgress
+        if self.backwards:
+            made, end = BackwardProgress, await self._lowest(bounds)
+            by_record = isinstance(self._start, int) or self._start in ("latest", "earliest")
+            begin = min(begin + by_record, bounds.end_offset)
+        return made(
+            self._reader.stream,
+            self._reader.partition,
+            next_offset=begin,
+            end_offset=end,
+            uid=bounds.uid,
+            high_watermark=bounds.high_watermark,
+            compacted=bounds.compacted,
+            last_offset=last[0],
+            leader_epoch=last[1],
+            wanted=self._wanted,
+        )
+
+    async def _lowest(self, bounds: Bounds) -> int | None:
+        """Of a backward reading: the lowest offset wanted, None: the log start."""
+        if isinstance(self._until, datetime):
+            return (await self._reader.bounds(bounds.uid, at_ns=positions.timestamp_ns(self._until)))[1]
+        return None if self._until in (None, "end") else positions.end_offset(self._until, bounds) - 1  # type: ignore[operator]
+
+    async def position(self) -> Position:
+        """Behind the last record handed on, for ``start`` of another Consumer, now or later; store it as ``str``."""
+        await self.begin()
+        now = self._position()
+        return Position(now.uid, now.next_offset, 0 if self.backwards else now.leader_epoch)
+
+    async def seek(self, start: Start) -> None:
+        """Go on from there; the iteration that is alive ends, what it has fetched is dropped. Raises as reading from there does."""
+        earlier = self._iteration() if self._iteration is not None else None
+        if earlier is not None:
+            earlier.replace()
+        self._iteration = None
+        self._one = None
+        self._start, self._after_epoch = positions.resolved(start, datetime.now(UTC)), 0
+        if isinstance(self._start, Position) and not self.backwards:
+            self._after_epoch = self._start.leader_epoch
+        self.bounds = self._origin = self._handed_on = None
+        await self.begin()
+
+    async def lag(self) -> int:
+        """How many offsets lie between the position and what is committed now; backwards: down to the log start."""
+        await self.begin()
+        bounds, _ = await self._reader.bounds(self._position().uid)
+        at = self._position().next_offset
+        return max(at - bounds.log_start_offset if self.backwards else bounds.end_offset - at, 0)
+
+    async def getone(self, timeout_s: float | None = None) -> Record | None:
+        """The next record; None where ``until`` is reached, or none came within ``timeout_s``. What it raises is as of an iteration."""
+        found = await self.getmany(1, timeout_s)
+        return found[0] if found else None
+
+    async def getmany(self, max_records: int = 500, timeout_s: float | None = None) -> list[Record]:
+        """The next records, as many as are there, at least one unless ``until`` is reached or ``timeout_s`` are over; a cancelled call
+        takes nothing."""
+        if max_records < 1:
+            raise ConfigError(f"max_records = {max_records}: at least 1")
+        if self._one is None or not self._one.alive or self._one.replaced:
+            self._one = self.records()
+        found: list[Record] = []
+        with contextlib.suppress(StopAsyncIteration, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                found.append(await anext(self._one))
+        while found and len(found) < max_records and (more := self._one.at_once()) is not None:
+            found.append(more)
+        return found
 
     def batches(self) -> Iteration[BatchSlice]:
         """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
@@ -334,7 +421,8 @@ class Consumer:
 
     def records(self) -> Iteration[Record]:
         """As ``batches``, one by one, for code that works by record."""
-        return self._begun(Iteration(self._ahead(), BatchSlice.records, self._hand_on))
+        unfold = _newest_first if self.backwards else BatchSlice.records
+        return self._begun(Iteration(self._ahead(), unfold, self._hand_on))
 
     def __aiter__(self) -> Iteration[Record]:
         return self.records()
@@ -343,7 +431,7 @@ class Consumer:
         """``iteration`` if no other one is alive. One that was broken off, or has ended, is dead when nobody holds it."""
         earlier = self._iteration() if self._iteration is not None else None
         if earlier is not None:
-            if earlier.alive:
+            if earlier.alive and earlier is not self._one:  # that one nobody else holds
                 raise ConfigError(
                     f"{self._reader.stream}/{self._reader.partition} is being read by another iteration of this Consumer: finish or "
                     "aclose() it first, or read with a Consumer of its own"
@@ -355,7 +443,8 @@ class Consumer:
     def _ahead(self) -> ReadAhead:
         async def begin() -> Fetch:
             await self.begin()
-            until_ns = positions.timestamp_ns(self._until) if isinstance(self._until, datetime) else None
+            by_time = isinstance(self._until, datetime) and not self.backwards
+            until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
             return self._reader.fetching(self._position(), until_ns)
 
         return self._reader.ahead(begin)
@@ -369,6 +458,9 @@ class Consumer:
         last = self._handed_on
         if last is None:
             return replace(self._origin)
+        if self.backwards:
+            offset = last.first_offset if isinstance(last, BatchSlice) else last.offset
+            return replace(self._origin, next_offset=offset, last_offset=offset, leader_epoch=last.leader_epoch)
         offset = last.last_offset if isinstance(last, BatchSlice) else last.offset
         return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)
 
@@ -380,6 +472,10 @@ def read_range(reader: PartitionReader, progress: ReadProgress) -> Iteration[Bat
         return reader.fetching(progress)
 
     return Iteration(reader.ahead(begin), _whole, _nobody)
+
+
+def _newest_first(piece: BatchSlice) -> Iterator[Record]:
+    return reversed(list(piece.records()))
 
 
 def _whole(piece: BatchSlice) -> Iterator[BatchSlice]:

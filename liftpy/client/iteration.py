@@ -41,6 +41,8 @@ class ReadAhead:
         self._begin = begin
         self._ready: _Ready = asyncio.Queue(depth)
         self._pieces: deque[BatchSlice] = deque()
+        self._seen: list[LiftError | None] = []
+        """An end or an error that ``at_once`` has met, for ``next``; at most one."""
         self._fetch: Fetch | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _nothing
@@ -58,7 +60,7 @@ class ReadAhead:
             self._fetch = await self._begin()
         if self._fetching is None:
             self._start(self._fetch)
-        found = await self._ready.get()
+        found = self._seen.pop() if self._seen else await self._ready.get()
         if isinstance(found, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
@@ -70,6 +72,16 @@ class ReadAhead:
             return None
         self._pieces.extend(found)
         return self._pieces.popleft()
+
+    def at_once(self) -> BatchSlice | None:
+        """The next slice if it has come, else None; an end or an error is left for ``next``."""
+        if not self._pieces and not self.ended and not self._seen and not self._ready.empty():
+            found = self._ready.get_nowait()
+            if not isinstance(found, list):
+                self._seen.append(found)
+                return None
+            self._pieces.extend(found)
+        return self._pieces.popleft() if self._pieces else None
 
     def _start(self, fetch: Fetch) -> None:
         ready = self._ready
@@ -98,6 +110,7 @@ class ReadAhead:
     def _let_go(self) -> asyncio.Task[None] | None:
         self.ended = True
         self._pieces.clear()
+        self._seen.clear()
         self._forget()
         self._forget = _nothing
         fetching, self._fetching = self._fetching, None
@@ -177,6 +190,19 @@ class Iteration(Generic[Item]):
             if piece is None:
                 raise StopAsyncIteration
             self._items = self._unfold(piece)
+
+    def at_once(self) -> Item | None:
+        """The next item if it is there already, else None; nothing is waited for."""
+        if self._waiting or self.replaced:
+            return None
+        while True:
+            for item in self._items or ():
+                self._handed_on(item)
+                return item
+            piece = self._ahead.at_once()
+            self._items = None if piece is None else self._unfold(piece)
+            if piece is None:
+                return None
 
     async def aclose(self) -> None:
         """End it; what was fetched and not handed on is fetched again by the next one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,33 @@ class BatchSlice:
         """The keys, None where there is none."""
         keys = self.batch.keys()
         return keys if self.whole else keys[self.first_index : self.end_index]
+
+    def subjects(self) -> list[str]:
+        """The subjects, '' where a record has none."""
+        column = self.batch.columns.subjects
+        if column is None:
+            return [""] * self.record_count
+        subjects = column.to_list()
+        return subjects if self.whole else subjects[self.first_index : self.end_index]
+
+    def headers(self) -> list[tuple[tuple[str, bytes], ...]]:
+        """The headers, (name, value) in their order, () where a record has none."""
+        column = self.batch.columns.headers
+        if column is None:
+            return [()] * self.record_count
+        headers = column.to_list()
+        return headers if self.whole else headers[self.first_index : self.end_index]
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.RecordBatch`` of the records: offset, timestamp, key, value, headers, subject, leader_epoch. Values of a batch
+        that is not compressed are not copied."""
+        from liftpy.log.arrow import Rows, rows_to_arrow
+
+        return rows_to_arrow([Rows(self.batch, self.first_index, self.end_index)])
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame`` of them (needs pandas)."""
+        return self.to_arrow().to_pandas()
 
     def records(self) -> Iterator[Record]:
         """The records one by one, for code that works by record; columns are much faster."""

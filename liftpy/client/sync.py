@@ -30,7 +30,7 @@ from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
-from liftpy.client.positions import Bounds, Start, Until
+from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ProducerOptions, Source
 from liftpy.client.publisher import Publisher
@@ -262,15 +262,28 @@ class SyncClient:
         stream: str,
         partition: int = 0,
         *,
-        start: Start = "earliest",
+        start: Start = "",
         until: Until = None,
         after_epoch: int = 0,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        backwards: bool = False,
         options: ReadOptions | None = None,
     ) -> SyncConsumer:
         """Read committed records: ``for record in client.consume("orders", until="end")``; see ``liftpy.client.Client.consume``."""
 
         async def made() -> Consumer:
-            return self._client.consume(stream, partition, start=start, until=until, after_epoch=after_epoch, options=options)
+            return self._client.consume(
+                stream,
+                partition,
+                start=start,
+                until=until,
+                after_epoch=after_epoch,
+                subjects=subjects,
+                keys=keys,
+                backwards=backwards,
+                options=options,
+            )
 
         return SyncConsumer(self._loop, self._loop.run(made()))
 
@@ -374,10 +387,37 @@ class SyncConsumer:
         self._consumer = consumer
         self._rest: Iterator[Record] = iter(())
         """Of the batch that was handed on last: an iteration that is broken off loses none of it."""
+        self._last: Record | None = None
+        """The last record handed on of a batch that is not through."""
 
     def begin(self) -> Bounds:
         """Settle where it starts now, not at the first record; see ``liftpy.client.Consumer.begin``."""
         return self._loop.run(self._consumer.begin())
+
+    def getone(self, timeout_s: float | None = None) -> Record | None:
+        """See ``liftpy.client.Consumer.getone``."""
+        return self._loop.run(self._consumer.getone(timeout_s))
+
+    def getmany(self, max_records: int = 500, timeout_s: float | None = None) -> list[Record]:
+        """See ``liftpy.client.Consumer.getmany``."""
+        return self._loop.run(self._consumer.getmany(max_records, timeout_s))
+
+    def position(self) -> Position:
+        """Behind the last record, or batch, that was handed on; see ``liftpy.client.Consumer.position``."""
+        behind = self._loop.run(self._consumer.position())
+        if self._last is None:
+            return behind
+        offset = self._last.offset + (not self._consumer.backwards)
+        return Position(behind.uid, offset, 0 if self._consumer.backwards else self._last.leader_epoch)
+
+    def seek(self, start: Start) -> None:
+        """See ``liftpy.client.Consumer.seek``."""
+        self._rest, self._last = iter(()), None
+        self._loop.run(self._consumer.seek(start))
+
+    def lag(self) -> int:
+        """See ``liftpy.client.Consumer.lag``."""
+        return self._loop.run(self._consumer.lag())
 
     def batches(self) -> Generator[BatchSlice, None, None]:
         """Slices of batches, in order."""
@@ -403,9 +443,13 @@ class SyncConsumer:
 
     def __iter__(self) -> Iterator[Record]:
         for record in self._rest:
+            self._last = record
             yield record  # not "yield from": that would end the rest with this iteration
+        self._last = None
         with contextlib.closing(self.batches()) as batches:
             for batch in batches:
-                self._rest = batch.records()
+                self._rest = reversed(list(batch.records())) if self._consumer.backwards else batch.records()
                 for record in self._rest:
+                    self._last = record
                     yield record
+                self._last = None

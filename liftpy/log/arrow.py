@@ -59,6 +59,11 @@ def to_arrow(
     """
     of_applications = (batch for batch in batches if not batch.header.control)
     group = [rows for batch in of_applications if (rows := _rows(batch, from_offset, end_offset)).record_count]
+    return rows_to_arrow(group, columns)
+
+
+def rows_to_arrow(group: Sequence[Rows], columns: Sequence[str] = tuple(SCHEMA.names)) -> pa.RecordBatch:
+    """One Arrow RecordBatch of all of them; errors as of ``to_arrow``."""
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([ARRAYS[name](group) for name in columns], schema=schema)
 

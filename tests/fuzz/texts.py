@@ -187,11 +187,21 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "positions",
-            [b"earliest", b"latest", b"new", b"17", b"2026-01-31T12:00:00", b"2026-01-31T12:00:00.5+02:00", b"-10m"],
+            [
+                b"earliest",
+                b"latest",
+                b"new",
+                b"17",
+                b"-1000",
+                b"p1.u-1_x.17.3",
+                b"2026-01-31T12:00:00",
+                b"2026-01-31T12:00:00.5+02:00",
+                b"-10m",
+            ],
             lambda d: parse_start(_text(d), _NOW),
             c,
             meanings.position_text,
-            covers=("liftpy.client.positions:parse_start",),
+            covers=("liftpy.client.positions:parse_start", "liftpy.client.positions:Position.parse"),
         ),
         Decoder(
             "assignment in a file",

@@ -7,6 +7,25 @@ from tests.mutants.mutant import rows
 RUNS = ("tests/unit/client/test_client_runs.py",)
 MUTANTS = [
     *rows(
+        "liftpy/client/consumer.py",
+        ("a stored position is of any stream", "uid = start.uid if isinstance(start, Position) else \"\"", "uid = \"\"", "a stored position goes on in another stream of the name"),
+        ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
+        ("backwards begins one too low", "begin = min(begin + by_record, bounds.end_offset)", "begin = min(begin, bounds.end_offset)", "the record at the start is left out"),
+    ),
+    *rows(
+        "liftpy/client/backwards.py",
+        ("backwards, retention is an error", "gone = head.error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE and self.next_offset < head.logStartOffset", "gone = False", "a backward reader fails where it should end"),
+        ("backwards, an older node is believed", "            if not head.selected:\n", "            if head.selected is None:\n", "an older node's records come as if they lay below"),
+        ("backwards, a batch is given twice", "BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)", "BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), None)", "records of the first batch come that lie above the start"),
+        ("backwards, nothing kept is no progress", "if whole_answer and head.nextOffset < position:", "if whole_answer and head.nextOffset < 0:", "a filter that keeps little ends in an error"),
+        ("backwards, uncommitted records", "        if batch.last_offset > head.highWatermark:\n", "        if batch.last_offset > head.highWatermark + 100:\n", "records that may be cut are handed on"),
+    ),
+    *rows(
+        "liftpy/client/positions.py",
+        ("so many records and one", "max(bounds.end_offset - start.records, bounds.log_start_offset)", "max(bounds.end_offset - start.records - 1, bounds.log_start_offset)", "-1000 gives 1,001 records"),
+        ("a timedelta is from now on", "return now - abs(start)", "return now + abs(start)", "a reader of the last ten minutes waits for the next ones"),
+    ),
+    *rows(
         "liftpy/client/publisher.py",
         ("a run answers its first message", "end = first + 1 if ack.recordCount <= 1 else min(first + ack.recordCount, self._next_id)",
          "end = first + 1", "all messages of a run but the first wait for their time-out"),
@@ -55,7 +74,7 @@ MUTANTS = [
         ("a reader asks for more than a message", "min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)", "options.max_bytes", "each read is answered in pieces"),
         ("a named node is left", "self.node = self.options.node or progress.node", "self.node = progress.node", "a read from one named node goes elsewhere"),
         ("reading goes on behind what was asked for", "next_offset=offset + 1, last_offset=offset,", "next_offset=offset, last_offset=offset,", "an iteration after a break gives a record twice"),
-        ("lineage is forgotten between iterations", "last_offset=offset, leader_epoch=last.leader_epoch)", "last_offset=-1, leader_epoch=0)", "records lost by an unclean election go unnoticed"),
+        ("lineage is forgotten between iterations", "return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)", "return replace(self._origin, next_offset=offset + 1, last_offset=-1, leader_epoch=0)", "records lost by an unclean election go unnoticed"),
         ("bounds of a follower", "if not self.options.node and head.leader != head.node:", "if not self.options.node and not head.leader:", "a reader is told of an end below what was acknowledged to it"),
         ("complaints are not sent", "                    await self._complain(progress)\n", "", "a node that serves damage goes on"),
         ("reads until a time go on", "            progress.end_offset = end_offset\n            break", "            break", "a read up to a time never ends"),
@@ -69,7 +88,7 @@ MUTANTS = [
     *rows(
         "liftpy/client/iteration.py",
         ("a broken reader ends quietly", "        await ready.put(LiftError(f\"reading {name} failed: {error!r}\"))\n        raise", "        await ready.put(None)\n        raise", "a bug looks like the end of a stream"),
-        ("two tasks read in one iteration", "if self._waiting or self.replaced:", "if self.replaced:", "two tasks each get some of the records"),
+        ("two tasks read in one iteration", "if self._waiting or self.replaced:\n            raise", "if self.replaced:\n            raise", "two tasks each get some of the records"),
         ("an iteration that was left goes on fetching", "    def __del__(self) -> None:\n        self._ahead.abandon()", "    def __del__(self) -> None:\n        pass", "a break out of a loop leaves a task that fetches for ever"),
         ("a closed client leaves its readers waiting", "            ready.put_nowait(ClientClosedError(f\"the client was closed while {name} was read\"))", "            pass", "a loop over records hangs when the client is closed"),
     ),

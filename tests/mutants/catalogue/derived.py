@@ -423,6 +423,42 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *rows(
+        "liftpy/wire/filters.py",
+        (
+            "a filter keeps other keys of that length",
+            'np.isin(held.view(f"S{length}").ravel(), of_length) if length else True',
+            "True",
+            "readers by key get other keys' records",
+        ),
+        (
+            "an absent key is an empty one",
+            "return found & column.valid() if column.validity is not None else found",
+            "return found",
+            "records without a key come to readers of the empty one",
+        ),
+        (
+            "subjects or keys",
+            "            fits &= _is_one_of(",
+            "            fits |= _is_one_of(",
+            "a filter by both gives what fits either",
+        ),
+    ),
+    *rows(
+        "liftpy/wire/kept.py",
+        (
+            "what is kept moves up",
+            "deltas = (batch.offsets()[mask] - batch.base_offset).astype(np.uint32)",
+            "deltas = np.arange(int(mask.sum()), dtype=np.uint32)",
+            "filtered records have other offsets than the log's",
+        ),
+        (
+            "what is kept ends early",
+            "return reach(sealed, header.next_offset)",
+            "return sealed",
+            "compaction leaves gaps between batches",
+        ),
+    ),
+    *rows(
         "liftpy/wire/few_headers.py",
         (
             "headers are looked for where the values have no validity",

@@ -6,6 +6,13 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/log/selecting.py",
+        ("damage is sealed anew", "        return split_batches(chunk)\n", "        return split_batches(chunk, verify=False)\n", "flipped bits get a right CRC on their way to readers"),
+        ("a filter looks at everything at once", "read = log.read(offset, LOOK_BYTES, end_offset=end_offset)", "read = log.read(offset, LOOK_BYTES << 30, end_offset=end_offset)", "a reader with a rare key stops a node for as long as its log is"),
+        ("a large answer beside others", "            if found and size_bytes + len(data) > most_bytes:\n", "            if found and size_bytes > most_bytes:\n", "an answer is more than the NATS server takes, and never comes"),
+        ("backwards passes over what did not fit", "position = max(batch.base_offset, log.log_start_offset) if backwards else batch.next_offset", "position = log.log_start_offset if backwards else batch.next_offset", "a backward reader loses records"),
+    ),
+    *rows(
         "liftpy/log/arrow.py",
         ("control records reach tables", "if not batch.header.control)", "if batch.header.record_count)",
          "Spark shows the protocol's own records"),

@@ -382,7 +382,8 @@ BOUNDS = Bounds("u1", "n2", "n1", 3, 5, 9, True)
 def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple[Any, list[Any]]:
     asked: list[Any] = []
 
-    async def bounds(*, at_ns: int | None, last: tuple[int, int]) -> tuple[Bounds, int]:
+    async def bounds(uid: str, *, at_ns: int | None, last: tuple[int, int]) -> tuple[Bounds, int]:
+        assert not uid
         asked.append((at_ns, last))
         return BOUNDS, 8
 

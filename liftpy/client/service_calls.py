@@ -1,0 +1,61 @@
+"""The part of a Client that speaks to replicated services: queries and commands."""
+
+from __future__ import annotations
+
+from liftpy.client import calling, queries
+from liftpy.client.outgoing import Address
+from liftpy.client.positions import check_partition
+from liftpy.client.transport import Transport
+from liftpy.ids import check_name
+from liftpy.wire.headers import HeadersLike, pairs_of
+from liftpy.wire.subjects import Subjects
+
+
+class ServiceCalls:
+    """What a Client has of it."""
+
+    _transport: Transport
+    _subjects: Subjects
+
+    async def _address(self, stream: str, partition: int) -> Address:
+        """Where a partition is published to."""
+        raise NotImplementedError
+
+    async def query_service(
+        self, service: str, query: bytes, *, partition: int = 0, at_least: int | None = None, timeout_s: float = 5.0
+    ) -> queries.QueryAnswer:
+        """What the ``on_query`` of a replicated service answers, on whichever node.
+
+        The state holds every record that was committed before this call (linearizable); with ``at_least`` every record below that
+        offset, and no leader has to be asked: the offset of a PublishAck + 1 shows what was published, 0 takes any state.
+        Raises QueryFailedError (what ``on_query`` raised), UnavailableError or QueryRefusedError when nobody answers in time.
+        """
+        return await queries.ask(self._transport, self._subjects, service, query, partition, at_least, timeout_s)
+
+    async def call_service(
+        self,
+        service: str,
+        stream: str,
+        command: bytes,
+        *,
+        partition: int = 0,
+        key: bytes | None = None,
+        headers: HeadersLike | None = None,
+        message_id: str = "",
+        timeout_s: float = 5.0,
+    ) -> calling.CommandAnswer:
+        """Publish a command to the stream that ``service`` reads, and return what it replies: committed, and its outputs written.
+
+        Sent again under one ``message_id`` (a random one by default) until it is answered: a service that replies carries it out
+        once, within the bounds of ``liftpy.service.replies``. Raises CommandFailedError (it was passed over), PublishRejectedError
+        (not stored), UnavailableError (not stored), OutcomeUnknownError (no answer in time: ask again under the same message id).
+        """
+        check_name(service, "service")
+        check_name(stream, "stream")
+        check_partition(partition)
+
+        async def find() -> Address:
+            return await self._address(stream, partition)
+
+        sent = calling.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
+        return await calling.call(self._transport, find, sent, timeout_s)

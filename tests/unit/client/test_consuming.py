@@ -1,0 +1,318 @@
+"""A Consumer of one partition whose node is the real rule of reads over a log in memory: filters, backwards, positions, seek, lag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.client import Position
+from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.log import selecting
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica.lineage import Judgement, Lineage
+from liftpy.replica.reads import Chunks, Reads
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import Record, build_batch, split_batches
+from liftpy.wire.filters import Filter
+from liftpy.wire.subjects import Subjects
+
+BEGAN = datetime(2026, 3, 1, tzinfo=UTC)
+BEGAN_NS = int(BEGAN.timestamp()) * 10**9
+
+
+class Node:
+    """Serves one partition and is the way to it: a ReadSource, a ReadShell and a Transport."""
+
+    compacted, leader_epoch, leader, leads, may_serve, has_room = False, 3, "n1", True, True, True
+    closed = False
+
+    def __init__(self, max_payload: int = 1 << 20) -> None:
+        self.log, _ = Log.open(MemoryStorage(), StreamConfig(segment_bytes=4096))
+        self.records: list[Record] = []
+        self.max_payload = self.max_payload_bytes = max_payload
+        self.counters: Counter[str] = Counter()
+        self.reads = Reads[asyncio.Future[bytes]](PartitionKey("orders", "u1", 0), "n1", self, self, self.counters)
+        self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.asked = 0
+        self.older = False
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    @property
+    def high_watermark(self) -> int:
+        return self.log.high_watermark
+
+    def append(self, *keys: bytes | None, subject: str = "o.eu", size: int = 10) -> None:
+        base = self.log.log_end_offset
+        data = build_batch(
+            [b"%d" % offset + b"." * size for offset in range(base, base + len(keys))],
+            keys=keys,
+            subjects=[subject] * len(keys),
+            headers=[[("h", b"1")] if key else None for key in keys],
+            base_offset=base,
+            leader_epoch=1 + base // 50,
+            timestamp_ns=BEGAN_NS + base * 10**9,
+        )
+        self.log.append(data)
+        self.log.flush()
+        self.log.raise_high_watermark(self.log.newest_offset)
+        self.records += split_batches(data)[0].records()
+        self.reads.advanced()
+
+    def may_answer_latest(self, now_ns: int) -> bool:
+        return True
+
+    def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
+        assert last_epoch == self.log.epochs.epoch_at(last_offset), "what a reader says of its last record is so"
+        return Judgement(Lineage.SAME)
+
+    # ---- the way ---------------------------------------------------------------------------------------------------------
+    def now_ns(self) -> int:
+        return 0
+
+    def answer(self, asker: asyncio.Future[bytes], chunks: Chunks) -> None:
+        data = b"".join(chunks)
+        assert len(data) <= self.max_payload
+        if self.older:
+            head, body = frames.decode_read_response(data)
+            head.selected = False
+            data = frames.read_response_header(head, [body]) + bytes(body)
+        if not asker.done():
+            asker.set_result(data)
+
+    def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
+        return asyncio.get_running_loop().call_later(at_ns / 1e9, callback).cancel
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        self.asked += 1
+        coming: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.reads.asked(payload, coming)
+        return await coming
+
+    def must_be_usable(self) -> None:
+        pass
+
+    def tell_of_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+def consumer(node: Node, start: Any = "earliest", until: Any = None, **more: Any) -> Consumer:
+    way: Any = node
+    options = ReadOptions(max_bytes=more.pop("max_bytes", 1 << 20), wait_s=0.05, patience_s=more.pop("patience_s", 5.0))
+    return Consumer(PartitionReader(way, Subjects(), "orders", 0, options), start, until, **more)
+
+
+def offsets(records: list[Record]) -> list[int]:
+    return [record.offset for record in records]
+
+
+batches = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from([b"a", b"b", None]), min_size=1, max_size=6),
+        st.sampled_from(["o.eu", "o.us"]),
+        st.integers(0, 1500),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=60)
+@given(
+    batches,
+    st.sampled_from([Filter(), Filter(keys=(b"a",)), Filter(subjects=("*.us",)), Filter(subjects=("o.eu",), keys=(b"b",))]),
+    st.booleans(),
+    st.integers(0, 120),
+    st.integers(0, 120),
+    st.sampled_from([4096, 1 << 20]),
+    st.sampled_from([6000, 1 << 20]),
+    st.integers(1, 9),
+)
+def test_it_gives_what_a_naive_reader_would(
+    rows: list[Any], wanted: Filter, backwards: bool, start: int, until: int, max_bytes: int, payload: int, at_once: int
+) -> None:
+    async def run() -> None:
+        node = Node(payload)
+        for keys, subject, size in rows:
+            node.append(*keys, subject=subject, size=size)
+        last = node.log.newest_offset
+        begin, end = min(start, last), min(until, last)
+        expected = [
+            record
+            for record in node.records
+            if (end <= record.offset <= begin if backwards else begin <= record.offset <= end)
+            and (not wanted.keys or record.key in wanted.keys)
+            and (not wanted.subjects or record.subject == wanted.subjects[0].replace("*", "o"))
+        ]
+        if backwards:
+            expected.reverse()
+        made = {"wanted": wanted, "backwards": backwards, "max_bytes": max_bytes}
+        assert [record async for record in consumer(node, begin, end, **made)] == expected
+        pieces = [piece async for piece in consumer(node, begin, end, **made).batches()]
+        assert sorted(offset for piece in pieces for offset in piece.offsets().tolist()) == sorted(offsets(expected))
+        found: list[Record] = []
+        position = begin if not backwards else Position("u1", begin + 1)
+        while True:  # each part by another consumer, from the stored position of the one before
+            one = consumer(node, position, end, **made)
+            some = await one.getmany(at_once)
+            position = Position.parse(str(await one.position()))
+            found += some
+            if not some:
+                break
+        assert found == expected
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selecting, "LOOK_BYTES", 3000)
+        asyncio.run(run())
+
+
+@pytest.fixture
+async def node() -> Node:
+    made = Node()
+    for number in range(40):
+        made.append(b"a" if number % 2 else b"b", None, b"c")
+    return made
+
+
+async def test_relative_starts(node: Node) -> None:
+    async def first(start: Any, **more: Any) -> int:
+        found = await consumer(node, start, **more).getone(0.3)
+        return -1 if found is None else found.offset
+
+    assert await first("-7") == 113
+    assert await first("-500") == 0
+    assert await first(BEGAN + timedelta(seconds=30)) == 30
+    ago = datetime.now(UTC) - BEGAN - timedelta(seconds=60)
+    assert await first(ago) in range(60, 64)
+    assert await first(f"-{int(ago.total_seconds())}s") in range(60, 64)
+    assert await first(np.int64(5)) == 5
+    assert await first("17") == 17
+    assert await first("new", backwards=True) == 119
+    assert await first("latest", backwards=True) == 119
+    assert await first(BEGAN + timedelta(seconds=30), backwards=True) == 29
+    assert await first("earliest", backwards=True) == 0
+    assert await first(7, backwards=True, until=8) == -1
+    for wrong in ("sometime", 1.5, b"5", "p1.u1.5", None):
+        with pytest.raises(ConfigError, match=r"start|position"):
+            consumer(node, wrong)
+
+
+async def test_until_backwards(node: Node) -> None:
+    async def last(until: Any) -> int:
+        return [record.offset async for record in consumer(node, "new", until, backwards=True)][-1]
+
+    assert await last(None) == await last("end") == 0
+    assert await last(7) == 7
+    assert await last(BEGAN + timedelta(seconds=60)) == 60
+
+
+async def test_positions_are_of_the_stream_they_were_taken_on(node: Node) -> None:
+    one = consumer(node)
+    assert offsets(await one.getmany(5)) == [0, 1, 2, 3, 4]
+    position = await one.position()
+    assert (position, str(position)) == (Position("u1", 5, 1), "p1.u1.5.1")
+    assert await one.lag() == 115
+    assert (await consumer(node, position).getone()).offset == 5  # type: ignore[union-attr]
+    assert (await consumer(node, str(position)).getone()).offset == 5  # type: ignore[union-attr]
+    with pytest.raises(NotFoundError, match="made again"):
+        await consumer(node, Position("u0", 5, 1), patience_s=0.3).getone()
+
+
+async def test_seek_ends_what_was_begun_and_goes_on_there(node: Node) -> None:
+    one = consumer(node)
+    iteration = one.records()
+    assert (await anext(iteration)).offset == 0
+    await one.seek(100)
+    assert (await one.getone()).offset == 100  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="one at a time"):
+        await anext(iteration)
+    await one.seek("-3")
+    assert offsets(await one.getmany(10)) == [117, 118, 119]
+    with pytest.raises(OffsetOutOfRangeError):
+        await one.seek(500)
+    await one.seek("earliest")
+    assert await one.lag() == 120
+
+
+async def test_what_is_not_there_yet_is_waited_for_so_long_and_a_call_that_is_cancelled_takes_nothing(node: Node) -> None:
+    one = consumer(node, "new")
+    assert await one.getone(0.05) is None
+    waiting = asyncio.create_task(one.getone())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    node.append(b"k1", b"k2")
+    assert [record.key for record in await one.getmany(10, 5.0)] == [b"k1", b"k2"]
+    assert await one.lag() == 0
+    with pytest.raises(ConfigError, match="max_records"):
+        await one.getmany(0)
+
+
+async def test_a_filter_costs_no_more_answers_than_the_log_has_bytes(node: Node) -> None:
+    asked = node.asked
+    assert [r async for r in consumer(node, "earliest", "end", wanted=Filter(keys=(b"nobody",)))] == []
+    assert node.asked - asked <= 2 + 1  # the bounds, one look, and perhaps the end
+    follow = consumer(node, "earliest", wanted=Filter(keys=(b"later",)))
+    assert await follow.getone(0.2) is None
+    node.append(None, b"later")
+    assert (await follow.getone(5.0)).offset == 121  # type: ignore[union-attr]
+
+
+async def test_a_node_that_does_not_know_filters_is_not_believed(node: Node) -> None:
+    node.older = True
+    for more in ({"wanted": Filter(keys=(b"a",))}, {"backwards": True}):
+        with pytest.raises(UnavailableError, match="older version"):
+            await consumer(node, 5, patience_s=0.2, **more).getone()
+
+
+async def test_backwards_ends_where_retention_has_been(node: Node) -> None:
+    one = consumer(node, "new", backwards=True, max_bytes=4096)
+    assert len(await one.getmany(2)) == 2
+    node.log.drop_prefix(100)
+    node.log.log_start_offset = 100
+    rest = [record.offset async for record in one]
+    assert rest[0] == 117
+    assert rest == list(range(117, rest[-1] - 1, -1))
+
+
+async def test_columns_of_slices(node: Node) -> None:
+    async for piece in consumer(node, 1, 1).batches():
+        assert (piece.subjects(), piece.headers(), piece.keys()) == (["o.eu"], [()], [None])
+        assert piece.to_arrow().to_pylist()[0]["offset"] == 1
+    async for piece in consumer(node, 0, 0).batches():
+        assert piece.headers() == [(("h", b"1"),)]
+        assert piece.to_arrow().num_rows == 1
+
+
+async def test_a_forged_answer_backwards_is_asked_again_and_moves_nothing(node: Node) -> None:
+    good, forged = node.answer, 0
+
+    def spoilt(asker: asyncio.Future[bytes], chunks: Chunks) -> None:
+        nonlocal forged
+        head, body = frames.decode_read_response(b"".join(chunks))
+        if body and forged < 3:
+            forged += 1
+            changes: list[dict[str, Any]] = [{"highWatermark": 3}, {"leader": "n 1"}, {"streamUid": "u2"}]
+            for name, value in changes[forged - 1].items():
+                setattr(head, name, value)
+            data = frames.read_response_header(head, [body]) + bytes(body)
+            return good(asker, (data,))
+        return good(asker, chunks)
+
+    node.answer = spoilt  # type: ignore[method-assign]
+    assert [r.offset async for r in consumer(node, "new", backwards=True)] == list(range(119, -1, -1))
+    assert forged == 3
+    assert client_pb2.ReadResponse().selected is False
