@@ -1,12 +1,12 @@
-"""``liftpy consume``: print the committed records of one partition."""
+"""``liftpy consume``: print the committed records of one partition, or write them to a file."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ import click
 from liftpy.client import Client, Consumer, parse_start, parse_until
 from liftpy.client.ending import end_tasks
 from liftpy.wire.batch import Record
+from sidecar.cli.consume_output import Bar, output_to, record_json, suffixes
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
@@ -27,65 +28,97 @@ from sidecar.tasks import attended
 @click.option(
     "--from",
     "start",
-    default="earliest",
-    show_default=True,
+    default=None,
     metavar="WHERE",
-    help="earliest, latest (the last committed record), new (after it), an OFFSET, or a time as 2026-01-31T12:00:00 or -10m.",
+    help="earliest, latest (the last committed record), new (after it), an OFFSET, a time as 2026-01-31T12:00:00 or -10m, -1000 (so "
+    "many before the end).  [default: earliest; with --reverse the end]",
 )
 @click.option(
     "--until",
     default=None,
     metavar="WHERE",
-    help="end (what is committed now), the last OFFSET wanted, or a time: what was stamped before it.  [default: until Ctrl-C]",
+    help="end (what is committed now), the last OFFSET wanted, or a time: what was stamped before it.  [default: until Ctrl-C; with "
+    "--output the end; with --reverse the log start]",
+)
+@click.option("--follow", is_flag=True, help="Go on at the end, until Ctrl-C: the default but with --output.")
+@click.option("--reverse", is_flag=True, help="The newest first.")
+@click.option("--filter", "subjects", multiple=True, metavar="SUBJECT", help="Only records of it; with wildcards; repeatable.")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Only records with it; repeatable.")
+@click.option("--format", "form", type=click.Choice(["text", "value", "json"]), default="text", show_default=True)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help=f"Write to a new file, by its suffix: {suffixes()}.",
 )
 @json_option
 @connection_options
-def consume(name: str, partition: int, start: str, until: str | None, as_json: bool, target: Target) -> None:
-    """Print the committed records of stream NAME: offset and value, or one JSON object per line."""
+def consume(
+    name: str,
+    partition: int,
+    start: str | None,
+    until: str | None,
+    follow: bool,
+    reverse: bool,
+    subjects: tuple[str, ...],
+    keys: tuple[str, ...],
+    form: str,
+    output: Path | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print the committed records of stream NAME: offset and value, the value alone, or one JSON object per line."""
     now = datetime.now(UTC)
-    first, last = parse_start(start, now), parse_until(until, now)
+    if follow and (until is not None or reverse):
+        raise click.UsageError("--follow goes on at the end: it has no --until, and no --reverse")
+    if output is not None and until is None and not follow and not reverse:
+        until = "end"
+    begin = parse_start(start, now) if start is not None else ("new" if reverse else "earliest")
+    last = parse_until(until, now)
+    lines = {"text": _text, "value": _value, "json": _json}["json" if as_json else form]
 
     async def work(client: Client) -> None:
         await client.stream(name)  # says at once when there is no such stream
-        printing = attended(_print(client.consume(name, partition, start=first, until=last), as_json))
+        by_key = [key.encode() for key in keys]
+        consumer = client.consume(name, partition, start=begin, until=last, subjects=subjects, keys=by_key, backwards=reverse)
+        doing = _print(consumer, lines) if output is None else _write(consumer, output, last == "end")
+        working = attended(doing)
         watching = attended(reader_gone(sys.stdout))
         try:
-            done, _ = await asyncio.wait((printing, watching), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
             await done.pop()
         finally:
-            await end_tasks((printing, watching))
+            await end_tasks((working, watching))
             for what, count in sorted(client.counters.items()):
                 click.echo(f"{what}: {count}", err=True)
 
     with_client(target, work)
 
 
-async def _print(consumer: Consumer, as_json: bool) -> None:
+async def _print(consumer: Consumer, line: Any) -> None:
     out = sys.stdout.buffer
     async for piece in consumer.batches():
-        for record in piece.records():
-            out.write(json.dumps(record_json(record)).encode() if as_json else b"%d\t%s" % (record.offset, record.value or b""))
-            out.write(b"\n")
+        records = reversed(list(piece.records())) if consumer.backwards else piece.records()
+        out.writelines(map(line, records))
         out.flush()
 
 
-def record_json(record: Record) -> dict[str, Any]:
-    """A record as JSON: text where the bytes are UTF-8, else base64 under a name with ``_base64``."""
-    found: dict[str, Any] = {"offset": record.offset, "timestamp_ns": record.timestamp_ns}
-    found.update(_text_or_base64("value", record.value))
-    if record.key is not None:
-        found.update(_text_or_base64("key", record.key))
-    if record.headers:
-        found["headers"] = [{"name": n, **_text_or_base64("value", v)} for n, v in record.headers]
-    if record.subject:
-        found["subject"] = record.subject
-    return found
+async def _write(consumer: Consumer, file: Path, to_the_end: bool) -> None:
+    bounds = await consumer.begin()
+    with output_to(file) as write, Bar(file.name, bounds.end_offset if to_the_end else None) as bar:
+        async for piece in consumer.batches():
+            write(piece, newest_first=consumer.backwards)
+            bar.at(piece.last_offset + 1, piece.record_count)
+    click.echo(f"{bar.records} records in {file}", err=True)
 
 
-def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
-    if content is None:
-        return {name: None}
-    try:
-        return {name: bytes(content).decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(content).decode()}
+def _text(record: Record) -> bytes:
+    return b"%d\t%s\n" % (record.offset, record.value or b"")
+
+
+def _value(record: Record) -> bytes:
+    return b"%s\n" % (record.value or b"")
+
+
+def _json(record: Record) -> bytes:
+    return json.dumps(record_json(record)).encode() + b"\n"

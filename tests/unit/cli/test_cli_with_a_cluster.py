@@ -10,14 +10,18 @@ import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from liftpy.client import BatchSlice
 from liftpy.client.admin import ClusterState
 from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.errors import ConfigError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.cli.main import main
@@ -413,17 +417,21 @@ def test_consume_prints_each_record_and_ends_at_the_last(
     given: list[Any] = []
 
     class Consumer:
+        backwards = False
+
         async def batches(self) -> Any:
             for base, values in ((3, [b"a", None]), (5, [b"\xff"])):
                 yield parse_batch(build_batch(values, base_offset=base, timestamp_ns=9))
 
-    def consume(name: str, partition: int, *, start: object, until: object) -> Consumer:
+    def consume(name: str, partition: int, *, start: object, until: object, **wanted: object) -> Consumer:
         given.append((name, partition, start, until))
+        assert wanted == {"subjects": ("a.*",), "keys": [b"k", b"l"], "backwards": False}
         return Consumer()
 
     cluster.consume = consume  # type: ignore[attr-defined]
     cluster.counters = {"skipped": 2}
     words = ["consume", "orders", "--partition", "1", "--from", "3", "--until", "5"]
+    words += ["--filter", "a.*", "--key", "k", "--key", "l"]
     with pytest.raises(SystemExit) as left:
         main([*words, "--json"] if as_json else words)
     assert not left.value.code
@@ -438,6 +446,75 @@ def test_consume_prints_each_record_and_ends_at_the_last(
         assert lines == [b"3\ta", b"4\t", b"5\t\xff"]
 
 
+class Written:
+    """Two batches of three records."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.backwards = given["backwards"]
+
+    async def begin(self) -> Any:
+        return SimpleNamespace(end_offset=6)
+
+    async def batches(self) -> Any:
+        for base in (3, 0) if self.backwards else (0, 3):
+            keys = [b"k%d" % offset for offset in range(base, base + 3)]
+            yield BatchSlice(parse_batch(build_batch([b"v", None, b"\xff"], keys=keys, base_offset=base, timestamp_ns=9)), 0, 3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl"])
+def test_records_are_written_to_a_file_that_is_whole_when_it_has_its_name(
+    suffix: str, reverse: bool, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+    cluster.consume = lambda *_, **given: Written(asked.append(given) or given)  # type: ignore[attr-defined, func-returns-value]
+    file = tmp_path / f"orders.{suffix}"
+    code, out, err = run(capsys, "consume", "orders", "--output", str(file), *(["--reverse"] if reverse else []))
+    assert (code, out, err) == (0, "", f"6 records in {file}\n")
+    assert (asked[0]["start"], asked[0]["until"]) == (("new", None) if reverse else ("earliest", "end"))
+    if suffix == "jsonl":
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+    else:
+        table = pq.read_table(file) if suffix == "parquet" else pa.ipc.open_file(file).read_all()
+        rows = table.to_pylist()
+    assert [row["offset"] for row in rows] == (list(range(5, -1, -1)) if reverse else list(range(6)))
+    assert [row["key"] for row in rows[:1]] == (
+        ["k5" if reverse else "k0"] if suffix == "jsonl" else [b"k5" if reverse else b"k0"]
+    )
+    assert os.listdir(tmp_path) == [file.name]
+    again = run(capsys, "consume", "orders", "--output", str(file))
+    assert again[0] == 2
+    assert "there already" in again[2]
+
+
+def test_a_file_that_was_not_finished_has_another_name(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fails(Written):
+        async def batches(self) -> Any:
+            async for piece in super().batches():
+                yield piece
+                raise NotFoundError("made again")
+
+    cluster.consume = lambda *_, **given: Fails(given)  # type: ignore[attr-defined]
+    code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / "o.jsonl"))
+    assert code == 1
+    assert "made again" in err
+    assert os.listdir(tmp_path) == ["o.jsonl.part"]
+    for wrong, said in (("o.csv", "its suffix says"), ("no/such/o.arrow", "No such file")):
+        code, _, err = run(capsys, "consume", "orders", "--output", str(tmp_path / wrong))
+        assert code == 2
+        assert said in err
+
+
+def test_what_follows_has_no_end(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--follow", "--until", "end"], ["--follow", "--reverse"]):
+        code, _, err = run(capsys, "consume", "orders", *words)
+        assert code == 2
+        assert "--follow goes on at the end" in err
+
+
 def test_consume_of_no_stream_says_so_at_once(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "consume", "nosuch")
     assert (code, out) == (1, "")
@@ -450,6 +527,8 @@ def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatc
     seen: list[bytes] = []
 
     class Consumer:
+        backwards = False
+
         async def batches(self) -> Any:
             for base in (0, 1):
                 yield parse_batch(build_batch([b"v"], base_offset=base, timestamp_ns=9))

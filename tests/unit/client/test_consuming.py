@@ -14,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.client import Position
+from liftpy.client.backwards import BackwardProgress
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
+from liftpy.client.progress import ReadProgress
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.ids import PartitionKey
@@ -286,6 +288,17 @@ async def test_backwards_ends_where_retention_has_been(node: Node) -> None:
     rest = [record.offset async for record in one]
     assert rest[0] == 117
     assert rest == list(range(117, rest[-1] - 1, -1))
+
+
+def test_a_position_that_retention_has_passed_is_the_end_backwards_and_an_error_forwards() -> None:
+    gone = client_pb2.ReadResponse(
+        error=client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE, streamUid="u1", node="n1", logStartOffset=100, highWatermark=119
+    )
+    backwards = BackwardProgress("orders", 0, 50, uid="u1", leader_epoch=1, last_offset=50)
+    assert backwards.accept(frames.read_response_header(gone)) == []
+    assert backwards.done
+    with pytest.raises(OffsetOutOfRangeError):
+        ReadProgress("orders", 0, 50, uid="u1").accept(frames.read_response_header(gone))
 
 
 async def test_columns_of_slices(node: Node) -> None:
