@@ -75,6 +75,13 @@ def _digest(folder: Path, build: str) -> str:
     return found.hexdigest()
 
 
+READER = Program(
+    name="the reader of docs/read-protocol.md",
+    sources="reader_go",
+    tools=("go",),
+    build="go mod tidy && go build -o reader .",
+    run=("./reader",),
+)
 _NATS_CLI = "github.com/nats-io/natscli/nats@latest"
 PROGRAMS = {
     program.name: program

@@ -22,8 +22,9 @@ from liftpy.errors import (
     UnavailableError,
 )
 from sidecar.dev.cluster import DevCluster
+from tests.clients import reader
 from tests.clients.__main__ import checked
-from tests.clients.build import PROGRAMS
+from tests.clients.build import PROGRAMS, MissingError
 from tests.clients.checks import CHECKS
 from tests.clients.targets import Ours
 
@@ -304,3 +305,35 @@ async def test_a_producer_goes_on_where_it_was_and_fences_who_was_there(client: 
     for records in found:
         sent = [record for record in records if record.key is not None]
         assert [record.key for record in sent] == sorted((record.key for record in sent), key=keys.index)
+
+
+async def test_the_newest_first_and_only_what_fits(client: Client, name: str) -> None:
+    await client.create_stream(name, f"data.{name}.>")
+    for country in ("eu", "us", "eu"):
+        async with await client.publisher(name, subject=f"data.{name}.{country}") as publisher:
+            for number in range(40):
+                await publisher.send(b"%d" % number, key=b"k%d" % (number % 4))
+    everything = [(r.offset, r.subject, r.key) for r in await read(client, name)]
+    assert [r.offset for r in await read(client, name, backwards=True)] == list(range(119, -1, -1))
+    for how in ({"subjects": [f"data.{name}.us"]}, {"keys": [b"k1", b"k3"]}, {"subjects": ["*.*.eu"], "keys": [b"k2"]}):
+        fitting = [
+            offset
+            for offset, subject, key in everything
+            if (not how.get("subjects") or subject.endswith(how["subjects"][0][-2:]))
+            and (not how.get("keys") or key in how["keys"])
+        ]
+        assert 0 < len(fitting) < 120
+        assert [r.offset for r in await read(client, name, **how)] == fitting
+        assert [r.offset for r in await read(client, name, backwards=True, **how)] == fitting[::-1]
+    consumer = client.consume(name, start="-30", keys=[b"k1"])
+    first = await consumer.getmany(3)
+    stored = str(await consumer.position())
+    rest = [r.offset async for r in client.consume(name, start=stored, until="end", keys=[b"k1"])]
+    assert [*(r.offset for r in first), *rest] == [o for o, _, key in everything if key == b"k1" and o >= 90]
+
+
+async def test_the_reader_that_was_written_from_the_page_reads_what_the_library_reads(dev: DevCluster, name: str) -> None:
+    try:
+        await reader.check(dev, name)
+    except MissingError as missing:
+        pytest.skip(str(missing))
