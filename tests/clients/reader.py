@@ -1,6 +1,6 @@
 """``python -m tests.clients.reader``: the reader that was written from docs/read-protocol.md, against a cluster of three nodes.
 
-From the oldest record to the end, of plain, compressed and large batches; by subjects; and on, while the stream's leader is killed. What it
+From the oldest record to the end, of plain and compressed batches; by subjects; and on, while the stream's leader is killed. What it
 prints is what the client library reads.
 """
 
