@@ -25,6 +25,8 @@ UNREFERENCED = {
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.producer.Producer.send_many": "for applications",
     "liftpy.client.consumer.Consumer.getone": "for applications",
+    "liftpy.client.client.Client.consume_many": "for applications",
+    "liftpy.client.many.ManyConsumer.positions_text": "for applications",
     "liftpy.client.slices.BatchSlice.to_pandas": "for applications",
     "liftpy.client.sync.SyncConsumer.getone": "for applications",
     "liftpy.spark.lag.Lag.metrics": "for applications",

@@ -17,6 +17,7 @@ from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.many import ManyConsumer, Taken, positions_from
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
 from liftpy.client.producer import Partitioner, Producer
@@ -34,6 +35,7 @@ __all__ = [
     "Controller",
     "Credentials",
     "ManyAck",
+    "ManyConsumer",
     "ManyReceipt",
     "Partitioner",
     "PlacementPlan",
@@ -51,9 +53,11 @@ __all__ = [
     "Receipt",
     "Source",
     "Start",
+    "Taken",
     "Tally",
     "Until",
     "connect",
     "parse_start",
     "parse_until",
+    "positions_from",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, overload
 
@@ -17,11 +17,12 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
+from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.plans import PlacementPlan, PlacementWish
-from liftpy.client.positions import Bounds, Start, Until, check_partition
+from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.progress import ReadProgress
@@ -346,6 +347,31 @@ class Client(ServiceCalls):
         start = start or ("new" if backwards else "earliest")
         reader = self._reader(stream, partition, options)
         return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+
+    def consume_many(
+        self,
+        *names: str,
+        start: Start = "earliest",
+        until: Until = None,
+        positions: Mapping[Place, Position] | None = None,
+        subjects: Sequence[str] = (),
+        keys: Sequence[bytes] = (),
+        options: ReadOptions | None = None,
+    ) -> ManyConsumer:
+        """All partitions of some streams as one: names, or patterns as ``orders-*``, whose streams may come while it is read.
+
+        ``async with client.consume_many("orders", "pay-*") as many: async for stream, partition, record in many: ...``, or
+        ``many.batches()``. ``positions``: of an earlier one, ``positions_from`` its text; ``start`` is for the other partitions.
+        """
+
+        def made(place: Place, begin: Start, ahead_bytes: int) -> Consumer:
+            bounded = bounded_ahead(options or ReadOptions(), ahead_bytes)
+            return self.consume(*place, start=begin, until=until, subjects=subjects, keys=keys, options=bounded)
+
+        async def places() -> list[Place]:
+            return [(stream.name, p.partition) for stream in await self.list_streams() for p in stream.partitions]
+
+        return ManyConsumer(Places(places, made), names, start, positions)
 
     def read_range(
         self,

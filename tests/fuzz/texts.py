@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from liftpy.client.many import positions_from
 from liftpy.client.plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
 from liftpy.config import FlushPolicy
@@ -202,6 +203,14 @@ def decoders() -> list[Decoder]:
             c,
             meanings.position_text,
             covers=("liftpy.client.positions:parse_start", "liftpy.client.positions:Position.parse"),
+        ),
+        Decoder(
+            "positions of many",
+            [b'{"orders": {"0": "p1.u1.5.1", "1": "p1.u1.0.0"}, "pay": {"0": "p1.x.1.1"}}'],
+            lambda d: positions_from(_text(d)),
+            c,
+            make=damaged_json,
+            covers=("liftpy.client.many:positions_from",),
         ),
         Decoder(
             "assignment in a file",

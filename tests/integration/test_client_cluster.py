@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, connect
+from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, connect, positions_from
 from liftpy.config import AckPolicy
 from liftpy.errors import (
     AlreadyExistsError,
@@ -330,6 +330,20 @@ async def test_the_newest_first_and_only_what_fits(client: Client, name: str) ->
     stored = str(await consumer.position())
     rest = [r.offset async for r in client.consume(name, start=stored, until="end", keys=[b"k1"])]
     assert [*(r.offset for r in first), *rest] == [o for o, _, key in everything if key == b"k1" and o >= 90]
+
+
+async def test_several_streams_as_one(client: Client, name: str) -> None:
+    await client.create_stream(f"{name}-a", f"data.{name}.a", partitions=2)
+    for partition in (0, 1):
+        await client.publish(f"{name}-a", b"a%d" % partition, partition=partition)
+    async with client.consume_many(f"{name}-*", until="end") as many:
+        found = [(stream, partition, record.value) async for stream, partition, record in many]
+        stored = await many.positions_text()
+    assert sorted(found) == [(f"{name}-a", 0, b"a0"), (f"{name}-a", 1, b"a1")]
+    await client.create_stream(f"{name}-b", f"data.{name}.b")
+    await client.publish(f"{name}-b", b"b")
+    async with client.consume_many(f"{name}-*", until="end", positions=positions_from(stored)) as many:
+        assert [(stream, record.value) async for stream, _, record in many] == [(f"{name}-b", b"b")]
 
 
 async def test_the_reader_that_was_written_from_the_page_reads_what_the_library_reads(dev: DevCluster, name: str) -> None:

@@ -1,0 +1,172 @@
+"""Several partitions as one: each in its order, none left out, positions that can be stored, what comes later, pauses, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
+from liftpy.client import many as module
+from liftpy.client.many import Place, Places, bounded_ahead, selects
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, OffsetOutOfRangeError
+from tests.unit.client.test_consuming import Node, consumer
+
+
+class Streams:
+    """Nodes by (stream, partition)."""
+
+    def __init__(self, **partitions: int) -> None:
+        self.nodes: dict[Place, Node] = {}
+        self.begun: list[tuple[Place, Any, int]] = []
+        for stream, count in partitions.items():
+            self.add(stream, count)
+
+    def add(self, stream: str, count: int = 1, records: int = 20) -> None:
+        for partition in range(count):
+            node = self.nodes[stream, partition] = Node()
+            for number in range(records):
+                node.append(b"%s/%d/%d" % (stream.encode(), partition, number))
+
+    def many(self, *names: str, start: Any = "earliest", until: Any = "end", positions: Any = None) -> ManyConsumer:
+        async def places() -> list[Place]:
+            return list(self.nodes)
+
+        def made(place: Place, begin: Any, ahead_bytes: int) -> Any:
+            self.begun.append((place, begin, ahead_bytes))
+            return consumer(self.nodes[place], begin, until)
+
+        return ManyConsumer(Places(places, made), names, start, positions)
+
+
+def keys_of(stream: str, partition: int, numbers: range) -> list[bytes]:
+    return [b"%s/%d/%d" % (stream.encode(), partition, number) for number in numbers]
+
+
+async def test_all_partitions_of_all_streams_that_are_meant_each_in_its_order() -> None:
+    streams = Streams(orders=3, pay_eu=1, pay_us=2, other=1)
+    found: dict[Place, list[bytes | None]] = {}
+    async with streams.many("orders", "pay_*") as many:
+        assert many.places == [("orders", 0), ("orders", 1), ("orders", 2), ("pay_eu", 0), ("pay_us", 0), ("pay_us", 1)]
+        async for stream, partition, record in many:
+            found.setdefault((stream, partition), []).append(record.key)
+    assert found == {place: keys_of(*place, range(20)) for place in many.places}
+    assert {ahead for _, _, ahead in streams.begun} == {module.AHEAD_BYTES // 6}
+
+
+async def test_an_iteration_that_is_broken_off_loses_nothing_and_its_positions_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams = Streams(orders=2)
+    for node in streams.nodes.values():
+        node.append(*(b"late %d" % number for number in range(10)))
+    seen: list[tuple[Place, int]] = []
+    positions: dict[Place, Position] | None = None
+    while True:  # three records by each of many consumers, from what the one before has stored
+        before = len(seen)
+        async with streams.many("orders", positions=positions) as many:
+            for _ in range(2):
+                async for stream, partition, record in many:
+                    seen.append(((stream, partition), record.offset))
+                    if (len(seen) - before) % 3 == 0:
+                        break
+            positions = positions_from(await many.positions_text())
+        if len(seen) == before:
+            break
+    assert sorted(seen) == [(("orders", partition), offset) for partition in range(2) for offset in range(30)]
+    assert positions == {("orders", 0): Position("u1", 30, 1), ("orders", 1): Position("u1", 30, 1)}
+
+
+async def test_what_comes_later_joins_from_its_first_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    streams = Streams(orders=1)
+    seen: dict[Place, int] = {}
+    async with streams.many("orders", "new-*", start="new", until=None) as many, asyncio.timeout(20):
+        reading = many.batches()
+        streams.add("new-1", 1)
+        streams.nodes["orders", 0].append(b"x")
+        while seen.get(("new-1", 0), 0) < 20 or ("orders", 0) not in seen:
+            taken = await anext(reading)
+            seen[taken.stream, taken.partition] = seen.get((taken.stream, taken.partition), 0) + taken.slice.record_count
+    assert seen == {("orders", 0): 1, ("new-1", 0): 20}
+    assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
+
+
+async def test_nothing_of_a_paused_partition_is_given_until_it_is_resumed() -> None:
+    streams = Streams(orders=2)
+    async with streams.many("orders") as many, asyncio.timeout(20):
+        many.pause(("orders", 0))
+        reading = many.batches()
+        assert [(await anext(reading)).partition for _ in range(20)] == [1] * 20
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await anext(reading)
+        assert (await many.lag())["orders", 0] == 20
+        many.resume(("orders", 0))
+        assert [taken.partition async for taken in many.batches()] == [0] * 20
+
+
+async def test_one_iteration_at_a_time_and_one_that_fails_ends_all() -> None:
+    streams = Streams(orders=2)
+    async with streams.many("orders") as many:
+        many.pause(*many.places)
+        waiting = asyncio.create_task(many.next())
+        await asyncio.sleep(0)
+        with pytest.raises(ConfigError, match="one at a time"):
+            await anext(many.batches())
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        many.resume(*many.places)
+        assert await many.next() is not None
+    streams.nodes["orders", 1].log.log_start_offset = 10
+    at = {("orders", 1): Position("u1", 3, 1)}
+    with pytest.raises(OffsetOutOfRangeError):
+        async with streams.many("orders", positions=at):
+            pass
+    async with streams.many("orders", start=15) as many:
+        node = streams.nodes["orders", 1]
+        node.log.log_start_offset = 18
+        with pytest.raises(OffsetOutOfRangeError):
+            _ = [taken async for taken in many.batches()]
+
+
+async def test_partitions_take_turns() -> None:
+    streams = Streams(orders=3)
+    async with streams.many("orders") as many:
+        turns = [taken.partition async for taken in many.batches()]
+    assert sorted(turns) == [0] * 20 + [1] * 20 + [2] * 20
+    assert all(len({*turns[at : at + 3]}) == 3 for at in range(6, 51, 3)), turns
+
+
+async def test_what_can_not_be_meant_is_refused() -> None:
+    streams = Streams(orders=1)
+    for wrong, error in (((), ConfigError), (("a b",), InvalidNameError)):
+        with pytest.raises(error):
+            streams.many(*wrong)
+    with pytest.raises(NotFoundError, match="no stream nosuch"):
+        async with streams.many("orders", "nosuch"):
+            pass
+    async with streams.many("nothing-*") as none:
+        assert none.places == []
+    for text in ("", "[]", '{"orders": 5}', '{"orders": {"x": "p1.u1.5.1"}}', '{"orders": {"0": "5"}}'):
+        with pytest.raises(ConfigError, match="position"):
+            positions_from(text)
+    assert selects(["pay-?"])("pay-1")
+    assert not selects(["pay-?"])("pay-10")
+
+
+async def test_too_many_partitions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 2)
+    streams = Streams(orders=3)
+    with pytest.raises(ConfigError, match="3 partitions are more than 2"):
+        async with streams.many("orders"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("ahead", "depth", "size"), [(64 << 20, 4, 1 << 20), (3 << 20, 3, 1 << 20), (65_536, 1, 65_536), (10, 1, 4096)]
+)
+def test_what_is_fetched_ahead_is_bounded(ahead: int, depth: int, size: int) -> None:
+    bounded = bounded_ahead(ReadOptions(), ahead)
+    assert (bounded.read_ahead, bounded.max_bytes) == (depth, size)
