@@ -18,7 +18,7 @@ MUTANTS = [
         ("backwards, an older node is believed", "            if not head.selected:\n", "            if head.selected is None:\n", "an older node's records come as if they lay below"),
         ("backwards, a batch is given twice", "BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), position)", "BatchSlice.between(batch, max(self.end_offset or 0, self.log_start_offset), None)", "records of the first batch come that lie above the start"),
         ("backwards, nothing kept is no progress", "if whole_answer and head.nextOffset < position:", "if whole_answer and head.nextOffset < 0:", "a filter that keeps little ends in an error"),
-        ("backwards, uncommitted records", "        if batch.last_offset > head.highWatermark:\n", "        if batch.last_offset > head.highWatermark + 100:\n", "records that may be cut are handed on"),
+        ("backwards, uncommitted records", "        if batch.last_offset > head.highWatermark:\n", "        if batch.last_offset > head.highWatermark + (1 << 40):\n", "records that may be cut are handed on"),
     ),
     *rows(
         "liftpy/client/positions.py",

@@ -18,7 +18,7 @@ from liftpy.client.backwards import BackwardProgress
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions
 from liftpy.client.progress import ReadProgress
 from liftpy.config import StreamConfig
-from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.ids import PartitionKey
 from liftpy.log import selecting
 from liftpy.log.log import Log
@@ -299,6 +299,19 @@ def test_a_position_that_retention_has_passed_is_the_end_backwards_and_an_error_
     assert backwards.done
     with pytest.raises(OffsetOutOfRangeError):
         ReadProgress("orders", 0, 50, uid="u1").accept(frames.read_response_header(gone))
+
+
+def test_what_is_past_the_high_watermark_is_not_taken_backwards() -> None:
+    data = build_batch([b"v"] * 5, base_offset=40, leader_epoch=1)
+    said = client_pb2.ReadResponse(streamUid="u1", node="n1", highWatermark=43, nextOffset=40, selected=True, lookedEpoch=1)
+    for highest, refused in ((43, True), (44, False)):
+        said.highWatermark = highest
+        progress = BackwardProgress("orders", 0, 45, uid="u1")
+        if refused:
+            with pytest.raises(ProtocolError, match="past the HW 43"):
+                progress.accept(frames.read_response_header(said, [data]) + data)
+        else:
+            assert progress.accept(frames.read_response_header(said, [data]) + data)
 
 
 async def test_columns_of_slices(node: Node) -> None:

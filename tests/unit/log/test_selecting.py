@@ -167,3 +167,13 @@ def test_a_batch_whose_columns_are_none_is_given_whole() -> None:
     log.append(bytes(data))
     portion = read_selected(log, Filter(keys=(b"a",)), 1, 1 << 20, 1 << 20, end_offset=2)
     assert portion.chunks == (bytes(data),)
+
+
+def test_an_answer_of_several_batches_is_never_more_than_it_may_be() -> None:
+    log, _ = filled([([(b"a", 1)], "p", Codec.NONE)] * 30)
+    one = len(read_selected(log, Filter(), 0, 1, 1 << 20, end_offset=1).chunks[0])
+    for backwards, start in ((False, 0), (True, 30)):
+        for most in (one, 3 * one - 1, 3 * one, 3 * one + 1):
+            for max_bytes, room in ((most, 1 << 20), (1 << 20, most)):
+                portion = read_selected(log, Filter(), start, max_bytes, room, end_offset=30, backwards=backwards)
+                assert (len(portion.chunks), portion.size_bytes) == (most // one, most // one * one)

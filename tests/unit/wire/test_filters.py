@@ -104,6 +104,12 @@ def test_what_a_filter_keeps_is_what_a_look_at_each_record_keeps(
     assert list(parse_batch(kept(rest, np.ones(len(expected), dtype=np.bool_))).records()) == expected
 
 
+def test_a_producers_note_stays_with_what_is_kept() -> None:
+    batch = parse_batch(build_batch([b"a", b"b"], keys=[b"a", b"b"], note=b"who and where"))
+    rest = parse_batch(kept(batch, Filter(keys=(b"b",)).mask(batch)))
+    assert bytes(rest.columns.note or b"") == b"who and where"
+
+
 def test_what_has_no_subject_or_key_fits_none_and_a_filter_of_nothing_fits_all() -> None:
     bare = parse_batch(build_batch([b"v"] * 3))
     assert Filter(subjects=(">",)).mask(bare).tolist() == [False] * 3
