@@ -295,6 +295,8 @@ class SimIngest:
 class _Subscribed:
     """Of the data subject."""
 
+    is_denied = False
+
     def __init__(self, shell: SimIngest, subject: str) -> None:
         self._shell = shell
         self._subject = subject
