@@ -233,6 +233,7 @@ class Node:
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
+            went_past=self._went_past,
             folder=folder,
             deletions=Deletions(group, settings.node_id, decides=lambda: group.decides),
             identity=identity,
@@ -241,6 +242,7 @@ class Node:
         )
         self.partitions = Partitions(tools)
         links.watch(self.partitions.data_path_changed)
+        links.watch_publishes(self.partitions.publishes_lost)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
@@ -296,6 +298,10 @@ class Node:
     def _make_way(self, key: PartitionKey, leader_epoch: int, done: Callable[[], None]) -> None:
         if self.partitions is not None:
             self.partitions.step_aside(key.stream, key.partition, key.uid, leader_epoch, done)
+
+    def _went_past(self, key: PartitionKey) -> None:
+        if self.partitions is not None:
+            self.partitions.went_past(key)
 
     def _testify(self, question: replication_pb2.LeaderQuestion) -> bool:
         return self.partitions is not None and self.partitions.serves(question)

@@ -109,6 +109,13 @@ class Publishers:
         return own if self.replies[0] else AckPolicy.NONE
 
 
+def envelope_of(publishers: Publishers) -> Envelope:
+    """Of a batch's one publisher."""
+    envelope = publishers.envelopes and publishers.envelopes[0]
+    assert envelope
+    return envelope
+
+
 @dataclass(slots=True)
 class _Unanswered:
     base_offset: int

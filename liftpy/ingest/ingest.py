@@ -16,13 +16,13 @@ from dataclasses import replace
 from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
-from liftpy.ingest.acks import Envelope, PendingAcks, Publishers
+from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.in_hand import IngestCounters, InHand
-from liftpy.ingest.ingest_shell import IngestShell, May, Subscription
+from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
@@ -71,6 +71,7 @@ class Ingest:
         may_refuse_for_now: Callable[[], bool] | None = None,
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
+        may_leave: Callable[[], bool] = lambda: False,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -79,7 +80,7 @@ class Ingest:
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may = May(may_refuse, may_refuse_for_now or may_refuse)
+        self._may = May(may_refuse, may_refuse_for_now or may_refuse, may_leave)
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
@@ -149,11 +150,32 @@ class Ingest:
             for message in messages:
                 self._refuse(self.reader.read([message], self._wall_ns()).publishers, _UNDECIDED)
 
+    def link_lost(self) -> None:
+        """The connection of ``shell`` is lost; it renews the subscription."""
+        if self._hearing is None:
+            self._stops_taking()
+
+    @property
+    def _hearing(self) -> Hearing | None:
+        """By which it takes publishes; None: by its own subscription, or by none."""
+        return None if self._taken_over is None else self._taken_over.hearing
+
     def _hearing_lost(self) -> None:
-        """The connection by which this node has stood by is lost: listen on its own one, as every other leader."""
-        if self._listener is not None and not self._left:
-            self._listener.close()
-            self._listen()
+        """The connection by which this node has stood by is lost, or NATS does not let it have the subscription: listen on its own one,
+        as every other leader."""
+        hearing = self._hearing
+        if hearing is None or self._left or (not hearing.is_denied and self._stops_taking()):
+            return
+        hearing.close()
+        self._listen()
+
+    def _stops_taking(self) -> bool:
+        """Where others have heard what goes past: what comes later has to stand behind that. ``come_back`` follows, or another
+        leader."""
+        if self._listener is None or self._left or not self._may.leave():
+            return False
+        self.leave()
+        return True
 
     def _listen(self) -> None:
         if self._taken_over is not None:
@@ -231,8 +253,7 @@ class Ingest:
 
     def _drain_soon(self) -> None:
         self._drain_scheduled = True
-        hearing = None if self._taken_over is None else self._taken_over.hearing
-        (hearing or self._shell).behind_read(self._drain)
+        (self._hearing or self._shell).behind_read(self._drain)
 
     def _take(self, messages: list[RawMessage]) -> None:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
@@ -322,7 +343,7 @@ class Ingest:
         if isinstance(given, Finding):
             self._refuse(publishers, self._desk.why_not(given))
             return
-        _envelope_of(publishers).producer = given.told
+        envelope_of(publishers).producer = given.told
         self._answer_as_stored(Stored(-1, given.last_offset), publishers)
 
     def _judged(self, claim: Claim, columns: MessageColumns) -> Numbering | None:
@@ -330,7 +351,7 @@ class Ingest:
         published, publishers = columns.batch, columns.publishers
         assert published is not None
         ruling = self._desk.judge(claim, published.columns)
-        envelope = _envelope_of(publishers)
+        envelope = envelope_of(publishers)
         if ruling.finding is Finding.DUPLICATE:
             self.counters.duplicates += claim.record_count
             envelope.known_records = claim.record_count
@@ -569,13 +590,6 @@ class Ingest:
                 if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
                     del self._ids_in_hand[message_id]
         return in_hand
-
-
-def _envelope_of(publishers: Publishers) -> Envelope:
-    """Of a batch's one publisher."""
-    envelope = publishers.envelopes and publishers.envelopes[0]
-    assert envelope
-    return envelope
 
 
 def _size_bytes(message: RawMessage) -> int:

@@ -46,6 +46,9 @@ class IngestShell(AckShell, Protocol):
 class Hearing(Protocol):
     """A subscription to the data subject, on the connection that standbys have."""
 
+    is_denied: bool
+    """NATS does not let this node have it."""
+
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
         """From now on another sink gets the messages; ``lost`` is called when the connection is."""
 
@@ -73,8 +76,10 @@ class StandbyShell(Protocol):
 
 
 class May(NamedTuple):
-    """Whether a no may be said."""
+    """Whether a no may be said, and more."""
 
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]
     """Of what the next leader may store: nobody who stands by may have heard it."""
+    leave: Callable[[], bool]
+    """Publishes go past this node. Whether they may be left to those who hear them: then it hands over."""

@@ -92,6 +92,7 @@ class Standby:
         settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency
         if settings != self._settings:
             self._settings = settings
+            self._reading = []
             self.heard.clear()  # its leader may have refused any of it for what does not hold any more [A2]
         state = replica.state
         leader = state.leader, state.leader_epoch

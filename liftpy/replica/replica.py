@@ -43,6 +43,7 @@ from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 from liftpy.replica.snapshot import FollowerSnapshot, ReplicaSnapshot
 from liftpy.replica.succession import Succession
 from liftpy.replica.waiting import FailedRole, StoppedRole, WaitingRole
+from liftpy.replica.went_past import who_has_heard
 
 
 class Replica:
@@ -167,6 +168,15 @@ class Replica:
         """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else."""
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
         return could and self._shared.held.has_standby
+
+    def who_hears_for_it(self) -> str:
+        """Who of those that stand by is handed the leadership when publishes have gone past this leader; '': nobody, or it does not
+        lead."""
+        role, shared = self._role, self._shared
+        if not isinstance(role, LeaderRole) or not shared.held.has_standby:
+            return ""
+        asked_ns = {replica: progress.last_asked_ns for replica, progress in role.desk.followers.items()}
+        return who_has_heard(shared.node_id, shared.held.isr, shared.live, asked_ns)
 
     def judge_reader(self, last_offset: int, last_epoch: int, now_ns: int) -> Judgement:
         """Whether a reader's last record, (offset, LeaderEpoch), lies on this log [R6]."""

@@ -20,6 +20,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.ghost import PartitionGhost, Shadow
+from liftpy.testing.holding import others_hold_enough
 from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish, value_in
 from liftpy.testing.world import Copy, Life, World
 from liftpy.wire.batch import parse_header, split_batches
@@ -547,11 +548,10 @@ class Checkers:
     def _others_hold(self, key: PartitionKey, node_id: str) -> bool:
         truth, ghost = self._truth(key), self.ghost(key)
         left_out = {node_id, *truth.incomplete, *self.cluster.twin_ids}  # a twin may take its node's place at any time
-        return any(
-            not self.cluster.nodes[member].lost_data and member in ghost.shadows and self._holds_committed(ghost, member)
-            for member in truth.isr
-            if member not in left_out
-        )
+        nodes = self.cluster.nodes
+        whole = [member for member in ghost.shadows if member in nodes and not nodes[member].lost_data]
+        whole = [member for member in whole if self._holds_committed(ghost, member)]
+        return others_hold_enough(self.cluster.group.image.streams[key.stream], truth, left_out, whole)
 
     @staticmethod
     def _holds_committed(ghost: PartitionGhost, host: str) -> bool:

@@ -427,6 +427,8 @@ class Process:
             if is_up is not self._links_up[link]:
                 self._links_up[link] = is_up
                 self._data_path_changed(self._data_path.link_changed(link, is_up, now_ns))
+                for replica in self.replicas.values() if link == INGEST else ():
+                    replica.publishers.link_changed(is_up)
         self._data_path_changed(self._data_path.due(now_ns))
 
     def _data_path_changed(self, is_up: bool | None) -> None:

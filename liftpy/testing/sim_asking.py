@@ -57,7 +57,10 @@ class Asking:
         self._ask_for_another_leader(effect.leader_epoch, effect.reason)
 
     def step_aside(self, effect: do.StepAside) -> None:
-        self.cluster.counters["steps aside: " + ("it moves away" if "moves away" in effect.reason else "slow flushes")] += 1
+        why = [short for short in ("moves away", "gone past it") if short in effect.reason]
+        self.cluster.counters[
+            "steps aside: " + (f"it {why[0]}" if why == ["moves away"] else (why or ["slow flushes"])[0])
+        ] += 1
         self._ask_for_another_leader(effect.leader_epoch, effect.reason, effect.toward)
 
     def _ask_for_another_leader(self, leader_epoch: int, reason: str, toward: str = "") -> None:

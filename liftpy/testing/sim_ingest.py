@@ -47,6 +47,7 @@ STATE_PACE = Pace(1_000_000_000, 2048, 256, 0)
 _LOOK_BACK_NS, _LOOK_BACK_BYTES = 3_000_000, 2048
 
 
+_BACK_AFTER_NS = 2 * NS_PER_S
 _STEP_MESSAGES = 3
 """Of what a standby has heard, in one slice of sorting it: so that there are several, and something comes between them."""
 _SLICE_NS = 2_000_000
@@ -81,6 +82,9 @@ class SimIngest:
         self.derived = derived_state(
             replica.log, below, replica.log.config, self._cluster.config, replica.now_ns, replica.process.derived
         )
+        self._hearing_lost: Callable[[], None] = lambda: None
+        self._left = False
+        """Publishes go past it: it hands over when its connection is back."""
         self._reading = False
         self.derived.on_lacking = self._read_soon
         owner = state_owner(replica.key)
@@ -107,6 +111,7 @@ class SimIngest:
             derived=self.derived,
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
+            may_leave=self._may_leave,
         )
         config = self._cluster.config
         self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
@@ -170,8 +175,27 @@ class SimIngest:
 
     def stop(self) -> None:
         """It leads no more."""
+        self._left, self._hearing_lost = False, lambda: None
         self.standby.cancel()
         self.ingest.stop()
+
+    def link_changed(self, is_up: bool) -> None:
+        """The connection that publishes come by is lost, or is back."""
+        if not is_up:
+            self._hearing_lost()
+            self.ingest.link_lost()
+        elif self._left:
+            self._left, heir = False, self._replica.replica.who_hears_for_it()
+            if heir:
+                epoch = self._replica.replica.leader_epoch
+                self._replica.step_aside(
+                    do.StepAside(leader_epoch=epoch, toward=heir, reason="publishes may have gone past it")
+                )
+            self._replica.later(_BACK_AFTER_NS if heir else 0, self.ingest.come_back)
+
+    def _may_leave(self) -> bool:
+        self._left = bool(self._replica.replica.who_hears_for_it())
+        return self._left
 
     def _read_soon(self) -> None:
         if not self._reading:
@@ -295,6 +319,8 @@ class SimIngest:
 class _Subscribed:
     """Of the data subject."""
 
+    is_denied = False
+
     def __init__(self, shell: SimIngest, subject: str) -> None:
         self._shell = shell
         self._subject = subject
@@ -310,7 +336,7 @@ class _Subscribed:
 
     def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
         """Another one takes what comes."""
-        self._shell._sink = sink
+        self._shell._sink, self._shell._hearing_lost = sink, lost
 
     def close(self) -> None:
         """Nothing comes any more."""

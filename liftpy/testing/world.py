@@ -64,6 +64,9 @@ class Copy(Protocol):
     def later(self, delay_ns: int, callback: Callable[[], None]) -> SimTimer:
         """In its process, when that runs."""
 
+    def step_aside(self, effect: do.StepAside) -> None:
+        """Ask for another leader."""
+
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 

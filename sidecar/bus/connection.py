@@ -25,7 +25,10 @@ from nats.aio.subscription import Subscription
 from liftpy.client.parser import Denied, StrictConnection
 from liftpy.client.urls import shown, shown_address
 from liftpy.errors import ConfigError
+from liftpy.ingest.unsure import Unsure
+from liftpy.replica.went_past import all_have_lost_it
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.outlet import Buffer, Outlet
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.bus.receiving import Receiver, receive
@@ -110,6 +113,13 @@ class BusConnection(StrictConnection):
         self._failing = False
         """A message could not be taken, and it was logged within the last second."""
         self.last_problem = ""
+        self._unsure = Unsure()
+        """Answers to publishers."""
+        self._lost_ns = 0
+        self._left_server = ""
+        """The id of the server that was lost last."""
+        self.all_have_lost_it = False
+        """As of the last reconnect: what was published before it went past everybody."""
         self.inbox = ""
         """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
 
@@ -134,12 +144,15 @@ class BusConnection(StrictConnection):
         return True
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
-        """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected."""
+        """Write complete protocol lines (PUB with payload) that ``acks`` has built in bulk; kept while disconnected, and what was
+        written shortly before is written again then (``liftpy/ingest/unsure.py``)."""
         joined = b"".join(lines)
         size_bytes = len(joined)
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if self._is_up else _KEPT_BYTES):
             self.errors["acks dropped"] += len(lines)
             return
+        if self._is_up:
+            self._unsure.note(joined, clock.now_ns())  # what is kept while disconnected is sent by the next connection
         self._write((joined,), size_bytes)
         self.stats["out_msgs"] += len(lines)
         self.stats["out_bytes"] += size_bytes
@@ -337,6 +350,7 @@ class BusConnection(StrictConnection):
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
+        self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
             for callback in self._on_change:
@@ -345,6 +359,10 @@ class BusConnection(StrictConnection):
     async def _reconnected(self) -> None:
         where = shown_address(self.connected_url) or "?"
         logger.info("NATS connection for %s is back, at %s", self.name, where)
+        server = str(self._server_info.get("server_id", ""))
+        if again := self._unsure.again(self._lost_ns):
+            self._write((again,), len(again))
+        self.all_have_lost_it = all_have_lost_it(len(self.servers), self._left_server, server)
         for callback in self._on_reconnect:
             callback()
         for changed in self._on_change:

@@ -53,6 +53,15 @@ class Links:
         """Call ``changed`` with whether the data path is up, each time when it is lost and when it is back."""
         _DataPath(self, changed)
 
+    def watch_publishes(self, lost: Callable[[], None]) -> None:
+        """Call ``lost`` each time when the connection that publishes come by is."""
+        self.ingest.on_change(lambda is_up: None if is_up else lost())
+
+    @property
+    def are_up(self) -> bool:
+        """Whether a leader can be reached, by publishers too."""
+        return self.replication.is_connected and self.ingest.is_connected
+
     async def close(self) -> None:
         """Close them all."""
         await self.standby.stop()

@@ -340,6 +340,29 @@ class Partitions:
         if not self._closing:
             worker.ingest.come_back()
 
+    def went_past(self, key: PartitionKey) -> None:
+        """A leader here has lost the connection that publishes come by, and takes none: hand over when it is back."""
+        worker = self._workers.get(key)
+        if worker is not None and not self._closing:
+            earlier = self._aside.get(key)
+            if earlier is not None:
+                earlier.cancel()
+            self._aside[key] = spawn(self._went_past(worker), f"what went past {key}")
+
+    async def _went_past(self, worker: PartitionWorker) -> None:
+        while not self._node.links.are_up:
+            await asyncio.sleep(_POLL_S)
+        del self._aside[worker.key]
+        if self._closing:
+            return
+        if self._node.links.ingest.all_have_lost_it or not worker.hand_over_what_went_past():
+            worker.ingest.come_back()
+
+    def publishes_lost(self) -> None:
+        """The connection that publishes come by is lost."""
+        for worker in list(self._leading.values()):
+            worker.ingest.link_lost()
+
     async def _quiet(self, leading: list[PartitionWorker], timeout_s: float) -> None:
         for worker in leading:
             worker.ingest.leave()

@@ -103,6 +103,8 @@ class NodeTools:
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     """Take no more publishes for a partition led in a LeaderEpoch, answer those that have come, then call back."""
+    went_past: Callable[[PartitionKey], None]
+    """Publishes go past the leader of a partition here, which takes none until this has handed it over, or has it come back."""
     folder: DataFolder
     deletions: Deletions
     identity: NodeFile
@@ -125,8 +127,7 @@ class PartitionWorker:
         set_aside: tuple[str, ...] = (),
         derived: DerivedState | None = None,
     ) -> None:
-        self.key = key
-        self.config, self.log = config, log
+        self.key, self.config, self.log = key, config, log
         self.compacted = config.compaction
         self.set_aside = set_aside
         """Files that recovery set aside, which are still there."""
@@ -159,6 +160,7 @@ class PartitionWorker:
             derived=self.derived,
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
+            may_leave=self._may_leave,
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationDesk(
@@ -340,6 +342,21 @@ class PartitionWorker:
         """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
+
+    def _may_leave(self) -> bool:
+        """Its connection is lost: whether others hear what is published, so that it hands over when it can."""
+        heir = self.replica.who_hears_for_it()
+        if heir:
+            self._node.went_past(self.key)
+        return bool(heir)
+
+    def hand_over_what_went_past(self) -> bool:
+        """Publishes have gone past it, and it is connected again; False: nobody has heard them either."""
+        heir = self.replica.who_hears_for_it()
+        if heir:
+            aside = do.StepAside(leader_epoch=self.leader_epoch, toward=heir, reason="publishes may have gone past it")
+            self.executor.hand_over(aside, "for publishes that went past")
+        return bool(heir)
 
     def _hand_over(self, toward: str, reason: str) -> None:
         self.executor.hand_over(do.StepAside(leader_epoch=self.leader_epoch, toward=toward, reason=reason), "for services")

@@ -35,6 +35,8 @@ class Tap:
         self._asked: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
         self._since: dict[str, float] = {}
+        self.lines = 0
+        """Answers, as messages."""
         self.longest_s = 0.0
         """That a request waited for its first answer."""
 
@@ -50,7 +52,13 @@ class Tap:
             self._asked[message.reply] += 1
             self._since.setdefault(message.reply, time.monotonic())
 
+    @property
+    def requests(self) -> int:
+        """That were heard."""
+        return sum(self._asked.values())
+
     async def _answer(self, message: Any) -> None:
+        self.lines += message.subject in self._asked
         for reply in answered_by(message.subject.encode(), _record_count(message.data)):
             self._answers[reply.decode()] += 1
             asked = self._since.pop(reply.decode(), None)

@@ -218,7 +218,7 @@ async def _one(program: Program, command: list[str], folder: Path, cluster: Clus
         found["answered twice"] = tap.twice()
     twice = found["stored twice"] if blows.standby or blows.msg_ids else 0
     told = found["failed"] if blows.standby or program.only_kills else 0
-    again = found["answered twice"] if not blows.kills else 0
+    again = 0 if blows.kills or blows.server_deaths else found["answered twice"]
     right = not any((found["acked and lost"], found["acked elsewhere"], twice, told, again))
     numbers = ", ".join(f"{value} {what}" for what, value in found.items() if what != "why")
     print(f"{program.name}, {how}: {numbers}", flush=True)

@@ -357,7 +357,43 @@ MUTANTS: list[Mutant] = [
         ),
     ),
     *rows(
+        "liftpy/ingest/unsure.py",
+        (
+            "what was answered is sent again at each loss",
+            "        self._written.clear()\n",
+            "",
+            "publishers are answered again and again",
+        ),
+        (
+            "what was answered long ago is sent again",
+            " or written[0][0] < now_ns - self._age_ns",
+            "",
+            "after a quiet night all that was answered last is answered twice",
+        ),
+    ),
+    *rows(
+        "liftpy/ingest/ingest.py",
+        (
+            "a leader takes on behind what went past it",
+            "        self.leave()\n        return True",
+            "        return True",
+            "what its followers heard while its NATS server was gone is passed over",
+        ),
+        (
+            "who may not listen by it hands over",
+            "not hearing.is_denied and ",
+            "",
+            "a leadership goes round and round where a subscription is denied",
+        ),
+    ),
+    *rows(
         "liftpy/ingest/standby.py",
+        (
+            "what is being read under other settings is kept",
+            "            self._reading = []\n            self.heard.clear()",
+            "            self.heard.clear()",
+            "a publish that was refused is stored by the next leader",
+        ),
         (
             "what was heard under other settings is kept",
             "            self.heard.clear()  # its leader may have refused",

@@ -30,6 +30,11 @@ MUTANTS = [
         ("one set is counted", "        yield from self.sets\n", "", "two of four commit, and the other two elect a leader"),
     ),
     *rows(
+        "liftpy/replica/went_past.py",
+        ("who has left the ISR is handed the leadership", "replica in isr and ", "", "the group refuses, and what went past the leader is lost"),
+        ("a server that starts anew moves every leader", "known_servers == 1 and before != after", "False", "all leaderships of streams with a standby move at each restart of NATS"),
+    ),
+    *rows(
         "liftpy/replica/data_path.py",
         ("ingest has no grace", "INGEST_GRACE_NS = 10 * NS_PER_S", "INGEST_GRACE_NS = 0", "a slow consumer costs a leader its leaderships"),
         ("one that is back counts as both", "            self._down_ns.pop(link, None)\n", "            self._down_ns.clear()\n", "a leader thinks that its data path is up while replication is down"),

@@ -371,6 +371,37 @@ async def test_callbacks_are_called_for_what_they_are_for(bus: Any) -> None:
     assert told[3:] == [(True, "s")]
 
 
+async def test_what_was_answered_shortly_before_a_server_died_is_sent_again(bus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [0]
+    monkeypatch.setattr(module.clock, "now_ns", lambda: now_ns[0])
+    written: list[bytes] = []
+    monkeypatch.setattr(bus, "_write", lambda pieces, size_bytes: written.append(b"".join(pieces)))
+    bus.send_lines([b"long ago"])
+    now_ns[0] = 2_000_000_000
+    bus.send_lines([b"a", b"b"])
+    await bus._disconnected()
+    bus._status = BusConnection.RECONNECTING
+    bus.send_lines([b"is kept, and sent anyway"])
+    now_ns[0] = 9_000_000_000
+    bus._status = BusConnection.CONNECTED
+    del written[:]
+    await bus._reconnected()
+    assert written == [b"ab"]
+    await bus._reconnected()
+    assert written == [b"ab"]
+
+
+@pytest.mark.parametrize(("after", "known", "all_have"), [("x", 1, False), ("y", 1, True), ("y", 2, False)])
+async def test_it_says_whether_all_have_lost_what_was_published(after: str, known: int, all_have: bool, bus: Any) -> None:
+    assert bus.all_have_lost_it is False
+    bus._server_info = {"server_id": "x"}
+    await bus._disconnected()
+    bus._server_info, bus._server_pool = {"server_id": after}, [SimpleNamespace(uri=None)] * known
+    bus._current_server = None
+    await bus._reconnected()
+    assert bus.all_have_lost_it is all_have
+
+
 async def test_the_end_of_a_closed_connection_is_no_loss(
     bus: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

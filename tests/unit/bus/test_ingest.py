@@ -65,6 +65,8 @@ class FakeBus:
 class Bench:
     """An Ingest whose replica appends everything at once."""
 
+    may_leave = False
+
     def __init__(self, may_refuse: bool = True, append: bool = True, **config: Any) -> None:
         self.bus: Any = FakeBus()
         self.acks = PendingAcks(self.bus, PartitionKey("s", "u1", 0), "ev")
@@ -76,7 +78,7 @@ class Bench:
         self.ingest = Ingest(
             shell=self.bus, subject="ev", config=ReplicationConfig(**config), policy=AckPolicy.ALL, codec=Codec.NONE, inboxes=INBOXES,
             acks=self.acks, feed=self.feed, wall_ns=time.time_ns, log_end_offset=lambda: self.end, may_refuse=lambda: may_refuse,
-            derived=self.derived,
+            derived=self.derived, may_leave=lambda: self.may_leave,
         )  # fmt: skip
         self.ingest.start()
 

@@ -216,12 +216,15 @@ async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path
     links = Links(*buses, StandbyLink(_nobody))  # type: ignore[arg-type]
     seen: list[bool] = []
     links.watch(seen.append)
+    lost: list[str] = []
+    links.watch_publishes(lambda: lost.append("publishes"))
     for link in links.all():
         assert link.is_connected
+    assert links.are_up
     tell(links.ingest, False)
     tell(links.ingest, True)
     tell(links.reads, False)
-    assert seen == []
+    assert (seen, lost) == ([], ["publishes"])
     tell(links.replication, False)
     assert seen == [False]
     tell(links.ingest, False)
@@ -230,6 +233,8 @@ async def test_an_ingest_connection_that_is_soon_back_does_not_cut_the_data_path
     await until(lambda: seen == [False, True, False], "the ingest connection stays away")
     tell(links.ingest, True)
     assert seen == [False, True, False, True]
+    await links.ingest.stop()
+    assert not links.are_up
     await links.close()
 
 

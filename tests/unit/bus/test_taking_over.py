@@ -19,6 +19,7 @@ class Hearing(FakeBus):
     """The subscription by which the node has stood by."""
 
     lost: Any = None
+    is_denied = False
 
     def feed_to(self, sink: Any, given_up: Any, lost: Any) -> None:
         self.sink, self.lost = sink, lost
@@ -101,6 +102,43 @@ async def test_who_steps_aside_and_comes_back_listens_on_its_own_connection() ->
     assert (hearing.sink, leader.bus.listened) == (None, 1)
     leader.ingest.stop()
     assert leader.bus.sink is None
+
+
+async def test_where_others_hear_what_goes_past_nothing_is_taken_until_it_comes_back() -> None:
+    for by_standby in (True, False):
+        hearing = Hearing()
+        leader = Leader(TakenOver(hearing))
+        if not by_standby:
+            leader.ingest.stop()
+            leader.ingest.start()
+        link, listened = (hearing, 0) if by_standby else (leader.bus, 1)
+        lost = hearing.lost if by_standby else leader.ingest.link_lost
+        if by_standby:
+            leader.ingest.link_lost()
+            assert (hearing.left, leader.bus.left) == (0, 0), "it hears by the other one"
+        leader.may_leave = True
+        lost()
+        lost()
+        assert (link.left, leader.bus.listened) == (1, listened)
+        link.sink(b"ev", b"", b"on its way", b"")
+        await turn()
+        assert leader.counts() == [1]
+        leader.ingest.come_back()
+        assert leader.bus.listened == listened + 1
+        leader.publish(b"later")
+        await turn()
+        assert leader.counts() == [1, 1]
+        leader.ingest.stop()
+        leader.ingest.link_lost()
+        assert leader.bus.left == (0 if by_standby else 1), "it listens to nothing"
+
+
+async def test_a_subscription_that_is_denied_is_no_reason_to_hand_over() -> None:
+    hearing = Hearing()
+    leader = Leader(TakenOver(hearing))
+    leader.may_leave = hearing.is_denied = True
+    hearing.lost()
+    assert (hearing.left, leader.bus.listened) == (0, 1)
 
 
 async def test_of_many_that_were_heard_one_batch_is_taken_in_a_turn_and_what_comes_meanwhile_stands_behind() -> None:

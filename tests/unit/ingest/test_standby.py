@@ -469,6 +469,7 @@ def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgot
     bench.heard(b"2")
     assert len(bench.standby.heard.blocks) == 2, "retention refuses nobody"
     bench.log.config = replace(bench.log.config, **changed)
+    bench.hearings[-1].sink(b"ev", b"", b"of a read that is not over", b"")
     bench.standby.review()
     assert not bench.standby.heard.blocks
     bench.heard(b"3")

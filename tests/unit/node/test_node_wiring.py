@@ -131,6 +131,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
         "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
         "flush_place": node._flush_place, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
+        "went_past": node._went_past,
         "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
         "promises": built.promises,
     }  # fmt: skip
@@ -143,6 +144,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
     assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
     assert built.told == [
         ("links.watch", made["Partitions"].data_path_changed),
+        ("links.watch_publishes", made["Partitions"].publishes_lost),
         ("status.listen", built.bus, node.subjects, (node._inboxes, node._node_inboxes)),
         ("Housekeeping.start",),
         ("Scrub.start",),
@@ -159,6 +161,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
     node._deliver("s", 3, "U1", event)
     node._step_aside(replication_pb2.StepAside(stream="s", partition=3, streamUid="U1", leaderEpoch=9), done)
     node._make_way(PartitionKey("s", "U1", 3), 9, done)
+    node._went_past(PartitionKey("s", "U1", 3))
     assert node._testify(question)
     node._service_reported(report)
     node._heard(55)
@@ -166,6 +169,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
         ("Partitions.deliver", "s", 3, "U1", event),
         ("Partitions.step_aside", "s", 3, "U1", 9, done),
         ("Partitions.step_aside", "s", 3, "U1", 9, done),
+        ("Partitions.went_past", PartitionKey("s", "U1", 3)),
         ("Partitions.serves", question),
         ("Partitions.services_of", "s", 3),
         ("services.reported", report),
@@ -181,6 +185,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
     node._deliver("s", 3, "U1", event)
     node._step_aside(replication_pb2.StepAside(stream="s"), done)
     node._make_way(PartitionKey("s", "U1", 3), 9, done)
+    node._went_past(PartitionKey("s", "U1", 3))
     node._service_reported(report)
     node._heard(55)
     assert (node._testify(question), told) == (False, []), "before it has any"

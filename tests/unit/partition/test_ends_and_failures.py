@@ -378,6 +378,29 @@ async def test_publishes_are_taken_again_after_a_while_and_not_in_a_stop(monkeyp
             await node.stop()
 
 
+async def test_a_leader_that_publishes_went_past_waits_for_its_connection_and_hands_over() -> None:
+    for all_lost, heir, asked in (
+        (False, True, ["hands over"]),
+        (False, False, ["hands over", "back"]),
+        (True, True, ["back"]),
+    ):
+        one = Fed(KEY, leads=True)
+        node = partitions(one)
+        one.hand_over_what_went_past = lambda one=one, heir=heir: (one.asked.append("hands over"), heir)[1]  # type: ignore[attr-defined]
+        links = node._node.links = SimpleNamespace(are_up=False, ingest=SimpleNamespace(all_have_lost_it=all_lost))  # type: ignore[misc]
+        node.went_past(KEY)
+        first = node._aside[KEY]
+        node.went_past(KEY)
+        await asyncio.sleep(0)
+        assert (one.asked, first.cancelling()) == ([], 1)
+        links.are_up = True
+        await until(lambda one=one, asked=asked: one.asked == asked)
+        assert node._aside == {}
+        await node.stop()
+        node.went_past(KEY)
+        assert node._aside == {}
+
+
 # ---- the worker ----------------------------------------------------------------------------------------------------------------
 def test_services_hand_over_to_who_they_name_and_for_their_reason() -> None:
     asked: list[Any] = []

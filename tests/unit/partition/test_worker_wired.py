@@ -62,6 +62,8 @@ class Wired:
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []
+        self.went_past: list[PartitionKey] = []
+        self.node.went_past = self.went_past.append
         self.worker = PartitionWorker(self.node, KEY, SUBJECT, config, self.log, ("set aside",))
 
     def _stand_in(self, name: str, real: Any) -> Any:
@@ -131,16 +133,22 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = (
         wired.worker,
-        wired.taken("Ingest", "log_end_offset", "may_refuse", "may_refuse_for_now", "on_drop", "feed"),
+        wired.taken("Ingest", "log_end_offset", "may_refuse", "may_refuse_for_now", "on_drop", "may_leave", "feed"),
     )
     assert given == {
         "shell": "the link of publishes", "subject": OWN_SUBJECT, "config": REPLICATION, "policy": AckPolicy.LEADER, "codec": Codec.LZ4,
         "inboxes": "the inboxes of applications", "acks": wired.parts["PendingAcks"], "wall_ns": time.time_ns,
         "derived": wired.parts["derived_state"], "takes": "takes",
     }  # fmt: skip
-    log_end_offset, may_refuse, may_refuse_for_now, on_drop, feed = functions
+    log_end_offset, may_refuse, may_refuse_for_now, on_drop, may_leave, feed = functions
     assert (log_end_offset(), may_refuse(), feed) == (41, ("may refuse", 77), worker.feed)
     assert may_refuse_for_now() == ("for now", 77)
+    for heir in ("", "n8"):
+        wired.parts["Replica"].who_hears_for_it = lambda heir=heir: heir
+        assert (may_leave(), wired.went_past) == (bool(heir), [KEY] if heir else [])
+        assert worker.hand_over_what_went_past() is bool(heir)
+    aside = do.StepAside(leader_epoch=0, toward="n8", reason="publishes may have gone past it")
+    assert wired.fed == [(aside, "for publishes that went past")]
     on_drop("no room", 3)
     assert wired.dropped == [("orders/3", "no room", 3)]
     assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT]

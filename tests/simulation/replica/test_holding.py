@@ -1,0 +1,35 @@
+"""What a fault may take away: by ISR all but one that holds everything, by quorum all but as many as an election needs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import CommitPolicy, StreamConfig
+from liftpy.testing.holding import others_hold_enough
+
+
+@pytest.mark.parametrize(
+    ("policy", "replicas", "isr", "left_out", "whole", "enough"),
+    [
+        (CommitPolicy.ISR, "abc", "abc", "a", "b", True),
+        (CommitPolicy.ISR, "abc", "abc", "a", "a", False),
+        (CommitPolicy.ISR, "abc", "ab", "a", "abc", True),
+        (CommitPolicy.ISR, "abc", "a", "a", "abc", False),
+        (CommitPolicy.QUORUM, "abc", "abc", "a", "b", False),
+        (CommitPolicy.QUORUM, "abc", "ab", "a", "bc", True),
+        (CommitPolicy.QUORUM, "abc", "abc", "ac", "bc", False),
+        (CommitPolicy.QUORUM, "ab", "ab", "a", "b", True),
+        (CommitPolicy.QUORUM, "abcd", "abcd", "a", "bc", True),
+        (CommitPolicy.QUORUM, "abcde", "abcde", "a", "bc", False),
+    ],
+)
+def test_how_many_have_to_be_left(
+    policy: CommitPolicy, replicas: str, isr: str, left_out: str, whole: str, enough: bool
+) -> None:
+    by_quorum = policy is CommitPolicy.QUORUM
+    stream: Any = SimpleNamespace(config=StreamConfig(commit_policy=policy), may_lead=lambda _: replicas if by_quorum else isr)
+    partition: Any = SimpleNamespace(replicas=replicas, isr=isr)
+    assert others_hold_enough(stream, partition, left_out, whole) is enough

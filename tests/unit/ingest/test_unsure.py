@@ -1,0 +1,27 @@
+"""What may have been lost with a connection: the newest, within a bound of bytes and of age, once."""
+
+from __future__ import annotations
+
+from liftpy.ingest.unsure import UNSURE_BYTES, UNSURE_NS, Unsure
+
+
+def test_what_was_written_shortly_before_is_sent_again_once() -> None:
+    unsure = Unsure(age_ns=100)
+    for at_ns, lines in ((0, b"a"), (50, b"bb"), (100, b"c"), (150, b"d")):
+        unsure.note(lines, at_ns)
+    assert unsure.size_bytes == 4, "what was written 100 before is kept still"
+    assert unsure.again(160) == b"cd"
+    assert (unsure.again(160), unsure.size_bytes) == (b"", 0)
+
+
+def test_the_oldest_make_room() -> None:
+    unsure = Unsure(bound_bytes=5)
+    for lines in (b"aa", b"bbb", b"c"):
+        unsure.note(lines, 0)
+    assert (unsure.size_bytes, unsure.again(0)) == (4, b"bbbc")
+    unsure.note(b"too large", 0)
+    assert (unsure.size_bytes, unsure.again(0)) == (0, b"")
+
+
+def test_its_bounds() -> None:
+    assert (UNSURE_BYTES, UNSURE_NS) == (2 * 1024 * 1024, 1_500_000_000)

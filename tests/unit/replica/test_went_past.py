@@ -1,0 +1,52 @@
+"""Who is handed the leadership when publishes have gone past a leader, and when nobody is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from liftpy.config import StreamConfig
+from liftpy.replica.went_past import all_have_lost_it, who_has_heard
+from tests.unit.replica.stepping import S, Stepped, state
+
+LIVE = {"a": 1, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("isr", "live", "asked", "heir"),
+    [
+        ("abc", "abc", {"b": 5, "c": 7}, "c"),
+        ("abc", "abc", {"b": 7, "c": 5}, "b"),
+        ("abc", "abc", {"b": 7, "c": 7}, "b"),
+        ("ab", "abc", {"b": 5, "c": 7}, "b"),
+        ("abc", "ab", {"b": 5, "c": 7}, "b"),
+        ("abc", "abc", {"a": 9, "b": 5}, "b"),
+        ("a", "abc", {"b": 5, "c": 7}, ""),
+        ("abc", "a", {"b": 5, "c": 7}, ""),
+    ],
+)
+def test_it_is_the_live_member_that_has_asked_last(isr: str, live: str, asked: dict[str, int], heir: str) -> None:
+    assert who_has_heard("a", frozenset(isr), dict.fromkeys(live, 1), asked) == heir
+
+
+@pytest.mark.parametrize(
+    ("known", "before", "after", "all_have"), [(1, "x", "y", True), (1, "x", "x", False), (2, "x", "y", False)]
+)
+def test_all_have_lost_it_where_one_server_alone_has_started_anew(known: int, before: str, after: str, all_have: bool) -> None:
+    assert all_have_lost_it(known, before, after) is all_have
+
+
+def test_only_a_leader_of_a_stream_with_a_standby_hands_over() -> None:
+    standby = StreamConfig(failover_standby=True)
+    stepped = Stepped("a").leads(replace(state(leader_epoch=2), config=standby))
+    for follower in "cb":
+        stepped.now_ns += S
+        stepped.fetch(follower, -1)
+    assert stepped.replica.who_hears_for_it() == "b"
+    stepped.now_ns += S
+    stepped.fetch("c", -1)
+    assert stepped.replica.who_hears_for_it() == "c"
+    stepped.told(replace(state(epoch=3, leader_epoch=2), config=StreamConfig()))
+    assert stepped.replica.who_hears_for_it() == "", "nobody stands by"
+    assert Stepped("b").opened().replica.who_hears_for_it() == ""
