@@ -13,8 +13,8 @@ from liftpy.ingest.derived import _told
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producer_desk import Given, ProducerDesk, Question
 from liftpy.ingest.producers import STATE_BYTES, Claim, Finding, Producers, Ruling
-from liftpy.log.compaction import _filtered
 from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.wire.kept import kept as kept_of
 from liftpy.wire.producer_note import ProducerNote, SourcePosition
 
 P = 7
@@ -159,7 +159,7 @@ def test_names_and_positions_outlive_checkpoints_cuts_and_compaction() -> None:
     assert bench.state == ("me", at(9, 1 << 40, "\u00fc" * 30, 99))
     bench.producers.cut(1)
     assert bench.state == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))
-    kept = parse_batch(_filtered(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
+    kept = parse_batch(kept_of(batch := a_batch(3, name="me", position=at(4)), batch.offsets() == 1))
     assert kept.record_count == 1
     told = _told(kept).numbering
     assert told is not None
