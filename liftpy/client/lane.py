@@ -40,8 +40,8 @@ class Parcel:
     sequence: int
     record_count: int
     batch: bytes
-    digest: RollingDigest
-    """Of all the producer's records before it."""
+    digest: RollingDigest | None
+    """Of all the producer's records before it; None: not known."""
     ticket: Any
     size_bytes: int
     """That its records take in the buffer."""
@@ -122,7 +122,7 @@ class Lane:
         self.epoch = 0
         self.next_sequence = 0
         """That the next batch which is closed begins with."""
-        self._digest = RollingDigest()
+        self._digest: RollingDigest | None = RollingDigest()
         self.position = -1
         """Offset of the last source record that the log had something of when the lane began, inclusive: what was made from it, or from
         what lies before it, is there."""
@@ -146,8 +146,11 @@ class Lane:
         """Whether it is to be given an epoch, by ``begin``."""
         return self._asks
 
-    def begin(self, epoch: int, next_sequence: int, digest: RollingDigest, *, reset: bool = False, position: int = -1) -> None:
-        """As the log has it; before anything is added."""
+    def begin(
+        self, epoch: int, next_sequence: int, digest: RollingDigest | None, *, reset: bool = False, position: int = -1
+    ) -> None:
+        """As the log has it; before anything is added. ``digest`` None: the leader does not know it, and nothing is said of it: another
+        one that does would take half of it for other records."""
         self.position, self._names = position, True
         self.epoch, self.next_sequence, self._digest, self._asks = epoch, next_sequence, digest, False
         self._reset = reset
@@ -165,8 +168,8 @@ class Lane:
         self._names = not self._parcels
 
     @property
-    def unanswered(self) -> tuple[int, RollingDigest]:
-        """Sequence of the first record that is not answered, and the digest of those before it."""
+    def unanswered(self) -> tuple[int, RollingDigest | None]:
+        """Sequence of the first record that is not answered, and the digest of those before it, None: not known."""
         first = self.first_unanswered
         return (self.next_sequence, self._digest) if first is None else (first.sequence, first.digest)
 
@@ -287,7 +290,8 @@ class Lane:
         self._names = False
         self._reset = False
         self._parcels.append(parcel)
-        self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
+        if self._digest is not None:
+            self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
         self.next_sequence = after(self.next_sequence, count)
 
     # ---- what goes out -----------------------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ class Course:
     async def begin(self) -> None:
         """Ask how to go on, and begin there."""
         state, how = await self._ask(), self._options.begin
-        digest = RollingDigest.decode(state.digest) if state.digest else RollingDigest()
+        digest = RollingDigest.decode(state.digest) if state.digest else None
         if how == "resume":
             position = state.position.offset if state.HasField("position") else -1
             self.lane.begin(state.epoch, state.nextSequence, digest, position=position)
@@ -253,7 +253,7 @@ class Course:
         """The leader that gave the epoch is gone, and nothing of it is in the log."""
         state = await self._ask()
         sequence, digest = self.lane.unanswered
-        same = state.nextSequence == sequence and state.digest in (b"", digest.encode())
+        same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
         if state.known and self._options.begin == "resume" and not same:
             text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
             raise PublishRejectedError(text, "PRODUCER_FENCED")
@@ -338,7 +338,7 @@ class Course:
 
     async def _put_on_the_wire(self, parcel: Parcel) -> None:
         head = self._head()
-        head.producerReset, head.producerDigest = parcel.reset, parcel.digest.encode()
+        head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self._errand.name
         self._say_position(head, parcel.position)

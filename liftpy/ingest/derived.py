@@ -273,9 +273,8 @@ def _told(batch: RecordBatch) -> NewBatch:
         said = (header.producer_id, header.producer_epoch, header.base_sequence)
         numbering = Numbering(*said, columns, name=note.name, position=note.position)
     ids, asks = headers_of(batch)
-    return NewBatch(
-        header.base_offset, header.last_offset, header.timestamp_ns, header.record_count, ids, numbering, batch, asks
-    )
+    record_count = 0 if header.is_remains else header.record_count
+    return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, asks)
 
 
 def headers_of(batch: RecordBatch) -> tuple[Mapping[int, bytes], bool]:
@@ -313,10 +312,10 @@ def derived_state(
     now_ns: Callable[[], int],
     held: NodeDerived | None = None,
 ) -> DerivedState:
-    """As the settings say. ``subject``: that the partition listens on. ``now_ns``: the node's monotonic clock. ``held``: what the node
-    holds; None: it joins later."""
+    """As the settings say, which ``log`` is told too, for its compaction. ``subject``: that the partition listens on. ``now_ns``: the
+    node's monotonic clock. ``held``: what the node holds; None: it joins later."""
     window_ns = round(stream.dedup_window_s * NS_PER_S)
-    expiry_ns = round(node.producer_expiry_s * NS_PER_S)
+    log.producer_expiry_ns = expiry_ns = round(node.producer_expiry_s * NS_PER_S)  # compaction keeps what is to be known here
     producers = Producers(expiry_ns, count_for(node.producer_bytes), expiry_ns, held)
     return DerivedState(
         log, window_ns, node.dedup_bytes, now_ns, producers, subject=subject, subjects_bytes=node.subjects_bytes, node=held

@@ -3,11 +3,14 @@
 Goal: a log of keyed records whose size follows the number of keys. Constraints: only sealed, flushed segments wholly at or
 below HW; offsets and epoch starts stay [D13]; batches still follow on each other without a gap, so that a follower that fetches
 them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay, and so does what
-may have a message id, for the dedup window: whoever opens the log learns the ids from it [A3].
+may have a message id, for the dedup window: whoever opens the log learns the ids from it [A3]. So it learns how far each producer is,
+from the stamps of its batches: of a producer's last one they stay, though none of its records does [A4].
 
 Algorithm: (1) a forward pass maps each key to its last offset, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
 segments: a batch loses the records that a later one supersedes and keeps its extent; batches that lose all become one filler,
-a header without records, per run of them and epoch. A log that ends within a filler elsewhere is served the rest of it.
+a header without records, per run of them and epoch; the last one of a producer that has not expired becomes a control batch with
+its stamps (``build_remains``), which a later run drops when the producer has gone on. A log that ends within a filler elsewhere is
+served the rest of it.
 (3) The new files take the place of the old ones, each group by one rename; what a crash leaves of the old group lies within the
 new file's offsets and is removed when the folder is opened.
 
@@ -28,7 +31,7 @@ from liftpy.config import NS_PER_S, StreamConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage
-from liftpy.wire.batch import BatchHeader, RecordBatch, build_filler, parse_batch, parse_header
+from liftpy.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.wire.batch_columns import Mask
 from liftpy.wire.kept import kept
 
@@ -47,7 +50,7 @@ class CompactedFile:
     replaced: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Compaction:
     """One run over ``inputs`` (sealed segments, ascending, all below HW + 1)."""
 
@@ -57,6 +60,8 @@ class Compaction:
     now_wall_ns: int
     ids_from_ns: int
     """Log time: what is younger and has headers stays, for it may have a message id."""
+    producer_expiry_ns: int = 0
+    """After so much log time without a batch a producer is forgotten; 0: never."""
     outputs: list[CompactedFile] = field(default_factory=list)
     dropped_records: int = 0
     _writer: _Writer | None = None
@@ -70,14 +75,16 @@ class Compaction:
             raise
 
     def _write(self) -> None:
-        latest, covered = self._latest_offsets()
+        latest, lasts, covered = self._latest_offsets()
         for group in self._groups(covered):
             writer = self._writer = _Writer(self.storage, group[0].base_offset)
             for segment in group:
                 for batch in _batches(segment):
+                    is_last = lasts.get(batch.header.producer_id) == batch.base_offset
                     mask = self._kept(batch, latest)
-                    self.dropped_records += int(batch.record_count - mask.sum())
-                    writer.add(batch, mask)
+                    if not (is_last and batch.header.is_remains):
+                        self.dropped_records += int(batch.record_count - mask.sum())
+                    writer.add(batch, mask, is_last)
             self.outputs.append(CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
             self._writer = None
         if not self.dropped_records and all(len(output.replaced) == 1 for output in self.outputs):
@@ -93,17 +100,26 @@ class Compaction:
             self.storage.remove(output.temporary)
         self.outputs = []
 
-    def _latest_offsets(self) -> tuple[dict[bytes | None, int], tuple[Segment, ...]]:
-        """Key -> last offset over the first segments, as many as MAX_KEYS allow; and those segments."""
+    def _latest_offsets(self) -> tuple[dict[bytes | None, int], dict[int, int], tuple[Segment, ...]]:
+        """Over the first segments, as many as MAX_KEYS allow: key -> last offset; producer that has not expired -> base offset of its
+        last batch; and those segments."""
         latest: dict[bytes | None, int] = {}
+        lasts: dict[int, tuple[int, int]] = {}
+        time_ns, covered = 0, self.inputs
         for number, segment in enumerate(self.inputs):
             if len(latest) >= MAX_KEYS:
-                return latest, self.inputs[:number]
+                covered = self.inputs[:number]
+                break
             for batch in _batches(segment):
-                if batch.columns.keys is not None and not batch.header.control:
+                header = batch.header
+                time_ns = max(time_ns, header.timestamp_ns)  # log time, as it is judged by who expires producers
+                if header.producer_id:
+                    lasts[header.producer_id] = header.base_offset, time_ns
+                if batch.columns.keys is not None and not header.control:
                     latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
         latest.pop(None, None)
-        return latest, self.inputs
+        until_ns = time_ns - self.producer_expiry_ns if self.producer_expiry_ns else -1
+        return latest, {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}, covered
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
         """Neighbours that fit one file together, before anything is dropped from them."""
@@ -118,6 +134,8 @@ class Compaction:
 
     def _kept(self, batch: RecordBatch, latest: dict[bytes | None, int]) -> Mask:
         """bool[record_count]: which records stay."""
+        if batch.header.is_remains:
+            return np.zeros(batch.record_count, dtype=np.bool_)
         if batch.columns.keys is None or batch.header.control:
             return np.ones(batch.record_count, dtype=np.bool_)
         keys = batch.keys()
@@ -142,12 +160,16 @@ class _Writer:
         self._filler: BatchHeader | None = None
         """Stands for the batches since the last one that was written, all of one epoch."""
 
-    def add(self, batch: RecordBatch, mask: Mask) -> None:
-        """Write what ``mask`` keeps of ``batch``; where that is nothing, a filler covers its offsets."""
-        if not mask.any():
+    def add(self, batch: RecordBatch, mask: Mask, is_last: bool) -> None:
+        """Write what ``mask`` keeps of ``batch``; where that is nothing, a filler covers its offsets, or if it ``is_last`` of its
+        producer, its remains do."""
+        if not mask.any() and not is_last:
             self._fill(batch.header)
             return
         self._write_filler()
+        if not mask.any():
+            self._write(build_remains(batch))
+            return
         self._write(batch.view if mask.all() else kept(batch, mask))
 
     def _fill(self, header: BatchHeader) -> None:

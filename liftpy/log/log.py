@@ -72,6 +72,7 @@ class Log:
         self._rechecks = Rechecks()
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
+        self.producer_expiry_ns = 0  # of what compaction keeps of producers [A4], in log time; 0: it stays for ever
         self._compacted_end_offset = 0
         """Exclusive: what compaction has looked at since the log was opened."""
         self._unsynced: list[SealJob] = []
@@ -504,11 +505,19 @@ class Log:
                 break
             inputs.append(segment)
         dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._compacted_end_offset)
-        if (not dirty_bytes and min_dirty_ratio) or dirty_bytes < min_dirty_ratio * sum(s.size_bytes for s in inputs):
+        least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
+        if not inputs or dirty_bytes < least_bytes or (min_dirty_ratio and not dirty_bytes):
             return None
         window_ns = round(self.config.dedup_window_s * NS_PER_S)
         ids_from_ns = max(segment.max_timestamp_ns for segment in self.segments) - window_ns if window_ns else 1 << 63
-        return Compaction(self.storage, self.config, tuple(inputs), now_wall_ns, ids_from_ns) if inputs else None
+        return Compaction(
+            storage=self.storage,
+            config=self.config,
+            inputs=tuple(inputs),
+            now_wall_ns=now_wall_ns,
+            ids_from_ns=ids_from_ns,
+            producer_expiry_ns=self.producer_expiry_ns,
+        )
 
     def complete_compaction(self, compaction: Compaction) -> int:
         """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.

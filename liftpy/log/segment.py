@@ -81,7 +81,7 @@ class Segment:
             self.first_timestamp_ns = timestamp_ns
         if timestamp_ns > self.max_timestamp_ns:
             self.max_timestamp_ns = timestamp_ns
-        self.record_count += header.record_count
+        self.record_count += 0 if header.is_remains else header.record_count
         self.next_offset = base_offset + header.last_offset_delta + 1
         self.recent.append((base_offset, self.next_offset, position))
         self.size_bytes = position + header.size_bytes

@@ -89,7 +89,7 @@ class SimProducer(SimPublisher):
         state = ack.producer
         self.cluster.counters["producer: told its epoch"] += 1
         if not lane.epoch and lane.is_empty and not self._last_id:
-            digest = RollingDigest.decode(state.digest) if state.digest else RollingDigest()
+            digest = RollingDigest.decode(state.digest) if state.digest else None
             position = state.position.offset if state.HasField("position") else -1
             lane.begin(state.epoch, state.nextSequence, digest, position=position)
             self._began(lane)
@@ -125,7 +125,7 @@ class SimProducer(SimPublisher):
 
     def _put(self, lane: Lane, parcel: Parcel) -> None:
         head, attempt, sequence, process = self._head(self._process), parcel.attempt, parcel.sequence, self._process
-        head.producerDigest = parcel.digest.encode()
+        head.producerDigest = b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self.name
         self._say_position(head, parcel.position)

@@ -81,7 +81,12 @@ class BatchHeader(NamedTuple):
     @property
     def is_compacted(self) -> bool:
         """Whether compaction has dropped records of it: it holds fewer than it has offsets."""
-        return self.record_count <= self.last_offset_delta
+        return self.record_count <= self.last_offset_delta or self.is_remains
+
+    @property
+    def is_remains(self) -> bool:
+        """Whether it is what compaction left of a producer's last batch: its stamps and its note, and no record of an application."""
+        return self.control and self.producer_id != 0
 
 
 class Record(NamedTuple):
@@ -366,6 +371,27 @@ def build_filler(base_offset: int, next_offset: int, leader_epoch: int, timestam
     fields = (HEADER_SIZE_BYTES, 0, base_offset, leader_epoch, timestamp_ns, 0, 0, 0, 0, 0, next_offset - base_offset - 1)
     head = _HEADER.pack(0, MAGIC, VERSION, 0, *fields)[4:]
     return _CRC.pack(crc32c.crc32c(head)) + head
+
+
+def build_remains(batch: RecordBatch) -> bytes:
+    """A control batch over the same offsets, with the same stamps and the same note: what compaction leaves of a producer's last batch
+    when it drops all records, so that whoever reads the log knows how far that producer is [A4].
+
+    Its one record is null: a batch that has a column has a record, and every reader passes over those of control batches.
+    """
+    header = batch.header
+    delta, note = header.last_offset_delta, batch.columns.note
+    body = encode_body([None], offset_deltas=[delta] if delta else None, note=b"" if note is None else bytes(note))
+    return seal(
+        body,
+        base_offset=header.base_offset,
+        leader_epoch=header.leader_epoch,
+        timestamp_ns=header.timestamp_ns,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        control=True,
+    )
 
 
 def reach(batch: bytes | memoryview, next_offset: int) -> bytes:

@@ -196,10 +196,11 @@ MUTANTS = [
         ("somebody else's ack counts", "ours = ack is not None and (ack.stream, ack.partition) == (self._stream, self.partition)", "ours = ack is not None", "a batch is taken for stored that is not"),
         ("an ack of a stream of before counts", "ack.streamUid in (\"\", uid) or not uid)", "True)", "a batch is taken for stored in a stream that is gone"),
         ("who was overtaken goes on", "        if state.known and self._options.begin == \"resume\" and not same:", "        if False:", "two processes mix their records"),
+        ("a digest that nobody told begins at nought", "RollingDigest.decode(state.digest) if state.digest else None", "RollingDigest.decode(state.digest) if state.digest else RollingDigest()", "after a compaction a producer is refused as diverged by the next leader"),
         ("a new connection is not noticed", "                self.lane.go_back(loop.time())", "                pass", "what was on its way waits for its time-out"),
         ("patience never ends", "now >= first.first_at + self._options.patience_s:", "now < 0:", "a producer hangs for ever on a stream without a leader"),
         ("what ends a batch ends nobody", "            self._failed(error)\n        self.awake.set()", "            pass\n        self.awake.set()", "a flush waits for ever for a batch that was refused for good"),
-        ("all of a message is its records", "        head.producerReset, head.producerDigest = parcel.reset, parcel.digest.encode()\n", "        head.producerReset = parcel.reset\n", "a process with other records is taken for the one before"),
+        ("all of a message is its records", "        head.producerReset, head.producerDigest = parcel.reset, b\"\" if parcel.digest is None else parcel.digest.encode()\n", "        head.producerReset = parcel.reset\n", "a process with other records is taken for the one before"),
     ),
     *rows(
         "liftpy/client/window.py",

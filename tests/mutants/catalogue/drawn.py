@@ -398,8 +398,8 @@ _DRAWN = {
         ),
         (
             "records count batches",
-            "self.record_count += header.record_count",
-            "self.record_count += 1",
+            "0 if header.is_remains else header.record_count",
+            "1",
             "the status shows fewer records than there are",
         ),
         (

@@ -43,6 +43,14 @@ MUTANTS = [
          "disks fill with temporary files"),
     ),
     *rows(
+        "liftpy/log/compaction.py",
+        ("a producer's last batch goes whole", "        if not mask.any() and not is_last:", "        if not mask.any():",
+         "a producer that comes back to a compacted log is unknown: what it sends again is stored twice"),
+        ("what is left of producers stays for ever", "        if batch.header.is_remains:\n            return np.zeros(batch.record_count, dtype=np.bool_)\n", "",
+         "each batch of a producer leaves something for ever"),
+        tests=("tests/unit/ingest/test_compacted_producers.py",),
+    ),
+    *rows(
         "liftpy/log/epochs.py",
         ("a record at an epoch's start is of the one before", "bisect_right(self._starts, offset) - 1\n        return", "bisect_right(self._starts, offset - 1) - 1\n        return",
          "readers are told of another lineage and start over"),

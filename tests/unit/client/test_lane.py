@@ -389,3 +389,14 @@ def test_each_record_once_and_in_order_whatever_the_wire_and_the_leaders_do(seed
     assert lane.is_empty
     assert leader.values() == given == [t.encode() for t in told]
     assert len(given) > 100
+
+
+def test_where_the_log_does_not_tell_the_digest_none_is_said() -> None:
+    lane = a_lane()
+    lane.begin(4, 7, None)
+    fill(lane, b"a", b"b", b"c")
+    assert [(parcel.sequence, parcel.digest) for parcel in sent(lane, 0)] == [(7, None), (9, None)]
+    assert lane.unanswered == (7, None)
+    lane = a_lane()
+    lane.begin(4, 0, None)
+    assert lane.unanswered == (0, RollingDigest()), "who begins knows it"

@@ -159,3 +159,27 @@ async def test_who_waits_for_a_new_connection_does_so_once() -> None:
     assert counted.count <= 1
     await p.close()
     assert counted.count == 0
+
+
+@pytest.mark.parametrize("has_sent", [True, False])
+async def test_who_was_told_no_digest_says_none_to_a_leader_that_knows_it(has_sent: bool) -> None:
+    """One leader reads a compacted log, the next one has seen all of it: what the first did not know is no difference to the second."""
+    wire = Wire()
+    async with await a_producer(wire) as p:
+        await p.send_many([b"a", b"b"])
+    producers = wire.nodes[0].ingest._derived.producers
+    ((producer_id, whole),) = producers._states.items()
+    producers._states[producer_id] = whole._replace(digest=None)
+    async with await a_producer(wire) as p:
+        state, digest = producers._states[producer_id], whole.digest
+        if has_sent:
+            await p.send(b"c")
+            await p.flush()
+            state = producers._states[producer_id]
+            assert state.digest is None
+            digest = digest.over(wire.nodes[0].batches[-1].columns, 0, 1)
+        producers._states[producer_id] = state._replace(digest=digest)
+        wire.another_leader()
+        await p.send(b"d")
+        await p.flush()
+    assert wire.values() == [b"a", b"b", *([b"c"] if has_sent else []), b"d"]

@@ -15,7 +15,7 @@ import crc32c
 from liftpy.config import Codec
 from liftpy.errors import StorageError
 from liftpy.log.arrow import to_arrow
-from liftpy.wire.batch import build_batch, build_filler, split_batches
+from liftpy.wire.batch import build_batch, build_filler, build_remains, parse_batch, split_batches
 
 
 def corpus() -> list[bytes]:
@@ -30,7 +30,8 @@ def corpus() -> list[bytes]:
     }
     whole = [build_batch(values, base_offset=7, codec=codec, **columns) for codec in Codec]  # type: ignore[arg-type]
     alone = [build_batch(values, **{name: column}) for name, column in columns.items()]  # type: ignore[arg-type]
-    return [*whole, *alone, build_batch([b"a"], offset_deltas=[3]), build_filler(4, 9, 1, 1)]
+    remains = build_remains(parse_batch(build_batch([b"a", b"b"], producer_id=7, base_sequence=3, note=bytes(24))))
+    return [*whole, *alone, build_batch([b"a"], offset_deltas=[3]), build_filler(4, 9, 1, 1), remains]
 
 
 def damaged(rng: random.Random, batches: list[bytes]) -> bytes:
