@@ -162,8 +162,8 @@ def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
         _within("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
         _within("partition", at.partition, 0, limits.MAX_PARTITIONS - 1)
         _once(seen, (at.stream, at.partition), "positions")
-    if not seen:
-        raise GroupCommandError("no positions: a commit or a reset names at least one")
+    if not 0 < len(seen) <= limits.MAX_POSITIONS:
+        raise GroupCommandError(f"{len(seen)} positions: a commit or a reset names 1 to {limits.MAX_POSITIONS}")
 
 
 def _settle(settle: pb.SettleRecords) -> None:
@@ -176,14 +176,18 @@ def _settle(settle: pb.SettleRecords) -> None:
         _within("partition", part.partition, 0, limits.MAX_PARTITIONS - 1)
         _within("delayMs", part.delayMs, 0, limits.MAX_DELAY_MS)
         _within("kind", part.kind, pb.SETTLE_ACK, pb.SETTLE_RELEASE)
-        if len(part.reason) > limits.MAX_REASON_LENGTH:
-            raise GroupCommandError(f"a reason has at most {limits.MAX_REASON_LENGTH} characters")
+        if len(part.reason.encode()) > limits.MAX_REASON_BYTES:
+            raise GroupCommandError(f"a reason has at most {limits.MAX_REASON_BYTES} bytes")
         count += len(part.ranges)
         if count > limits.MAX_RANGES:
             raise GroupCommandError(f"more than {limits.MAX_RANGES} ranges: settle them in several commands")
+        behind = 0
         for piece in part.ranges:
-            if not 0 <= piece.start < piece.end:
-                raise GroupCommandError(f"a range has a start and a greater end, not {piece.start}..{piece.end}")
+            if not behind <= piece.start < piece.end:
+                raise GroupCommandError(
+                    f"ranges rise, each with a greater end than its start: {piece.start}..{piece.end} is not"
+                )
+            behind = piece.end
 
 
 def _take(take: pb.TakeRecords) -> None:

@@ -7,15 +7,21 @@ NS_PER_MS = 1_000_000
 MAX_COMMAND_BYTES = 512 * 1024
 MAX_STREAMS = 64
 """That one member reads."""
-MAX_PARTITIONS = 10_000
-"""Of all streams of one group; also of the positions in one command."""
+MAX_PARTITIONS = 4_000
+"""Of all streams of one group."""
+MAX_POSITIONS = 1_000
+"""In one command."""
 MAX_RANGES = 10_000
 """In one settlement."""
 MAX_SETTLEMENTS = 64
 MAX_TAKE = 10_000
 """Records of one take."""
+MAX_GRANTED_RANGES = 500
+"""Of one take: an answer fits into one message."""
+MAX_LOST_RANGES = 1_000
+"""That one answer names."""
 MAX_CLIENT_LENGTH = 128
-MAX_REASON_LENGTH = 256
+MAX_REASON_BYTES = 200
 MAX_LIST = 1000
 
 MAX_GROUPS = 10_000
@@ -33,6 +39,8 @@ SESSION_MS = 10_000
 MIN_SESSION_MS = 3_000
 MAX_SESSION_MS = 3_600_000
 MAX_HEARTBEAT_MS = 1_000
+WAITING_HEARTBEAT_MS = 200
+"""Of a member that waits for others to give something up."""
 FENCE_MS = 2_000
 """A session ends for the coordinator so long after it has ended for the member: clocks of leaders are set, and are not in step."""
 MAX_CLOCK_STEP_MS = 1_000
@@ -46,7 +54,7 @@ MAX_DELIVERIES = 5
 MAX_MAX_DELIVERIES = 1_000_000
 MAX_ACK_PENDING = 20_000
 MAX_MEMBER_PENDING = 10_000
-MAX_MAX_PENDING = 10_000_000
+MAX_MAX_PENDING = 100_000
 
 
 def heartbeat_ms(session_ms: int) -> int:

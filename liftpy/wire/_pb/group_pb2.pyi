@@ -52,16 +52,20 @@ class KnownStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class GrantedPartitions(_message.Message):
-    __slots__ = ("stream", "uid", "partitions", "generations")
+    __slots__ = ("stream", "uid", "partitions", "generations", "positions", "leaderEpochs")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     GENERATIONS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCHS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partitions: _containers.RepeatedScalarFieldContainer[int]
     generations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ...) -> None: ...
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    leaderEpochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[_Iterable[int]] = ..., generations: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., leaderEpochs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GroupPosition(_message.Message):
     __slots__ = ("stream", "uid", "partition", "position", "leaderEpoch", "generation")
@@ -370,3 +374,118 @@ class GroupQueryAnswer(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[QueueView]
     streams: _containers.RepeatedCompositeFieldContainer[KnownStream]
     def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupSummary, _Mapping]]] = ..., more: _Optional[bool] = ..., summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueView, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ...) -> None: ...
+
+class CoordinatorState(_message.Message):
+    __slots__ = ("version", "clockNs", "stampNs", "leaderEpoch", "sweptNs", "groups")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCKNS_FIELD_NUMBER: _ClassVar[int]
+    STAMPNS_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    SWEPTNS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    clockNs: int
+    stampNs: int
+    leaderEpoch: int
+    sweptNs: int
+    groups: _containers.RepeatedCompositeFieldContainer[GroupState]
+    def __init__(self, version: _Optional[int] = ..., clockNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., sweptNs: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("group", "generation", "joins", "streams", "members", "partitions", "queues")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    generation: int
+    joins: int
+    streams: _containers.RepeatedCompositeFieldContainer[KnownStream]
+    members: _containers.RepeatedCompositeFieldContainer[MemberState]
+    partitions: _containers.RepeatedCompositeFieldContainer[PartitionState]
+    queues: _containers.RepeatedCompositeFieldContainer[QueueState]
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., joins: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberState, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionState, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ...) -> None: ...
+
+class MemberState(_message.Message):
+    __slots__ = ("member", "instance", "client", "sessionNs", "heardNs", "joined", "streams", "number")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SESSIONNS_FIELD_NUMBER: _ClassVar[int]
+    HEARDNS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    instance: str
+    client: str
+    sessionNs: int
+    heardNs: int
+    joined: int
+    streams: _containers.RepeatedScalarFieldContainer[str]
+    number: int
+    def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., sessionNs: _Optional[int] = ..., heardNs: _Optional[int] = ..., joined: _Optional[int] = ..., streams: _Optional[_Iterable[str]] = ..., number: _Optional[int] = ...) -> None: ...
+
+class PartitionState(_message.Message):
+    __slots__ = ("stream", "partition", "target", "owner", "generation", "hasPosition", "position", "leaderEpoch")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HASPOSITION_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    partition: int
+    target: int
+    owner: int
+    generation: int
+    hasPosition: bool
+    position: int
+    leaderEpoch: int
+    def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., target: _Optional[int] = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ..., hasPosition: _Optional[bool] = ..., position: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
+
+class QueueState(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs")
+    class Piece(_message.Message):
+        __slots__ = ("start", "end", "kind", "deliveries", "lease", "dueNs", "member", "reason", "dead")
+        START_FIELD_NUMBER: _ClassVar[int]
+        END_FIELD_NUMBER: _ClassVar[int]
+        KIND_FIELD_NUMBER: _ClassVar[int]
+        DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+        LEASE_FIELD_NUMBER: _ClassVar[int]
+        DUENS_FIELD_NUMBER: _ClassVar[int]
+        MEMBER_FIELD_NUMBER: _ClassVar[int]
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        DEAD_FIELD_NUMBER: _ClassVar[int]
+        start: int
+        end: int
+        kind: int
+        deliveries: int
+        lease: int
+        dueNs: int
+        member: str
+        reason: str
+        dead: bool
+        def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[int] = ..., deliveries: _Optional[int] = ..., lease: _Optional[int] = ..., dueNs: _Optional[int] = ..., member: _Optional[str] = ..., reason: _Optional[str] = ..., dead: _Optional[bool] = ...) -> None: ...
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    MAXDELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    WAITNS_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    prefix: int
+    leases: int
+    maxDeliveries: int
+    pieces: _containers.RepeatedCompositeFieldContainer[QueueState.Piece]
+    waitNs: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ...) -> None: ...
