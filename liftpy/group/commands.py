@@ -128,24 +128,24 @@ def _beat(beat: pb.BeatGroup) -> None:
     _streams(beat.streams)
     if beat.streams and not beat.tellsStreams:
         raise GroupCommandError("streams without tellsStreams mean nothing")
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for owned in beat.owned:
         _name(owned.stream, "stream")
         _name(owned.uid, "uid")
         if owned.generations and len(owned.generations) != len(owned.partitions):
             raise GroupCommandError("generations are as many as partitions, or none")
         for partition in owned.partitions:
-            _once(seen, (owned.stream, partition), "owned")
+            _once(seen, (owned.stream, owned.uid, partition), "owned")
 
 
 def _streams(streams: Iterable[pb.KnownStream]) -> None:
-    names: set[tuple[str, int]] = set()
+    names: set[tuple[str, str, int]] = set()
     total = 0
     for stream in streams:
         _name(stream.name, "stream")
         _name(stream.uid, "uid")
         _within("partitions", stream.partitions, 1, limits.MAX_PARTITIONS)
-        _once(names, (stream.name, 0), "streams")
+        _once(names, (stream.name, "", 0), "streams")
         total += stream.partitions
     if len(names) > limits.MAX_STREAMS or total > limits.MAX_PARTITIONS:
         raise GroupCommandError(
@@ -154,14 +154,14 @@ def _streams(streams: Iterable[pb.KnownStream]) -> None:
 
 
 def _positions(positions: Iterable[pb.GroupPosition], lowest: int) -> None:
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str, int]] = set()
     for at in positions:
         _name(at.stream, "stream")
         _name(at.uid, "uid")
         _within("position", at.position, lowest, _MAX_INT)
         _within("leaderEpoch", at.leaderEpoch, 0, _MAX_INT)
         _within("partition", at.partition, 0, limits.MAX_PARTITIONS - 1)
-        _once(seen, (at.stream, at.partition), "positions")
+        _once(seen, (at.stream, at.uid, at.partition), "positions")
     if not 0 < len(seen) <= limits.MAX_POSITIONS:
         raise GroupCommandError(f"{len(seen)} positions: a commit or a reset names 1 to {limits.MAX_POSITIONS}")
 
@@ -209,9 +209,9 @@ def _take(take: pb.TakeRecords) -> None:
             _within(name, value, low, high)
 
 
-def _once(seen: set[tuple[str, int]], key: tuple[str, int], what: str) -> None:
+def _once(seen: set[tuple[str, str, int]], key: tuple[str, str, int], what: str) -> None:
     if key in seen:
-        raise GroupCommandError(f"{what} names {key[0]}/{key[1]} twice")
+        raise GroupCommandError(f"{what} names {key[0]}/{key[2]} twice")
     seen.add(key)
     if len(seen) > limits.MAX_PARTITIONS:
         raise GroupCommandError(f"{what} names more than {limits.MAX_PARTITIONS} partitions")

@@ -60,6 +60,8 @@ class GroupMachine:
         self.clock = HeardClock()
         self.groups: dict[str, GroupRecord] = {}
         self._swept_ns = 0
+        self._generations = 0
+        """Where a new group's generations begin: one that has this name had them up to here, perhaps, before it was forgotten."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -107,7 +109,7 @@ class GroupMachine:
             if len(self.groups) >= limits.MAX_GROUPS:
                 _full(answer, f"{limits.MAX_GROUPS} groups: delete some, or use other names for their partitions")
                 return
-            group = self.groups[command.group] = GroupRecord()
+            group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
         now_ns = self.clock.now_ns
         group.expire(now_ns)
         if command.HasField("commit"):
@@ -127,13 +129,12 @@ class GroupMachine:
             if group.is_busy:
                 answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members or records out: stop them, then delete"
             else:
-                group = self.groups[command.group] = GroupRecord()
+                group.readers.positions.clear()
+                group.queues.clear()
         if command.HasField("settle"):
             _settle(group, command.settle, now_ns, answer)
         if command.HasField("take"):
             self._take(group, command.take, answer)
-        if group.is_empty:
-            del self.groups[command.group]
 
     def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
         held = group.readers.positions
@@ -197,6 +198,7 @@ class GroupMachine:
     def _weigh(self, name: str) -> None:
         group = self.groups.get(name)
         if group is not None and group.is_empty:
+            self._generations = max(self._generations, group.readers.generation)
             del self.groups[name]
             group = None
         size = group.size_bytes if group is not None else 0
@@ -213,6 +215,7 @@ class GroupMachine:
             stampNs=self.clock.stamp_ns,
             leaderEpoch=self.clock.leader_epoch,
             sweptNs=self._swept_ns,
+            generations=self._generations,
             groups=(_group_state(name, self.groups[name]) for name in sorted(self.groups)),
         )
         return state.SerializeToString(deterministic=True)
@@ -223,7 +226,7 @@ class GroupMachine:
         if state.version != STATE_VERSION:
             raise CorruptionError(f"a state of groups of version {state.version}: this one reads version {STATE_VERSION}")
         self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
-        self._swept_ns = state.sweptNs
+        self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
         self._sizes = {name: group.size_bytes for name, group in self.groups.items()}
         self._size_bytes = sum(self._sizes.values())

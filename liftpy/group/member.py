@@ -26,6 +26,7 @@ from liftpy.wire._pb import group_pb2 as pb
 
 _RETRY_NS = 1_000 * NS_PER_MS
 """After which an answer is waited for no longer; less where heartbeats are more frequent."""
+_LONG_AGO = -(1 << 62)
 _MAX_UNANSWERED = 16
 _REFUSED_NS = 1_000 * NS_PER_MS
 """Between two tries of what was refused for want of room."""
@@ -111,8 +112,7 @@ class MemberMachine:
         """After which command something happened that the next one tells."""
         self._sent_ns: dict[int, int] = {}
         """Number -> when it left: commands whose answers would count."""
-        self._due_ns = 0
-        self._until_ns = 0
+        self._due_ns = self._until_ns = _LONG_AGO
 
     # ---- what is owned ---------------------------------------------------------------------------------------------------
     @property
@@ -143,7 +143,7 @@ class MemberMachine:
         self._tell()
 
     def _tell(self) -> None:
-        self._news_after, self._due_ns = self._number, 0
+        self._news_after, self._due_ns = self._number, _LONG_AGO
 
     # ---- what is sent ----------------------------------------------------------------------------------------------------
     @property
@@ -235,7 +235,7 @@ class MemberMachine:
         self._owned.clear()
         self._asked.clear()
         self._dropped.clear()
-        self.generation = self._until_ns = 0
+        self.generation, self._until_ns = 0, _LONG_AGO
         return list(lost)
 
     def _taken(self, answer: pb.GroupAnswer, sent_ns: int, now_ns: int) -> list[MemberEvent]:

@@ -45,7 +45,7 @@ class PieceKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class QueuePiece:
     """Offsets from ``start`` to ``end`` (exclusive), all alike. ``due_ns``: OUT: when the lease ends; BACK: when it may be
     given again.
     ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why."""
@@ -60,7 +60,7 @@ class Piece:
     reason: str = ""
     dead: bool = False
 
-    def continues(self, other: Piece) -> bool:
+    def continues(self, other: QueuePiece) -> bool:
         """Whether this one and the ``other`` behind it are one."""
         return self.end == other.start and replace(self, start=0, end=0) == replace(other, start=0, end=0)
 
@@ -76,7 +76,7 @@ class WorkQueue:
         self.max_deliveries = limits.MAX_DELIVERIES
         self.wait_ns = limits.ACK_WAIT_MS * NS_PER_MS
         """As the newest take says."""
-        self._pieces: list[Piece] = []
+        self._pieces: list[QueuePiece] = []
         self._starts: list[int] = []
         self._ends: list[tuple[int, int]] = []
         """(deadline, start) of what is OUT; entries whose piece is another one by now mean nothing."""
@@ -101,7 +101,7 @@ class WorkQueue:
         return PIECE_BYTES * (2 + len(self._pieces))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[QueuePiece, ...]:
         """In order, from the prefix to the frontier."""
         return tuple(self._pieces)
 
@@ -149,7 +149,7 @@ class WorkQueue:
         if room <= 0:
             return []
         self.leases += 1
-        given: list[Piece] = []
+        given: list[QueuePiece] = []
         while room > 0 and len(given) < limits.MAX_GRANTED_RANGES and self._ready and self._ready[0][0] <= now_ns:
             piece = self._at(heapq.heappop(self._ready), PieceKind.BACK)
             if piece is not None:
@@ -162,7 +162,7 @@ class WorkQueue:
             start = self.frontier
             end = min(start + room, take.logEnd)
             if start < end:
-                given.append(self._leased(Piece(start, end, PieceKind.BACK), take.member, now_ns))
+                given.append(self._leased(QueuePiece(start, end, PieceKind.BACK), take.member, now_ns))
         if not given:
             self.leases -= 1
         return [
@@ -199,10 +199,10 @@ class WorkQueue:
                 lost.append((start, end))
         return lost
 
-    def _settled(self, settlement: pb.Settlement, piece: Piece, now_ns: int) -> Piece:
+    def _settled(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
         match settlement.kind:
             case pb.SETTLE_ACK:
-                return Piece(piece.start, piece.end, PieceKind.DONE)
+                return QueuePiece(piece.start, piece.end, PieceKind.DONE)
             case pb.SETTLE_EXTEND:
                 return replace(piece, due_ns=now_ns + self.wait_ns)
             case pb.SETTLE_REJECT:
@@ -216,14 +216,14 @@ class WorkQueue:
     def _short(self, reason: str) -> str:
         return reason if len(self._pieces) < _MANY_PIECES else reason[:_SHORT_REASON]
 
-    def _returned(self, piece: Piece, due_ns: int, deliveries: int) -> Piece:
+    def _returned(self, piece: QueuePiece, due_ns: int, deliveries: int) -> QueuePiece:
         """``piece`` BACK, and dead where it was given often enough."""
         dead, reason = piece.dead, piece.reason
         if not dead and deliveries >= self.max_deliveries:
             dead, reason = True, self._short(f"delivered {deliveries} times")
-        return Piece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead)
+        return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead)
 
-    def _leased(self, piece: Piece, member: str, now_ns: int) -> Piece:
+    def _leased(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
         deliveries = piece.deliveries + (not piece.dead)
         given = replace(
             piece, kind=PieceKind.OUT, deliveries=deliveries, lease=self.leases, due_ns=now_ns + self.wait_ns, member=member
@@ -235,14 +235,14 @@ class WorkQueue:
     def _index(self, offset: int) -> int:
         return bisect_right(self._starts, offset) - 1
 
-    def _at(self, entry: tuple[int, int], kind: PieceKind) -> Piece | None:
+    def _at(self, entry: tuple[int, int], kind: PieceKind) -> QueuePiece | None:
         """The piece that an entry of a heap is of; None: it has changed since."""
         due_ns, start = entry
         index = self._index(start)
         piece = self._pieces[index] if index >= 0 else None
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
-    def _within(self, start: int, end: int) -> list[Piece]:
+    def _within(self, start: int, end: int) -> list[QueuePiece]:
         """The pieces that have offsets from ``start`` to ``end`` (exclusive)."""
         first = max(0, self._index(start))
         return self._pieces[first : self._index(end - 1) + 1]
@@ -257,7 +257,7 @@ class WorkQueue:
         self._starts.insert(index + 1, offset)
         self._remember(self._pieces[index + 1])
 
-    def _put(self, piece: Piece) -> None:
+    def _put(self, piece: QueuePiece) -> None:
         """Put ``piece`` where one of the same bounds is, or behind all; join it with its neighbours where they are alike."""
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
@@ -274,7 +274,7 @@ class WorkQueue:
                 self._pieces[right - 1 : right + 1] = [replace(self._pieces[right - 1], end=self._pieces[right].end)]
                 del self._starts[right]
 
-    def _remember(self, piece: Piece) -> None:
+    def _remember(self, piece: QueuePiece) -> None:
         if piece.kind is PieceKind.DONE:
             return
         heap, kind = (self._ends, PieceKind.OUT) if piece.kind is PieceKind.OUT else (self._ready, PieceKind.BACK)
@@ -282,7 +282,7 @@ class WorkQueue:
         if len(heap) > 64 + 4 * len(self._pieces):
             heap[:] = sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind)
 
-    def _count(self, piece: Piece, sign: int) -> None:
+    def _count(self, piece: QueuePiece, sign: int) -> None:
         if piece.kind is PieceKind.OUT:
             count = self._out.get(piece.member, 0) + sign * (piece.end - piece.start)
             if count:
@@ -322,12 +322,12 @@ class WorkQueue:
         queue = cls(state.uid, state.prefix)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         queue._restore(
-            Piece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead)
+            QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead)
             for p in state.pieces
         )
         return queue
 
-    def _restore(self, pieces: Iterable[Piece]) -> None:
+    def _restore(self, pieces: Iterable[QueuePiece]) -> None:
         self._pieces = list(pieces)
         self._starts = [piece.start for piece in self._pieces]
         for piece in self._pieces:

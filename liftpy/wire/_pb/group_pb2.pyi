@@ -376,20 +376,22 @@ class GroupQueryAnswer(_message.Message):
     def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[GroupSummary, _Mapping]]] = ..., more: _Optional[bool] = ..., summary: _Optional[_Union[GroupSummary, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueView, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ...) -> None: ...
 
 class CoordinatorState(_message.Message):
-    __slots__ = ("version", "clockNs", "stampNs", "leaderEpoch", "sweptNs", "groups")
+    __slots__ = ("version", "clockNs", "stampNs", "leaderEpoch", "sweptNs", "groups", "generations")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CLOCKNS_FIELD_NUMBER: _ClassVar[int]
     STAMPNS_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     SWEPTNS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     version: int
     clockNs: int
     stampNs: int
     leaderEpoch: int
     sweptNs: int
     groups: _containers.RepeatedCompositeFieldContainer[GroupState]
-    def __init__(self, version: _Optional[int] = ..., clockNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., sweptNs: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ...) -> None: ...
+    generations: int
+    def __init__(self, version: _Optional[int] = ..., clockNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., sweptNs: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., generations: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
     __slots__ = ("group", "generation", "joins", "streams", "members", "partitions", "queues")
