@@ -282,7 +282,7 @@ def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
         members=(
             pb.MemberState(
                 member=m.name, instance=m.instance, client=m.client, sessionNs=m.session_ns, heardNs=m.heard_ns,
-                joined=m.joined, streams=m.streams, number=m.number,
+                joined=m.joined, streams=m.streams, number=m.number, session=m.session,
             )
             for m in members
         ),
@@ -311,7 +311,7 @@ def _group_of(state: pb.GroupState) -> GroupRecord:
     for stream in state.streams:
         readers.learn(stream.name, stream.uid, stream.partitions)
     members = [
-        GroupMember(m.member, m.instance, m.client, m.sessionNs, m.heardNs, m.joined, m.number, tuple(m.streams))
+        GroupMember(m.member, m.instance, m.client, m.sessionNs, m.heardNs, m.joined, m.number, m.session, tuple(m.streams))
         for m in state.members
     ]
     readers.members = {member.name: member for member in members}

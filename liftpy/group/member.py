@@ -101,6 +101,8 @@ class MemberMachine:
         self._streams_from = 1
         """Number of the first command that tells of them; 0: it is known that they are."""
         self._instance, self._client, self._session_ms = instance, client, session_ms
+        self._session = 0
+        """Which of all that had its name: one that was put out and joins late, by a copy of its join, is another."""
         self._owned: dict[PartitionKey, int] = {}
         self._asked: set[PartitionKey] = set()
         """Of those owned: what is being given up."""
@@ -170,7 +172,11 @@ class MemberMachine:
             )
             return pb.GroupCommand(group=self.group, number=self._number, join=join)
         beat = pb.BeatGroup(
-            member=self.member, instance=self._instance, generation=self.generation, owned=self._owned_by_stream()
+            member=self.member,
+            instance=self._instance,
+            generation=self.generation,
+            owned=self._owned_by_stream(),
+            session=self._session,
         )
         if self._streams_from:
             beat.tellsStreams = True
@@ -216,8 +222,12 @@ class MemberMachine:
         if sent_ns is None or self.stage in (MemberStage.FENCED, MemberStage.LEFT):
             return []
         self._sent_ns = {number: at for number, at in self._sent_ns.items() if number > answer.number}
+        if answer.code == pb.GROUP_OK and now_ns >= sent_ns + answer.sessionMs * NS_PER_MS:
+            return []  # it says what was: the session may have ended since
         if answer.code == pb.GROUP_OK:
-            return self._taken(answer, sent_ns, now_ns)
+            lost = self._lose_all() if self._session not in (0, answer.session) else []
+            self._session = answer.session
+            return lost + self._taken(answer, sent_ns, now_ns)
         if answer.code == pb.GROUP_FENCED_INSTANCE:
             lost = self._lose_all()
             self.stage = MemberStage.FENCED
@@ -235,7 +245,7 @@ class MemberMachine:
         self._owned.clear()
         self._asked.clear()
         self._dropped.clear()
-        self.generation, self._until_ns = 0, _LONG_AGO
+        self.generation, self._session, self._until_ns = 0, 0, _LONG_AGO
         return list(lost)
 
     def _taken(self, answer: pb.GroupAnswer, sent_ns: int, now_ns: int) -> list[MemberEvent]:

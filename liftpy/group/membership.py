@@ -48,6 +48,7 @@ class GroupMember:
     heard_ns: int
     joined: int
     number: int = 0
+    session: int = 0
     streams: tuple[str, ...] = ()
     held: dict[Place, int] = field(default_factory=dict)
 
@@ -99,6 +100,7 @@ class ConsumerGroup:
             former = self._by_instance(join.instance)
             self.joins += 1
             member = GroupMember(join.member, join.instance, join.client, 0, now_ns, former.joined if former else self.joins)
+            member.session = self.generation + 1
             self.members[join.member] = member
             if former is not None:
                 self._take_over(former, member)
@@ -115,6 +117,8 @@ class ConsumerGroup:
         if member is None:
             fenced = beat.instance and self._by_instance(beat.instance) is not None
             return pb.GROUP_FENCED_INSTANCE if fenced else pb.GROUP_UNKNOWN_MEMBER
+        if beat.session not in (0, member.session):
+            return pb.GROUP_UNKNOWN_MEMBER
         if not member.is_news(number):
             return pb.GROUP_OK
         member.number, member.heard_ns = number, now_ns
@@ -318,7 +322,7 @@ class ConsumerGroup:
                 part.leaderEpochs.extend(epoch for _, epoch in at)
         session_ms = member.session_ns // NS_PER_MS
         beat_ms = limits.heartbeat_ms(session_ms)
-        answer.sessionMs = session_ms
+        answer.sessionMs, answer.session = session_ms, member.session
         answer.settled = self.settled
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, limits.WAITING_HEARTBEAT_MS)
 

@@ -98,20 +98,22 @@ class JoinGroup(_message.Message):
     def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., sessionMs: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ...) -> None: ...
 
 class BeatGroup(_message.Message):
-    __slots__ = ("member", "instance", "generation", "owned", "tellsStreams", "streams")
+    __slots__ = ("member", "instance", "generation", "owned", "tellsStreams", "streams", "session")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     OWNED_FIELD_NUMBER: _ClassVar[int]
     TELLSSTREAMS_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     member: str
     instance: str
     generation: int
     owned: _containers.RepeatedCompositeFieldContainer[GrantedPartitions]
     tellsStreams: bool
     streams: _containers.RepeatedCompositeFieldContainer[KnownStream]
-    def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., tellsStreams: _Optional[bool] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ...) -> None: ...
+    session: int
+    def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., generation: _Optional[int] = ..., owned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., tellsStreams: _Optional[bool] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class LeaveGroup(_message.Message):
     __slots__ = ("member",)
@@ -254,7 +256,7 @@ class LostRange(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class GroupAnswer(_message.Message):
-    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "lost")
+    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "session", "lost")
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +270,7 @@ class GroupAnswer(_message.Message):
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     WAITMS_FIELD_NUMBER: _ClassVar[int]
     NEXTREADYMS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     code: GroupCode
     detail: str
@@ -282,8 +285,9 @@ class GroupAnswer(_message.Message):
     granted: _containers.RepeatedCompositeFieldContainer[GrantedRange]
     waitMs: int
     nextReadyMs: int
+    session: int
     lost: _containers.RepeatedCompositeFieldContainer[LostRange]
-    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ...) -> None: ...
+    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., session: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ...) -> None: ...
 
 class GroupQuery(_message.Message):
     __slots__ = ("group", "after", "limit")
@@ -412,7 +416,7 @@ class GroupState(_message.Message):
     def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., joins: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberState, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionState, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ...) -> None: ...
 
 class MemberState(_message.Message):
-    __slots__ = ("member", "instance", "client", "sessionNs", "heardNs", "joined", "streams", "number")
+    __slots__ = ("member", "instance", "client", "sessionNs", "heardNs", "joined", "streams", "number", "session")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +425,7 @@ class MemberState(_message.Message):
     JOINED_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     member: str
     instance: str
     client: str
@@ -429,7 +434,8 @@ class MemberState(_message.Message):
     joined: int
     streams: _containers.RepeatedScalarFieldContainer[str]
     number: int
-    def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., sessionNs: _Optional[int] = ..., heardNs: _Optional[int] = ..., joined: _Optional[int] = ..., streams: _Optional[_Iterable[str]] = ..., number: _Optional[int] = ...) -> None: ...
+    session: int
+    def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., sessionNs: _Optional[int] = ..., heardNs: _Optional[int] = ..., joined: _Optional[int] = ..., streams: _Optional[_Iterable[str]] = ..., number: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class PartitionState(_message.Message):
     __slots__ = ("stream", "partition", "target", "owner", "generation", "hasPosition", "position", "leaderEpoch")

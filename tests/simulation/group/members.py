@@ -144,7 +144,7 @@ class SimProcess:
         def step() -> None:
             for key, reading in sorted(self.reading.items()):
                 if not reading.asked and self.machine.may_deliver(key, self.now_ns):
-                    end = min(reading.position + self.world.between(1, 20), self.world.log_end(key))
+                    end = min(reading.position + self.world.between(1, 60), self.world.log_end(key))
                     if end > reading.position:
                         self.world.on_delivered(self, key, reading.position, end)
                         reading.position, reading.begun = end, True
