@@ -43,7 +43,6 @@ UNREFERENCED = {
     "liftpy.group.member.MemberMachine.wake_ns": _GROUP_SHELL,
     "liftpy.log.arrow.to_arrow": "for applications that read files",
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
-    "liftpy.testing.services.ServiceTest.advance": "for tests of applications",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",

@@ -269,3 +269,30 @@ def test_operators_see_all_of_it() -> None:
     queue = lab.query("work").queues[0]
     assert (queue.takenBelow, queue.out, queue.acknowledgedBelow) == (10, 10, 0)
     lab.test.verify(hash_seeds=0)
+
+
+def test_a_commit_of_an_earlier_grant_of_the_same_member_is_refused() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    again = lab.beat("a", a, gives_up=[0])
+    assert lab.commit("a", 0, 9, generation_of(a, 0)).code == pb.GROUP_STALE
+    assert lab.commit("a", 0, 9, generation_of(again, 0)).code == pb.GROUP_OK
+
+
+def test_a_heartbeat_of_another_session_of_the_same_name_is_of_nobody() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    late = lab.join("a")
+    assert late.session != a.session
+    beat = pb.BeatGroup(member="a", generation=late.generation, owned=a.assigned, session=a.session)
+    assert lab.say(beat=beat).code == pb.GROUP_UNKNOWN_MEMBER
+
+
+def test_generations_go_on_over_a_group_that_was_forgotten() -> None:
+    lab = Lab()
+    before = lab.join("a")
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    assert lab.query("g").code == pb.GROUP_NOT_FOUND
+    lab.test.restart()
+    assert generation_of(lab.join("b"), 0) > generation_of(before, 0)
