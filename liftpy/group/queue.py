@@ -62,7 +62,14 @@ class QueuePiece:
 
     def continues(self, other: QueuePiece) -> bool:
         """Whether this one and the ``other`` behind it are one."""
-        return self.end == other.start and replace(self, start=0, end=0) == replace(other, start=0, end=0)
+        if self.end != other.start or self.kind is not other.kind or self.lease != other.lease or self.due_ns != other.due_ns:
+            return False
+        alike = self.deliveries == other.deliveries and self.member == other.member
+        return alike and self.dead == other.dead and self.reason == other.reason
+
+    def between(self, start: int, end: int) -> QueuePiece:
+        """A part of it; what ``replace`` makes, in a fifth of the time."""
+        return QueuePiece(start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead)
 
 
 class WorkQueue:
@@ -155,7 +162,7 @@ class WorkQueue:
             if piece is not None:
                 if piece.end - piece.start > room:
                     self._cut(piece.start + room)
-                    piece = replace(piece, end=piece.start + room)
+                    piece = piece.between(piece.start, piece.start + room)
                 given.append(self._leased(piece, take.member, now_ns))
                 room -= piece.end - piece.start
         if may_grow and len(self._pieces) < limits.MAX_QUEUE_RANGES:
@@ -194,7 +201,7 @@ class WorkQueue:
                 self._cut(start)  # the one before may have become one with it
                 if end < self.frontier:
                     self._cut(end)
-                self._put(self._settled(settlement, replace(piece, start=start, end=end), now_ns))
+                self._put(self._settled(settlement, piece.between(start, end), now_ns))
             elif piece.kind is not PieceKind.DONE or settlement.kind != pb.SETTLE_ACK:
                 lost.append((start, end))
         return lost
@@ -253,7 +260,7 @@ class WorkQueue:
         piece = self._pieces[index]
         if piece.start == offset:
             return
-        self._pieces[index : index + 1] = [replace(piece, end=offset), replace(piece, start=offset)]
+        self._pieces[index : index + 1] = [piece.between(piece.start, offset), piece.between(offset, piece.end)]
         self._starts.insert(index + 1, offset)
         self._remember(self._pieces[index + 1])
 
@@ -271,7 +278,9 @@ class WorkQueue:
         self._remember(piece)
         for right in (index + 1, index):
             if 0 < right < len(self._pieces) and self._pieces[right - 1].continues(self._pieces[right]):
-                self._pieces[right - 1 : right + 1] = [replace(self._pieces[right - 1], end=self._pieces[right].end)]
+                self._pieces[right - 1 : right + 1] = [
+                    self._pieces[right - 1].between(self._starts[right - 1], self._pieces[right].end)
+                ]
                 del self._starts[right]
 
     def _remember(self, piece: QueuePiece) -> None:

@@ -96,7 +96,7 @@ QUEUES = (
     ),
     PlantedBug(
         "the whole piece is settled for a part of it", "queue.WorkQueue._settle",
-        "replace(piece, start=start, end=end)", "self._at((piece.due_ns, piece.start), piece.kind) or piece", 6, "Q3",
+        "piece.between(start, end)", "self._at((piece.due_ns, piece.start), piece.kind) or piece", 6, "Q3",
     ),
     PlantedBug(
         "leases never run out", "queue.WorkQueue.expire",
