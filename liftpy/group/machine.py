@@ -62,6 +62,8 @@ class GroupMachine:
         self._swept_ns = 0
         self._generations = 0
         """Where a new group's generations begin: one that has this name had them up to here, perhaps, before it was forgotten."""
+        self._busy: set[str] = set()
+        """Groups that are; nothing depends on their order."""
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
 
@@ -73,7 +75,7 @@ class GroupMachine:
     @property
     def waits(self) -> bool:
         """Whether something ends with time: then the log has to go on, be it with empty records."""
-        return any(group.is_busy for group in self.groups.values())
+        return bool(self._busy)
 
     def pass_time(self, stamp_ns: int, leader_epoch: int) -> None:
         """A record with this stamp and LeaderEpoch is committed."""
@@ -201,6 +203,10 @@ class GroupMachine:
             self._generations = max(self._generations, group.readers.generation)
             del self.groups[name]
             group = None
+        if group is not None and group.is_busy:
+            self._busy.add(name)
+        else:
+            self._busy.discard(name)
         size = group.size_bytes if group is not None else 0
         self._size_bytes += size - self._sizes.pop(name, 0)
         if size:
@@ -228,6 +234,7 @@ class GroupMachine:
         self.clock = HeardClock(state.clockNs, state.stampNs, state.leaderEpoch)
         self._swept_ns, self._generations = state.sweptNs, state.generations
         self.groups = {group.group: _group_of(group) for group in state.groups}
+        self._busy = {name for name, group in self.groups.items() if group.is_busy}
         self._sizes = {name: group.size_bytes for name, group in self.groups.items()}
         self._size_bytes = sum(self._sizes.values())
 
