@@ -19,6 +19,7 @@ _READS_BACK = "the other direction of what is sent, for tests and peers"
 _ASYNCIO = "asyncio calls it"
 _NATS = "nats-py calls it"
 _CHECKS = "checks of the control plane, for tests and simulators"
+_GROUP_SHELL = "for the shell of groups"
 UNREFERENCED = {
     "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
@@ -40,8 +41,15 @@ UNREFERENCED = {
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.cluster.checks.check_image": _CHECKS,
     "liftpy.cluster.checks.check_step": _CHECKS,
+    "liftpy.group.commands.decode_answer": _GROUP_SHELL,
+    "liftpy.group.commands.decode_query_answer": _GROUP_SHELL,
+    "liftpy.group.commands.encode_command": _GROUP_SHELL,
+    "liftpy.group.coordinator.GroupCoordinator": _GROUP_SHELL,
+    "liftpy.group.member.MemberMachine": _GROUP_SHELL,
+    "liftpy.group.member.MemberMachine.may_deliver": _GROUP_SHELL,
+    "liftpy.group.member.MemberMachine.wake_ns": _GROUP_SHELL,
+    "liftpy.log.arrow.to_arrow": "for applications that read files",
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
-    "liftpy.testing.services.ServiceTest.advance": "for tests of applications",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
@@ -84,6 +92,7 @@ _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
+    "liftpy.group.member.MemberRefused.for_good": _GROUP_SHELL,
     "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
     "liftpy.service.poison.OnError.SKIP": "the other of two",
     "liftpy.wire.envelope.MessageType.PARTITION_STATUS_REQUEST": _CODE,
@@ -117,6 +126,8 @@ POSITIONAL_RECORDS = {
     "liftpy.client.in_flight.InFlight": "made in one place, for every message: by keywords it takes half as long again",
     "liftpy.ingest.acks.Envelope": "its first five are what every envelope says",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
+    "liftpy.group.membership.GroupMember": "made in two places of one package",
+    "liftpy.group.queue.QueuePiece": "its first three are what a piece is; by keywords it takes twice as long",
     "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
     "liftpy.replica.role.Shared": "made in one place",
     "liftpy.service.sessions._ServiceSession": "made in one place",

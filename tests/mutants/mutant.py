@@ -18,6 +18,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "client": ("tests/unit/client",),
     "spark": ("tests/unit/spark",),
     "service": ("tests/unit/service",),
+    "group": ("tests/unit/group",),
     "bus": ("tests/unit/bus",),
     "cli": ("tests/unit/cli",),
     "dev": ("tests/unit/cli", "tests/unit/node"),

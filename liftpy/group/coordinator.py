@@ -1,0 +1,54 @@
+"""GroupCoordinator: the replicated service that keeps the groups of one partition of the stream of groups. Pure.
+
+Every record is a command; its answer is the reply. While there are members or records out and nobody says anything, it offers an empty
+record to its own input each second, for time is what its records say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from liftpy.config import NS_PER_S
+from liftpy.group import shown
+from liftpy.group.machine import GroupMachine
+from liftpy.service.base import Service
+from liftpy.wire.batch import Record
+
+SILENCE = "silence"
+"""The timer's name."""
+
+
+class GroupCoordinator(Service):
+    """Run it beside every replica of a partition of the stream of groups, with ``tick_s`` = 1 and no output stream."""
+
+    on_error = "skip"
+    emits = False
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        """Begin with no groups, or with those of ``snapshot``."""
+        self._machine = GroupMachine()
+        if snapshot is not None:
+            self._machine.restore(snapshot)
+
+    def on_record(self, record: Record) -> None:
+        """A command, or an empty record for the time in it."""
+        if record.value:
+            self.reply(record, self._machine.apply(record.value, record.timestamp_ns, record.leader_epoch))
+        else:
+            self._machine.pass_time(record.timestamp_ns, record.leader_epoch)
+        if self._machine.waits:
+            self.set_timer(SILENCE, self.now_ns + NS_PER_S)
+        else:
+            self.cancel_timer(SILENCE)
+
+    def on_timer(self, name: str) -> None:
+        """Nobody has said anything for a second. ``on_record`` of what is offered sets the timer again."""
+        self.offer(b"")
+
+    def on_query(self, query: bytes) -> bytes:
+        """What a ``GroupQuery`` asks, as a ``GroupQueryAnswer``."""
+        return shown.answered(self._machine, query)
+
+    def take_snapshot(self) -> bytes | Callable[[], bytes]:
+        """All groups."""
+        return self._machine.snapshot()

@@ -1,0 +1,102 @@
+"""Bugs in ``liftpy/group`` that histories under faults rarely meet; those that they do are in ``tests/simulation/group``."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import rows
+
+MUTANTS = [
+    *rows(
+        "liftpy/group/membership.py",
+        (
+            "what an older heartbeat leaves out is given up",
+            "if generation <= beat.generation and",
+            "if generation and",
+            "two members read one partition",
+        ),
+        (
+            "the generation of a commit is not looked at",
+            "member.held.get(place) == at.generation",
+            "place in member.held",
+            "what a member had committed before it lost a partition counts when it has it again",
+        ),
+        (
+            "copies of earlier heartbeats count",
+            "return number == 0 or number > self.number",
+            "return True",
+            "a member reads what it has stopped reading",
+        ),
+        (
+            "a heartbeat of an earlier session counts",
+            "if beat.session not in (0, member.session):",
+            "if beat.session is None:",
+            "a member that was put out goes on beside its successor",
+        ),
+        (
+            "a static identity fences nobody",
+            "if fenced else pb.GROUP_UNKNOWN_MEMBER",
+            "if not fenced else pb.GROUP_UNKNOWN_MEMBER",
+            "two processes of one identity put each other out for ever",
+        ),
+        tests=("tests/unit/group/test_group_coordinator.py",),
+    ),
+    *rows(
+        "liftpy/group/member.py",
+        (
+            "a session lasts from the answer on",
+            "self._until_ns = sent_ns + answer.sessionMs",
+            "self._until_ns = now_ns + answer.sessionMs",
+            "a member goes on when its partitions are another's",
+        ),
+        (
+            "a member takes back what it gave up",
+            "and new.generation > self._dropped.get(key, (0, 0))[0]",
+            "",
+            "two members read one partition",
+        ),
+        (
+            "a change of streams is told once",
+            "beat.streams.extend(self._streams)",
+            "beat.streams.extend(self._streams)\n            self._streams_from = 0",
+            "new partitions are read by nobody",
+        ),
+        (
+            "an old answer gives partitions",
+            "if answer.code == pb.GROUP_OK and now_ns >= sent_ns",
+            "if answer.code is None and now_ns >= sent_ns",
+            "a process that slept reads what is another's",
+        ),
+        (
+            "another session of its name is its own",
+            "self._lose_all() if self._session not in (0, answer.session) else []",
+            "[]",
+            "two members read one partition",
+        ),
+        tests=("tests/unit/group/test_group_member.py",),
+    ),
+    *rows(
+        "liftpy/group/coordinator.py",
+        (
+            "silence is left alone",
+            'self.offer(b"")',
+            "pass",
+            "members that died keep their partitions while nobody else speaks",
+        ),
+        tests=("tests/unit/group/test_group_coordinator.py",),
+    ),
+    *rows(
+        "liftpy/group/queue.py",
+        (
+            "nothing bounds the ranges",
+            "if may_grow and len(self._pieces) < limits.MAX_QUEUE_RANGES:",
+            "if may_grow:",
+            "a queue grows until its coordinator is out of memory",
+        ),
+        (
+            "what the log lost stays out",
+            "            self._count(piece, -1)\n        del self._pieces[:count]",
+            "            pass\n        del self._pieces[:count]",
+            "a queue whose records expire gives nothing any more",
+        ),
+        tests=("tests/unit/group/test_group_queue.py",),
+    ),
+]

@@ -1,0 +1,162 @@
+"""Bugs of groups and queues that the histories have to notice: each is planted in shipped code; its seed is one that sees it."""
+
+from __future__ import annotations
+
+from tests.simulation.group.planting import PlantedBug
+
+MEMBERS = (
+    PlantedBug(
+        "a partition is granted before it was given up", "membership.ConsumerGroup._grant",
+        "place not in self.owners]", "self.owners.get(place) != self.targets[place]]", 1, "G1",
+    ),
+    PlantedBug(
+        "no fence behind a session", "membership.GroupMember.end_ns",
+        "+ limits.FENCE_MS * NS_PER_MS", "- limits.FENCE_MS * NS_PER_MS", 1, "G1",
+    ),
+    PlantedBug(
+        "an outage is time that has passed", "clock.HeardClock.advance",
+        "min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)", "max(0, stamp_ns - self.stamp_ns)", 1, "G4",
+    ),
+    PlantedBug(
+        "the difference of two leaders' clocks is time that has passed", "clock.HeardClock.advance",
+        "if leader_epoch == self.leader_epoch:\n        self.now_ns += min(max(0, stamp_ns - self.stamp_ns), MAX_CLOCK_STEP_MS * NS_PER_MS)",
+        "self.now_ns += max(0, stamp_ns - self.stamp_ns)", 1, "G4",
+    ),
+    PlantedBug(
+        "time is the greatest stamp", "clock.HeardClock.advance",
+        "self.stamp_ns, self.leader_epoch = stamp_ns, leader_epoch",
+        "self.stamp_ns, self.leader_epoch = max(stamp_ns, self.stamp_ns), leader_epoch", 1, "G6",
+    ),
+    PlantedBug(
+        "any member may commit", "membership.ConsumerGroup.commit",
+        "known.uid == at.uid and member.held.get(place) == at.generation", "known.uid == at.uid", 17, "G2",
+    ),
+    PlantedBug(
+        "a commit of an earlier incarnation is taken for one of this", "membership.ConsumerGroup.commit",
+        "known is not None and known.uid == at.uid and member.held.get(place) == at.generation",
+        "known is not None and place in member.held", 1, "G3",
+    ),
+    PlantedBug(
+        "a late commit sets the position back", "membership.ConsumerGroup.commit",
+        "is None or held[0] <= at.position", "is None or held[0] != -2", 1, "G3",
+    ),
+    PlantedBug(
+        "positions outlive their stream", "membership.ConsumerGroup.learn",
+        "for table in (self.positions, self.targets):", "for table in (self.targets,):", 40, "G3",
+    ),
+    PlantedBug(
+        "a stream's earlier incarnation comes back", "membership.ConsumerGroup.learn",
+        "if uid_order(uid) < uid_order(known.uid):", "if False:", 15, "G4",
+    ),
+    PlantedBug(
+        "a snapshot lacks generations", "machine._group_of",
+        "members[part.owner - 1].held[place] = part.generation", "members[part.owner - 1].held[place] = 1", 1, "G4",
+    ),
+    PlantedBug(
+        "a snapshot lacks when members were heard", "machine._group_of",
+        "m.sessionNs, m.heardNs,", "m.sessionNs, state.generation,", 1, "G4",
+    ),
+    PlantedBug(
+        "generations begin anew with a group of the same name", "machine.GroupMachine._weigh",
+        "max(self._generations, group.readers.generation)", "0", 2, "G1",
+    ),
+    PlantedBug(
+        "a member delivers for ever", "member.MemberMachine.may_deliver",
+        "key in self._owned and now_ns < self._until_ns", "key in self._owned", 1, "G1",
+    ),
+    PlantedBug(
+        "a member keeps what it is to give up", "member.MemberMachine._changed",
+        "elif new is None and key not in self._asked:", "elif False:", 1, "G6",
+    ),
+    PlantedBug(
+        "who was put out goes on under its name", "member.MemberMachine.on_answer",
+        "self.stage, self.member, self._due_ns = MemberStage.JOINING, self._new_id(), now_ns", "self._due_ns = now_ns", 40, "G6",
+    ),
+    PlantedBug(
+        "nothing moves to who joins", "assignment.assign",
+        "kept = {name: have[stream][name][: share[name]] for name in readers[stream]}",
+        "share = {n: max(len(have[stream][n]), 0 if any(have[stream].values()) else share[n]) for n in share}\n"
+        "        kept = {name: have[stream][name][: share[name]] for name in readers[stream]}", 1, "G6",
+    ),
+)  # fmt: skip
+
+QUEUES = (
+    PlantedBug(
+        "an old lease is as good as the newest", "queue.WorkQueue._settle",
+        "piece.lease == part.lease and piece.member == member", "piece.member == member", 1, "Q3",
+    ),
+    PlantedBug(
+        "anybody may settle", "queue.WorkQueue._settle",
+        "piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member", "piece.kind is PieceKind.OUT", 1, "Q3",
+    ),
+    PlantedBug(
+        "what came back is settled by its former lease", "queue.WorkQueue._settle",
+        "piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member",
+        "piece.kind is PieceKind.BACK or (piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member)", 1, "Q3",
+    ),
+    PlantedBug(
+        "the whole piece is settled for a part of it", "queue.WorkQueue._settle",
+        "piece.between(start, end)", "self._at((piece.due_ns, piece.start), piece.kind) or piece", 6, "Q3",
+    ),
+    PlantedBug(
+        "leases never run out", "queue.WorkQueue.expire",
+        "self._ends[0][0] <= now_ns", "self._ends[0][0] <= now_ns - (1 << 60)", 1, "Q3",
+    ),
+    PlantedBug(
+        "leases run out early", "queue.WorkQueue.expire",
+        "self._ends[0][0] <= now_ns", "self._ends[0][0] <= now_ns + 1_000_000_000", 1, "Q3",
+    ),
+    PlantedBug(
+        "the rest of a cut piece is never due", "queue.WorkQueue._cut",
+        "self._remember(self._pieces[index + 1])", "pass", 1, "Q3",
+    ),
+    PlantedBug(
+        "a delay is not kept", "queue.WorkQueue._settled",
+        "now_ns + settlement.delayMs * NS_PER_MS", "now_ns", 1, "Q2",
+    ),
+    PlantedBug(
+        "given for ever", "queue.WorkQueue._returned",
+        "if not dead and deliveries >= self.max_deliveries:", "if False:", 1, "Q6",
+    ),
+    PlantedBug(
+        "one delivery more than allowed", "queue.WorkQueue._returned",
+        "deliveries >= self.max_deliveries", "deliveries > self.max_deliveries", 1, "Q6",
+    ),
+    PlantedBug(
+        "what was given up is done", "queue.WorkQueue._returned",
+        "if not dead and deliveries >= self.max_deliveries:",
+        "if not dead and deliveries >= self.max_deliveries:\n        return QueuePiece(piece.start, piece.end, PieceKind.DONE)\n    if dead and False:", 1, "Q6",
+    ),
+    PlantedBug(
+        "an extension counts from the old deadline", "queue.WorkQueue._settled",
+        "return replace(piece, due_ns=now_ns + self.wait_ns)", "return piece", 1, "Q3",
+    ),
+    PlantedBug(
+        "a release counts as a delivery", "queue.WorkQueue._settled",
+        "deliveries=piece.deliveries - (not piece.dead)", "deliveries=piece.deliveries", 1, "Q6",
+    ),
+    PlantedBug(
+        "the bound of all members is not kept", "queue.WorkQueue.take",
+        "(take.maxAckPending or limits.MAX_ACK_PENDING) - self.out_count", "limits.MAX_ACK_PENDING", 1, "Q5",
+    ),
+    PlantedBug(
+        "the bound of a member is not kept", "queue.WorkQueue.take",
+        "(take.maxMemberPending or limits.MAX_MEMBER_PENDING) - self._out.get(take.member, 0)", "limits.MAX_MEMBER_PENDING", 1, "Q5",
+    ),
+    PlantedBug(
+        "returned records are given twice", "queue.WorkQueue._put",
+        "self._pieces[index] = piece\n", "self._pieces[index] = piece if piece.kind is not PieceKind.OUT else self._pieces[index]\n", 1, "Q3",
+    ),
+    PlantedBug(
+        "the prefix passes over what is out", "queue.WorkQueue._advance",
+        "self._pieces[0].kind is PieceKind.DONE", "self._pieces[0].kind is not PieceKind.BACK", 6, "Q3",
+    ),
+    PlantedBug(
+        "a snapshot forgets deadlines", "queue.WorkQueue.from_state",
+        "p.lease, p.dueNs,", "p.lease, 0,", 1, "G4",
+    ),
+    PlantedBug(
+        "a take that gives nothing else skips to the log's end", "queue.WorkQueue.take",
+        "start = self.frontier", "start = max(self.frontier, take.logEnd - room)", 6, "Q6",
+    ),
+)  # fmt: skip

@@ -1,0 +1,287 @@
+"""Workers of a queue under faults: killed, paused, late, unheard; what they were promised is checked as it happens.
+
+The coordinator is the one of ``coordinator``; a model of its own keeps, record by record, what the state keeps by ranges.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from liftpy.group.commands import encode_command
+from liftpy.group.queue import PieceKind
+from liftpy.invariants import check
+from liftpy.wire._pb import group_pb2 as pb
+from tests.simulation.group.coordinator import HOUR, MS, Events, S, SimCoordinator
+
+STREAM, UID, GROUP = "jobs", "000001-1", "work"
+WAIT_MS, MAX_DELIVERIES, MAX_OUT, MAX_MEMBER = 3000, 3, 60, 20
+RECORDS = 600
+
+
+@dataclass
+class Worker:
+    """``until_ns`` of each range that it has: then it stops with it by its own clock."""
+
+    name: str
+    alive: bool = True
+    paused_until_ns: int = 0
+    work: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class QueueWorld:
+    """One history of one queue."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seen: Counter[str] = Counter()
+        self.events = Events()
+        self.coordinator = SimCoordinator(self.events, random.Random(seed + 1), self.seen)
+        self.coordinator.before, self.coordinator.after = self._before, self._after
+        self.calm = False
+        self.confirmed: set[int] = set()
+        """Offsets whose acknowledgement was answered."""
+        self.leases: dict[int, tuple[int, str, int]] = {}
+        """Offset -> (lease, member, deadline by the coordinator's clock) of what is out."""
+        self.deliveries: Counter[int] = Counter()
+        self.waiting_since: dict[int, int] = {}
+        """Offset -> time of the coordinator's clock from which on it may be given again."""
+        self.dead: set[int] = set()
+        self.workers = [Worker(f"w{number}") for number in range(4)]
+        self.born = len(self.workers)
+        for worker in self.workers:
+            self._loop(worker)
+
+    @property
+    def clock_ns(self) -> int:
+        return self.coordinator.machine.clock.now_ns
+
+    # ---- the network -------------------------------------------------------------------------------------------------
+    def _send(self, worker: Worker, command: pb.GroupCommand, answered: Callable[[pb.GroupAnswer], None]) -> None:
+        def back(data: bytes) -> None:
+            answer = pb.GroupAnswer.FromString(data)
+            for _ in range(self._copies()):
+                self.events.after(self._delay(), lambda: answered(answer) if self._runs(worker) else None)
+
+        for _ in range(self._copies()):
+            self.events.after(self._delay(), partial(self.coordinator.append, encode_command(command), back))
+
+    def _runs(self, worker: Worker) -> bool:
+        return worker.alive and self.events.now_ns >= worker.paused_until_ns
+
+    def _copies(self) -> int:
+        return 1 if self.calm else self.rng.choices((0, 1, 2), (6, 88, 6))[0]
+
+    def _delay(self) -> int:
+        late = not self.calm and self.rng.random() < 0.08
+        return self.rng.randrange(100, 6000) * MS if late else self.rng.randrange(1, 20) * MS
+
+    # ---- workers -----------------------------------------------------------------------------------------------------
+    def _loop(self, worker: Worker) -> None:
+        if not worker.alive:
+            return
+        self.events.after(self.rng.randrange(50, 300) * MS, partial(self._loop, worker))
+        if not self._runs(worker):
+            return
+        if worker.work:
+            self._settle(worker)
+        else:
+            self._take(worker)
+
+    def _take(self, worker: Worker) -> None:
+        end = min(RECORDS, self.events.now_ns // (60 * MS))
+        take = pb.TakeRecords(
+            member=worker.name, stream=STREAM, uid=UID, maxRecords=self.rng.randrange(1, 30), logEnd=end, ackWaitMs=WAIT_MS,
+            maxDeliveries=MAX_DELIVERIES, maxAckPending=MAX_OUT, maxMemberPending=MAX_MEMBER,
+        )  # fmt: skip
+        sent_ns = self.events.now_ns
+
+        def got(answer: pb.GroupAnswer) -> None:
+            for part in answer.granted:
+                self.seen["ranges granted"] += 1
+                self.seen["dead letters granted"] += part.dead
+                worker.work.append((part.start, part.end, part.lease, sent_ns + WAIT_MS * MS))
+
+        self._send(worker, pb.GroupCommand(group=GROUP, take=take), got)
+
+    def _settle(self, worker: Worker) -> None:
+        """Some of what it has, in some way; what is past its wait it lets go, but for one that settles late."""
+        start, end, lease, until = worker.work.pop(self.rng.randrange(len(worker.work)))
+        if self.events.now_ns >= until and self.rng.random() < 0.7:
+            self.seen["ranges let go"] += 1
+            return
+        cut = self.rng.randrange(start + 1, end + 1)
+        if cut < end:
+            worker.work.append((cut, end, lease, until))
+        kinds = (pb.SETTLE_ACK, pb.SETTLE_NACK, pb.SETTLE_EXTEND, pb.SETTLE_REJECT, pb.SETTLE_RELEASE)
+        kind = pb.SETTLE_ACK if self.calm else self.rng.choices(kinds, (70, 10, 8, 4, 4))[0]
+        if kind == pb.SETTLE_EXTEND:
+            worker.work.append((start, cut, lease, self.events.now_ns + WAIT_MS * MS))
+        part = pb.Settlement(
+            kind=kind, stream=STREAM, uid=UID, ranges=[pb.RecordRange(start=start, end=cut, lease=lease)],
+            delayMs=self.rng.choice((0, 500)) if kind == pb.SETTLE_NACK else 0, reason="no" if kind == pb.SETTLE_REJECT else "",
+        )  # fmt: skip
+
+        def done(answer: pb.GroupAnswer) -> None:
+            if kind == pb.SETTLE_ACK:
+                lost = {offset for gone in answer.lost for offset in range(gone.start, gone.end)}
+                self.confirmed |= set(range(start, cut)) - lost
+
+        self._send(worker, pb.GroupCommand(group=GROUP, settle=pb.SettleRecords(member=worker.name, settlements=[part])), done)
+
+    # ---- checks ------------------------------------------------------------------------------------------------------
+    def _before(self, data: bytes) -> None:
+        self._before_state = self._states()
+
+    def _states(self) -> dict[int, tuple[PieceKind, str]]:
+        group = self.coordinator.machine.groups.get(GROUP)
+        queue = group.queues[STREAM, 0] if group is not None else None
+        self.prefix, self.frontier = (queue.prefix, queue.frontier) if queue is not None else (0, 0)
+        pieces = queue.pieces if queue is not None else ()
+        at = self.prefix
+        for piece in pieces:
+            check(piece.start == at and piece.end > at, "Q6", "pieces have a gap at", at, "before", piece)
+            at = piece.end
+        return {offset: (piece.kind, piece.member) for piece in pieces for offset in range(piece.start, piece.end)}
+
+    def _after(self, data: bytes, answer: bytes) -> None:
+        command, told = pb.GroupCommand.FromString(data), pb.GroupAnswer.FromString(answer)
+        for offset in [offset for offset, (_, _, deadline) in self.leases.items() if deadline <= self.clock_ns]:
+            self._given_back(offset, self.leases[offset][2])
+            self.seen["leases that ran out"] += 1
+        if command.HasField("settle"):
+            self._check_settle(command.settle, told)
+        if command.HasField("take"):
+            self._check_take(command.take, told)
+        states = self._states()
+        out = {offset for offset, (kind, _) in states.items() if kind is PieceKind.OUT}
+        check(
+            out == set(self.leases),
+            "Q3",
+            "out are",
+            len(out),
+            "records, and by the answers",
+            sorted(out ^ set(self.leases))[:5],
+        )
+        for offset in self.confirmed:
+            check(
+                offset < self.prefix or states[offset][0] is PieceKind.DONE, "Q4", offset, "was acknowledged, and is not done"
+            )
+        undone = {offset for offset in range(self.prefix) if offset not in self.done}
+        check(not undone, "Q6", "below the prefix, and nobody acknowledged:", sorted(undone)[:5])
+
+    def _check_take(self, take: pb.TakeRecords, told: pb.GroupAnswer) -> None:
+        for part in told.granted:
+            for offset in range(part.start, part.end):
+                check(offset not in self.done, "Q1", offset, "was acknowledged, and is given again")
+                check(
+                    offset not in self.leases, "Q3", offset, "is out to", self.leases.get(offset), "and given to", take.member
+                )
+                check(offset < max(take.logEnd, self.frontier), "Q6", offset, "is not in the log yet")
+                due = self.waiting_since.pop(offset, 0)
+                check(due <= self.clock_ns, "Q2", offset, "was to wait until", due)
+                if not part.dead:
+                    self.deliveries[offset] += 1
+                    check(offset not in self.dead, "Q6", offset, "was given up, and is given as if it was not")
+                    check(self.deliveries[offset] <= MAX_DELIVERIES, "Q6", offset, "is given", self.deliveries[offset], "times")
+                    check(part.deliveries == self.deliveries[offset], "Q6", offset, "counts", part.deliveries, "deliveries")
+                else:
+                    check(offset in self.dead and bool(part.reason), "Q6", offset, "is no dead letter")
+                self.leases[offset] = (part.lease, take.member, self.clock_ns + WAIT_MS * MS)
+        mine = sum(member == take.member for _, member, _ in self.leases.values())
+        check(len(self.leases) <= MAX_OUT and mine <= MAX_MEMBER, "Q5", "out are", len(self.leases), "of which one has", mine)
+        room = len(self.leases) < MAX_OUT and mine < MAX_MEMBER and sum(p.end - p.start for p in told.granted) < take.maxRecords
+        if room:
+            late = [offset for offset, due in self.waiting_since.items() if due <= self.clock_ns]
+            check(not late, "Q2", "there was room, and these were not given:", late[:5])
+            check(self._top() >= take.logEnd, "Q5", "there was room, and new records were not given")
+
+    def _top(self) -> int:
+        return max([*self.leases, *self.waiting_since, *self.done, -1]) + 1
+
+    def _check_settle(self, settle: pb.SettleRecords, told: pb.GroupAnswer) -> None:
+        lost = {offset for part in told.lost for offset in range(part.start, part.end)}
+        for part in settle.settlements:
+            for piece in part.ranges:
+                for offset in range(piece.start, piece.end):
+                    lease = self.leases.get(offset)
+                    mine = lease is not None and lease[:2] == (piece.lease, settle.member)
+                    fine = mine or (part.kind == pb.SETTLE_ACK and offset in self.done)
+                    check(
+                        (offset not in lost) == fine,
+                        "Q3",
+                        offset,
+                        "is settled by",
+                        settle.member,
+                        piece.lease,
+                        "is out:",
+                        lease,
+                    )
+                    if mine:
+                        self._settled(part, offset)
+        self.seen["ranges settled late"] += bool(lost)
+
+    def _settled(self, part: pb.Settlement, offset: int) -> None:
+        lease, member, _ = self.leases[offset]
+        self.seen[f"records: {pb.SettleKind.Name(part.kind)}"] += 1
+        if part.kind == pb.SETTLE_ACK:
+            del self.leases[offset]
+            self.done.add(offset)
+        elif part.kind == pb.SETTLE_EXTEND:
+            self.leases[offset] = (lease, member, self.clock_ns + WAIT_MS * MS)
+        elif part.kind == pb.SETTLE_RELEASE:
+            self.deliveries[offset] -= offset not in self.dead
+            del self.leases[offset]
+            self.waiting_since[offset] = self.clock_ns
+        else:
+            if part.kind == pb.SETTLE_REJECT:
+                self.dead.add(offset)
+            self._given_back(offset, self.clock_ns + part.delayMs * MS)
+
+    def _given_back(self, offset: int, due_ns: int) -> None:
+        del self.leases[offset]
+        self.waiting_since[offset] = due_ns
+        if self.deliveries[offset] >= MAX_DELIVERIES:
+            self.dead.add(offset)
+
+    # ---- the history -------------------------------------------------------------------------------------------------
+    done: set[int]
+
+    def _strike(self) -> None:
+        if self.calm:
+            return
+        self.events.after(self.rng.randrange(300, 3000) * MS, self._strike)
+        kind = self.rng.choices(("fail over", "kill", "pause", "clock"), (30, 30, 35, 5))[0]
+        self.seen[f"fault: {kind}"] += 1
+        one = self.rng.choice(self.workers)
+        if kind == "fail over":
+            self.coordinator.fail_over(self.rng.choice((200, 1000, 8000)) * MS)
+        elif kind == "clock":
+            self.coordinator.set_clock(self.rng.choice((-HOUR, HOUR)))
+        elif kind == "pause":
+            one.paused_until_ns = self.events.now_ns + self.rng.choice((500, 4000, 9000)) * MS
+        elif one.alive:
+            one.alive = False
+            self.workers.remove(one)
+            self.born += 1
+            self.workers.append(Worker(f"w{self.born}"))
+            self._loop(self.workers[-1])
+
+    def run(self) -> Counter[str]:
+        """Raises InvariantError."""
+        self.done = set()
+        self._strike()
+        self.events.run_until(45 * S)
+        self.calm = True
+        self.events.run_until(100 * S)
+        check(self.prefix == RECORDS, "Q6", "in the end all are done below", self.prefix, "of", RECORDS)
+        check(set(range(RECORDS)) == self.done, "Q6", "some were skipped:", sorted(set(range(RECORDS)) - self.done)[:5])
+        return self.seen
+
+
+def run(seed: int) -> Counter[str]:
+    """One history; what happened how often. Raises InvariantError."""
+    return QueueWorld(seed).run()

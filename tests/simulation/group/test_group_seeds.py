@@ -1,0 +1,45 @@
+"""Histories of groups and queues under faults, and bugs that they notice; ``python -m tests.simulation.group`` runs any number."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from liftpy.errors import InvariantError
+from tests.simulation.group import catalogue, queues, world
+
+MOST = catalogue.MEMBERS + catalogue.QUEUES
+QUICK = [bug for bug in MOST if bug.seed == 1][::6]
+
+
+def test_members_under_faults() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(1, 6):
+        seen += world.run(seed)
+    for what in (
+        "fail-overs", "commands lost with a leader", "sessions that ended", "static members that came back", "fault: again",
+        "fault: more", "answers GROUP_STALE", "answers GROUP_UNKNOWN_MEMBER", "records delivered again", "commits",
+    ):  # fmt: skip
+        assert seen[what], f"no history had: {what}"
+
+
+def test_queues_under_faults() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(1, 4):
+        seen += queues.run(seed)
+    for what in ("fail-overs", "leases that ran out", "dead letters granted", "ranges settled late", "records: SETTLE_EXTEND"):
+        assert seen[what], f"no history had: {what}"
+
+
+@pytest.mark.parametrize("bug", MOST, ids=lambda bug: bug.name)
+def test_planted_bugs_fit(bug: catalogue.PlantedBug) -> None:
+    assert bug.seed
+    assert bug.changed() is not None
+
+
+@pytest.mark.parametrize("bug", QUICK, ids=lambda bug: bug.name)
+def test_planted_bugs_are_noticed(bug: catalogue.PlantedBug) -> None:
+    run = world.run if bug in catalogue.MEMBERS else queues.run
+    with bug.planted(), pytest.raises(InvariantError, match=f"invariant {bug.code} "):
+        run(bug.seed)

@@ -1,0 +1,298 @@
+"""The coordinator as the service that it is: commands, answers, time, questions; the same on every node and after every snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from liftpy.group import limits
+from liftpy.group.commands import decode_answer, decode_query_answer, encode_command
+from liftpy.group.coordinator import GroupCoordinator
+from liftpy.testing.services import ServiceTest
+from liftpy.wire._pb import group_pb2 as pb
+
+UID, LATER = "000001-1", "000002-1"
+
+
+def stream(partitions: int = 4, name: str = "s", uid: str = UID) -> pb.KnownStream:
+    return pb.KnownStream(name=name, uid=uid, partitions=partitions)
+
+
+class Lab:
+    """A coordinator, and what is said to it."""
+
+    def __init__(self) -> None:
+        self.test = ServiceTest(GroupCoordinator)
+
+    def say(self, seconds: float = 0.0, group: str = "g", **parts: object) -> pb.GroupAnswer:
+        while seconds > 0.9:
+            seconds -= 0.9
+            self.test.advance(0.9).send(b"")
+        command = pb.GroupCommand(group=group, **parts)  # type: ignore[arg-type]
+        self.test.advance(seconds).send(encode_command(command))
+        return decode_answer(self.test.replies[-1].value)
+
+    def join(self, member: str, streams: Iterable[pb.KnownStream] = (), **more: object) -> pb.GroupAnswer:
+        join = pb.JoinGroup(member=member, streams=[*streams] or [stream()], **more)  # type: ignore[arg-type]
+        return self.say(join=join)
+
+    def beat(self, member: str, last: pb.GroupAnswer, *, gives_up: Iterable[int] = (), seconds: float = 0.0) -> pb.GroupAnswer:
+        """A heartbeat of one who owns what ``last`` says, but ``gives_up``."""
+        owned = [pb.GrantedPartitions(stream=part.stream, uid=part.uid) for part in last.assigned]
+        for mine, part in zip(owned, last.assigned, strict=True):
+            for number, generation in zip(part.partitions, part.generations, strict=True):
+                if number not in gives_up:
+                    mine.partitions.append(number)
+                    mine.generations.append(generation)
+        return self.say(seconds, beat=pb.BeatGroup(member=member, generation=last.generation, owned=owned))
+
+    def commit(self, member: str, partition: int, position: int, generation: int, uid: str = UID) -> pb.GroupAnswer:
+        at = pb.GroupPosition(stream="s", uid=uid, partition=partition, position=position, generation=generation)
+        return self.say(commit=pb.CommitPositions(member=member, positions=[at]))
+
+    def query(self, group: str = "", **more: object) -> pb.GroupQueryAnswer:
+        return decode_query_answer(self.test.query(pb.GroupQuery(group=group, **more).SerializeToString()))  # type: ignore[arg-type]
+
+
+def owned(answer: pb.GroupAnswer, name: str = "s") -> list[int]:
+    return [number for part in answer.assigned if part.stream == name for number in part.partitions]
+
+
+def generation_of(answer: pb.GroupAnswer, partition: int) -> int:
+    part = answer.assigned[0]
+    return part.generations[list(part.partitions).index(partition)]
+
+
+def test_partitions_move_only_when_they_were_given_up() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, 1000)
+    b = lab.join("b")
+    assert (owned(b), b.settled, b.heartbeatMs) == ([], False, limits.WAITING_HEARTBEAT_MS)
+    a2 = lab.beat("a", a)
+    assert owned(a2) == [0, 1]
+    assert generation_of(a2, 0) == generation_of(a, 0)
+    assert owned(lab.beat("b", b)) == [], "a has not said that it gave them up [G1]"
+    assert lab.commit("a", 2, 70, generation_of(a, 2)).code == pb.GROUP_OK, "it may still commit what it finishes"
+    lab.beat("a", a2)
+    b2 = lab.beat("b", b)
+    assert (owned(b2), b2.settled) == ([2, 3], True)
+    assert list(b2.assigned[0].positions) == [70, -1]
+    late = lab.commit("a", 2, 80, generation_of(a, 2))
+    assert (late.code, [at.partition for at in late.refused]) == (pb.GROUP_STALE, [2]), "[G2]"
+    lab.test.verify(hash_seeds=1)
+
+
+def test_a_heartbeat_from_before_the_grant_gives_nothing_up() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    old = pb.GroupAnswer(generation=0)
+    again = lab.beat("a", old)
+    assert generation_of(again, 0) == generation_of(a, 0), "it did not know yet what it has"
+    dropped = lab.beat("a", a, gives_up=[0])
+    assert owned(dropped) == [0, 1, 2, 3]
+    assert generation_of(dropped, 0) > generation_of(a, 0), "it had it, and has it no more: it begins anew"
+    assert generation_of(dropped, 1) == generation_of(a, 1)
+
+
+def test_copies_of_earlier_commands_change_nothing() -> None:
+    lab = Lab()
+    join = pb.JoinGroup(member="a", streams=[stream()])
+    a = lab.say(number=1, join=join)
+    more = pb.BeatGroup(
+        member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(), stream(1, "t")]
+    )
+    assert owned(lab.say(number=2, beat=more), "t") == [0]
+    for copy in ({"number": 1, "join": join}, {"number": 2, "beat": pb.BeatGroup(member="a", generation=99)}):
+        late = lab.say(5, **copy)
+        assert (owned(late), owned(late, "t")) == ([0, 1, 2, 3], [0])
+    assert lab.query("g").members[0].silentMs > 9000, "nor do they keep it alive"
+
+
+def test_a_session_ends_with_the_fence_behind_it() -> None:
+    lab = Lab()
+    a, b = lab.join("a"), lab.join("b")
+    for _ in range(11):
+        b = lab.beat("b", b, seconds=1)
+        assert owned(b) == []
+    b = lab.beat("b", b, seconds=1.5)
+    assert owned(b) == [0, 1, 2, 3]
+    gone = lab.beat("a", a)
+    assert gone.code == pb.GROUP_UNKNOWN_MEMBER
+    assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER, "[G2]"
+
+
+def test_an_outage_of_the_coordinator_ends_no_session() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    for _ in range(5):
+        lab.test.advance(3600)
+        a = lab.beat("a", a)
+        assert owned(a) == [0, 1, 2, 3], "[G4]"
+
+
+def test_silence_is_broken_by_records_of_its_own() -> None:
+    lab = Lab()
+    lab.join("a")
+    for _ in range(40):
+        lab.test.advance(1).tick()
+        for effect in lab.test.effects:
+            lab.test.result(effect)
+    assert not lab.query().groups, "nobody was heard, and nothing is left to keep"
+    lab.test.advance(60).tick()
+    assert not lab.test.effects
+    lab.test.verify(hash_seeds=0)
+
+
+def test_a_static_member_keeps_what_it_had_and_fences_who_had_it() -> None:
+    lab = Lab()
+    a, b = lab.join("a", instance="i1"), lab.join("b", instance="i2")
+    a = lab.beat("a", lab.beat("a", a))
+    b = lab.beat("b", b)
+    again = lab.join("a2", instance="i1")
+    assert owned(again) == owned(a) == [0, 1]
+    assert generation_of(again, 0) > generation_of(a, 0)
+    assert owned(lab.beat("b", b)) == owned(b)
+    beat = pb.BeatGroup(member="a", instance="i1", generation=a.generation)
+    assert lab.say(beat=beat).code == pb.GROUP_FENCED_INSTANCE
+    assert lab.commit("a", 0, 5, generation_of(a, 0)).code == pb.GROUP_UNKNOWN_MEMBER
+
+
+def test_leaving_gives_all_at_once() -> None:
+    lab = Lab()
+    lab.join("a")
+    b = lab.join("b")
+    assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_OK
+    assert owned(lab.beat("b", b)) == [0, 1, 2, 3]
+    assert lab.say(leave=pb.LeaveGroup(member="a")).code == pb.GROUP_UNKNOWN_MEMBER
+
+
+def test_positions_never_fall_but_by_a_reset() -> None:
+    lab = Lab()
+    assert lab.commit("", 0, 50, 0).code == pb.GROUP_OK, "a named cursor"
+    behind = lab.commit("", 0, 40, 0)
+    assert (behind.code, [at.position for at in behind.positions]) == (pb.GROUP_OK, [50]), "[G3]"
+    back = pb.GroupPosition(stream="s", uid=UID, partition=0, position=10)
+    assert lab.say(reset=pb.ResetPositions(positions=[back])).code == pb.GROUP_OK
+    assert [at.position for at in lab.query("g").positions] == [10]
+    lab.join("a")
+    assert lab.say(reset=pb.ResetPositions(positions=[back])).code == pb.GROUP_NOT_EMPTY
+    assert lab.commit("", 0, 60, 0).code == pb.GROUP_NOT_EMPTY, "members commit, or nobody"
+    assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_NOT_EMPTY
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    back.position = -1
+    assert lab.say(reset=pb.ResetPositions(positions=[back])).code == pb.GROUP_OK
+    assert lab.query("g").code == pb.GROUP_NOT_FOUND, "nothing was left of it"
+    lab.commit("", 1, 5, 0)
+    assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_OK
+    assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_NOT_FOUND
+
+
+def test_a_stream_that_was_made_again_begins_anew() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    lab.commit("a", 0, 50, generation_of(a, 0))
+    again = lab.join("b", [stream(2, uid=LATER)])
+    assert again.code == pb.GROUP_OK
+    a2 = lab.beat("a", a)
+    assert [(part.uid, list(part.partitions), list(part.positions)) for part in a2.assigned] == [(LATER, [0], [-1])]
+    assert lab.commit("a", 0, 60, generation_of(a, 0)).code == pb.GROUP_STALE
+    assert owned(lab.join("c", [stream(9)])) == [], "an older one counts no more, nor does its size"
+    cursor = Lab()
+    cursor.commit("", 0, 7, 0, uid=LATER)
+    assert cursor.commit("", 0, 9, 0).code == pb.GROUP_STALE
+
+
+def test_partitions_that_are_added_are_read() -> None:
+    lab = Lab()
+    a = lab.join("a", [stream(2)])
+    beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(5)])
+    after = lab.say(beat=beat)
+    assert owned(after) == [0, 1, 2, 3, 4]
+    assert generation_of(after, 0) == generation_of(a, 0), "what does not move goes on"
+    beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(3)])
+    assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
+
+
+def test_bounds_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_GROUPS", 2), ("MAX_MEMBERS", 2), ("MAX_PARTITIONS", 6), ("MAX_QUEUES", 1)):
+        monkeypatch.setattr(limits, name, value)
+    lab = Lab()
+    assert lab.join("a").code == lab.join("b").code == pb.GROUP_OK
+    full = lab.join("c")
+    assert (full.code, "2 members" in full.detail) == (pb.GROUP_FULL, True)
+    a = lab.join("a", [stream(3, "t")])
+    assert (a.code, "6 partitions" in a.detail) == (pb.GROUP_FULL, True)
+    beat = lab.say(beat=pb.BeatGroup(member="a", tellsStreams=True, streams=[stream(3, "t")]))
+    assert (beat.code, "stays as it was" in beat.detail) == (pb.GROUP_OK, True)
+    take = pb.TakeRecords(member="w", stream="s", uid=UID, maxRecords=1, logEnd=9)
+    assert lab.say(take=take).code == pb.GROUP_OK
+    take.partition = 1
+    assert lab.say(take=take).code == pb.GROUP_FULL
+    assert lab.say(group="g2", take=take).code == pb.GROUP_OK
+    assert lab.say(group="g3", take=take).code == pb.GROUP_FULL
+    monkeypatch.setattr(limits, "MAX_STATE_BYTES", 100)
+    assert lab.say(group="g2", join=pb.JoinGroup(member="a")).code == pb.GROUP_FULL
+    assert (
+        lab.say(group="g2", commit=pb.CommitPositions(positions=[pb.GroupPosition(stream="s", uid=UID)])).code == pb.GROUP_FULL
+    )
+
+
+def test_what_is_malformed_is_answered_and_changes_nothing() -> None:
+    lab = Lab()
+    before = lab.test.snapshot()
+    lab.test.send(b"\xff\xff")
+    assert decode_answer(lab.test.replies[-1].value).code == pb.GROUP_MALFORMED
+    lab.test.send(b"")
+    assert len(lab.test.replies) == 1
+    after = pb.CoordinatorState.FromString(lab.test.snapshot())
+    assert list(after.groups) == list(pb.CoordinatorState.FromString(before).groups) == []
+    assert decode_query_answer(lab.test.query(b"\xff")).code == pb.GROUP_MALFORMED
+
+
+def test_operators_see_all_of_it() -> None:
+    lab = Lab()
+    a = lab.join("a", instance="i", client="host 1")
+    lab.commit("a", 3, 9, generation_of(a, 3))
+    take = pb.TakeRecords(member="w", stream="q", uid=UID, maxRecords=10, logEnd=100)
+    lab.say(group="work", take=take)
+    assert [(g.group, g.members, g.positions, g.queues) for g in lab.query().groups] == [("g", 1, 1, 0), ("work", 0, 0, 1)]
+    assert [g.group for g in lab.query(limit=1).groups] == ["g"]
+    assert lab.query(limit=1).more
+    assert [g.group for g in lab.query(after="g").groups] == ["work"]
+    told = lab.query("g")
+    assert [(m.member, m.instance, m.client, list(m.streams)) for m in told.members] == [("a", "i", "host 1", ["s"])]
+    assert [(part.stream, list(part.partitions)) for part in told.members[0].owned] == [("s", [0, 1, 2, 3])]
+    assert [(at.stream, at.partition, at.position) for at in told.positions] == [("s", 3, 9)]
+    assert [(s.name, s.partitions) for s in told.streams] == [("s", 4)]
+    queue = lab.query("work").queues[0]
+    assert (queue.takenBelow, queue.out, queue.acknowledgedBelow) == (10, 10, 0)
+    lab.test.verify(hash_seeds=0)
+
+
+def test_a_commit_of_an_earlier_grant_of_the_same_member_is_refused() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    again = lab.beat("a", a, gives_up=[0])
+    assert lab.commit("a", 0, 9, generation_of(a, 0)).code == pb.GROUP_STALE
+    assert lab.commit("a", 0, 9, generation_of(again, 0)).code == pb.GROUP_OK
+
+
+def test_a_heartbeat_of_another_session_of_the_same_name_is_of_nobody() -> None:
+    lab = Lab()
+    a = lab.join("a")
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    late = lab.join("a")
+    assert late.session != a.session
+    beat = pb.BeatGroup(member="a", generation=late.generation, owned=a.assigned, session=a.session)
+    assert lab.say(beat=beat).code == pb.GROUP_UNKNOWN_MEMBER
+
+
+def test_generations_go_on_over_a_group_that_was_forgotten() -> None:
+    lab = Lab()
+    before = lab.join("a")
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    assert lab.query("g").code == pb.GROUP_NOT_FOUND
+    lab.test.restart()
+    assert generation_of(lab.join("b"), 0) > generation_of(before, 0)

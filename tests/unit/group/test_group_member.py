@@ -1,0 +1,178 @@
+"""The member's side by itself: what counts of what it hears, and until when it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from liftpy.group.member import (
+    MemberMachine,
+    MemberRefused,
+    MemberStage,
+    PartitionAsked,
+    PartitionGained,
+    PartitionLost,
+)
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import group_pb2 as pb
+
+S = 1_000_000_000
+STREAM = pb.KnownStream(name="s", uid="u", partitions=3)
+
+
+def member() -> MemberMachine:
+    numbers = count(1)
+    return MemberMachine("g", [STREAM], lambda: f"m{next(numbers)}", session_ms=10_000)
+
+
+def ok(number: int, assigned: dict[int, int], generation: int = 1, session: int = 1, **more: object) -> pb.GroupAnswer:
+    """Assigns partition -> generation, each with the position 10 times its number."""
+    part = pb.GrantedPartitions(stream="s", uid="u", partitions=assigned, generations=assigned.values())
+    part.positions.extend(10 * partition for partition in assigned)
+    part.leaderEpochs.extend(1 for _ in assigned)
+    return pb.GroupAnswer(
+        number=number, generation=generation, session=session, assigned=[part], heartbeatMs=1000, sessionMs=10_000, **more
+    )  # type: ignore[arg-type]
+
+
+def key(partition: int) -> PartitionKey:
+    return PartitionKey("s", "u", partition)
+
+
+def owned(command: pb.GroupCommand | None) -> list[int]:
+    assert command is not None
+    return [number for part in command.beat.owned for number in part.partitions]
+
+
+def joined(assigned: Iterable[int] = (0, 1)) -> MemberMachine:
+    machine = member()
+    command = machine.command(0)
+    assert command is not None
+    assert (command.join.member, command.number) == ("m1", 1)
+    machine.on_answer(ok(1, dict.fromkeys(assigned, 1)), S // 10)
+    return machine
+
+
+def test_it_joins_beats_and_is_asked_to_give_up() -> None:
+    machine = member()
+    assert machine.command(-5 * S) is not None, "whatever its clock says"
+    assert machine.command(-5 * S) is None
+    events = machine.on_answer(ok(1, {0: 1, 1: 1}), -4 * S)
+    assert events == [PartitionGained(key(0), 1, 0, 1), PartitionGained(key(1), 1, 10, 1)]
+    assert machine.wake_ns == -4 * S
+    assert owned(machine.command(-4 * S)) == [0, 1]
+    assert machine.on_answer(ok(2, {0: 1}, 2), -4 * S) == [PartitionAsked(key(1), 1)]
+    assert owned(machine.command(-3 * S)) == [0, 1], "it has not finished"
+    assert machine.on_answer(ok(3, {0: 1}, 2), -3 * S) == []
+    machine.given_up(key(1))
+    beat = machine.command(-3 * S)
+    assert owned(beat) == [0]
+    assert beat is not None
+    assert (beat.beat.generation, beat.beat.session) == (2, 1)
+
+
+def test_a_session_lasts_from_when_its_heartbeat_was_sent() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    machine.on_answer(ok(2, {0: 1, 1: 1}), 9 * S)
+    assert machine.until_ns == 11 * S
+    assert machine.may_deliver(key(0), 11 * S - 1)
+    assert not machine.may_deliver(key(0), 11 * S)
+    assert not machine.may_deliver(key(2), 5 * S)
+    machine.command(12 * S)
+    assert machine.on_answer(ok(3, {0: 1, 1: 1}), 13 * S) == []
+    assert machine.may_deliver(key(0), 13 * S), "nobody else had it meanwhile: the generation is the same"
+
+
+def test_answers_that_are_older_than_their_session_say_nothing() -> None:
+    machine = member()
+    machine.command(0)
+    assert machine.on_answer(ok(1, {0: 1}), 10 * S) == []
+    assert machine.stage is MemberStage.JOINING
+
+
+def test_a_late_join_made_it_another_member_of_its_name() -> None:
+    machine = joined()
+    machine.command(2 * S)
+    events = machine.on_answer(ok(2, {1: 5}, 5, session=4), 2 * S)
+    assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1), PartitionGained(key(1), 5, 10, 1)]
+
+
+def test_what_was_given_up_is_not_taken_back_by_an_older_answer() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    machine.given_up(key(1))
+    assert owned(machine.command(1 * S)) == [0]
+    assert machine.on_answer(ok(2, {0: 1, 1: 1}), 1 * S) == [], "that heartbeat had named it yet"
+    assert owned(machine.command(5 * S)) == [0]
+    assert machine.on_answer(ok(4, {0: 1, 1: 7}, 7), 5 * S) == [PartitionGained(key(1), 7, 10, 1)]
+
+
+def test_of_two_answers_the_later_counts() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    machine.command(2 * S)
+    machine.on_answer(ok(3, {0: 1, 1: 1}, 3), 2 * S)
+    assert machine.on_answer(ok(2, {0: 1}, 2), 2 * S) == []
+    assert machine.on_answer(ok(3, {0: 1}, 3), 2 * S) == []
+    assert machine.on_answer(ok(99, {}, 9), 2 * S) == [], "nobody asked that"
+
+
+def test_streams_are_told_until_it_is_known_that_they_are() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    machine.reads([STREAM, pb.KnownStream(name="t", uid="u", partitions=1)])
+    first = machine.command(1 * S)
+    assert first is not None
+    assert (first.number, len(first.beat.streams)) == (3, 2), "at once"
+    machine.on_answer(ok(2, {0: 1, 1: 1}), 1 * S)
+    again = machine.command(3 * S)
+    assert again is not None
+    assert again.beat.tellsStreams, "the answer was to the one before"
+    machine.on_answer(ok(4, {0: 1, 1: 1}), 3 * S)
+    last = machine.command(5 * S)
+    assert last is not None
+    assert not last.beat.tellsStreams
+
+
+def test_who_was_put_out_joins_under_another_name() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_UNKNOWN_MEMBER), 1 * S)
+    assert events == [PartitionLost(key(0), 1), PartitionLost(key(1), 1)]
+    command = machine.command(1 * S)
+    assert command is not None
+    assert command.join.member == "m2"
+    assert not machine.may_deliver(key(0), 1 * S)
+
+
+def test_who_is_fenced_says_nothing_more() -> None:
+    machine = joined()
+    machine.command(1 * S)
+    events = machine.on_answer(pb.GroupAnswer(number=2, code=pb.GROUP_FENCED_INSTANCE, detail="other"), 1 * S)
+    assert events[-1] == MemberRefused("other", for_good=True)
+    assert machine.command(99 * S) is None
+    assert machine.owned == {}
+
+
+def test_what_is_full_is_tried_again_later() -> None:
+    machine = member()
+    machine.command(0)
+    assert machine.on_answer(pb.GroupAnswer(number=1, code=pb.GROUP_FULL, detail="no"), 0) == [
+        MemberRefused("no", for_good=False)
+    ]
+    assert machine.command(S // 2) is None
+    assert machine.command(1 * S) is not None
+
+
+def test_commits_name_what_is_owned_by_its_generation() -> None:
+    machine = joined()
+    command = machine.commit({key(0): (7, 2), key(2): (9, 2)})
+    assert command is not None
+    assert [(at.partition, at.position, at.leaderEpoch, at.generation) for at in command.commit.positions] == [(0, 7, 2, 1)]
+    assert machine.commit({key(2): (9, 2)}) is None
+    leave = machine.leave()
+    assert leave is not None
+    assert leave.leave.member == "m1"
+    assert member().leave() is None
+    assert machine.command(9 * S) is None
