@@ -16,6 +16,7 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.group import Group, GroupOptions, GroupPart, GroupRefusedError
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
 from liftpy.client.positions import Bounds, Start, Until, parse_start, parse_until
@@ -33,6 +34,10 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "Group",
+    "GroupOptions",
+    "GroupPart",
+    "GroupRefusedError",
     "ManyAck",
     "ManyReceipt",
     "Partitioner",

@@ -14,6 +14,7 @@ from liftpy.client import calling, positions, queries, truncating
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
+from liftpy.client.grouping import Grouping
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
@@ -79,7 +80,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client:
+class Client(Grouping):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -499,14 +500,7 @@ class Client:
         async def find() -> Address:
             return _address_of(await self._described(stream), partition, subject)
 
-        return Publisher(
-            self._transport,
-            stream,
-            partition,
-            address,
-            options or PublishOptions(),
-            find=find,
-        )
+        return Publisher(self._transport, stream, partition, address, options or PublishOptions(), find=find)
 
     def producer(
         self,
