@@ -72,8 +72,9 @@ async def test_partitions_are_shared_and_taken_over_and_no_record_is_lost(coordi
     revoked: list[PartitionKey] = []
     nats = coordinated.cluster.nats_url
     async with connect(nats) as one, connect(nats) as two:
-        a = await one.group("shared", [stream_name], options=options, on_assigned=gained.extend, on_revoked=revoked.extend)
-        working = asyncio.create_task(work(a, first))
+        later = GroupOptions(session_s=3.0, auto_commit_s=3600)  # it commits when a partition moves, and at the end
+        a = await one.group("shared", [stream_name], options=later, on_assigned=gained.extend, on_revoked=revoked.extend)
+        working = asyncio.create_task(work(a, first, finish=False))
         await coordinated.until(lambda: _true(len(first) == 40), "one member reads all")
         b = await two.group("shared", [f"{stream_name[:-1]}*"], options=options)
         other = asyncio.create_task(work(b, second))
