@@ -16,6 +16,7 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.group import Group, GroupOptions, GroupPart, GroupRefusedError
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.many import ManyConsumer, Taken, positions_from
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
@@ -34,6 +35,10 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "Group",
+    "GroupOptions",
+    "GroupPart",
+    "GroupRefusedError",
     "ManyAck",
     "ManyConsumer",
     "ManyReceipt",

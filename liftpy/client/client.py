@@ -14,6 +14,7 @@ from liftpy.client import positions, truncating
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
+from liftpy.client.grouping import Grouping
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
@@ -82,7 +83,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(ServiceCalls):
+class Client(Grouping, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -496,14 +497,7 @@ class Client(ServiceCalls):
         async def find() -> Address:
             return _address_of(await self._described(stream), partition, subject)
 
-        return Publisher(
-            self._transport,
-            stream,
-            partition,
-            address,
-            options or PublishOptions(),
-            find=find,
-        )
+        return Publisher(self._transport, stream, partition, address, options or PublishOptions(), find=find)
 
     def producer(
         self,

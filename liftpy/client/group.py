@@ -1,0 +1,445 @@
+"""``client.group``: one member of a consumer group. The partitions of its streams are shared by the members that live.
+
+async with client.group("billing", ["orders", "pay-*"]) as group:
+    async for part in group:
+        for record in part.slice.records(): ...
+
+What is owned, given up and lost decides ``liftpy.group.member``; here it is carried out: heartbeats, one reader for each partition,
+commits. A record is handed on only while the own session lasts by the own clock, so the process may be stopped for any time.
+Committed is what the application has finished: all before the part that it holds, and that one when it asks for the next or commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal, Protocol
+
+from liftpy.client.calling import CommandAnswer
+from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.positions import Start
+from liftpy.client.slices import BatchSlice
+from liftpy.cluster.image import StreamImage
+from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.group import limits
+from liftpy.group.commands import decode_answer, encode_command, partition_of
+from liftpy.group.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.ids import PartitionKey, check_name
+from liftpy.wire._pb import group_pb2 as pb
+
+logger = logging.getLogger("liftpy.client")
+
+GROUPS_SERVICE = "groups"
+"""Name of the coordinator, a replicated service."""
+GROUPS_STREAM = "_groups"
+"""The stream of its commands."""
+_AGAIN_S = 0.25
+"""Between two tries of what could not be committed or read."""
+_ANSWER_S = 2.0
+_COMMIT_S = 10.0
+_STREAMS_S = 30.0
+"""How often it is looked which streams and partitions there are; at once when one is found to be gone."""
+_NS_PER_S = 1_000_000_000
+Hook = Callable[[Sequence[PartitionKey]], None]
+
+
+class GroupRefusedError(LiftError):
+    """The coordinator does not take a command or a member: another has its partitions or its instance id, or a bound is reached."""
+
+    code = "GROUP_REFUSED"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOptions:
+    """``session_s``: so long a silent member keeps its partitions. ``start``: where a partition is begun of which nothing is committed.
+    ``auto_commit_s``: how often what is finished is committed, 0: only by ``commit``. ``read``: how each partition is read; its bounds
+    in bytes count once for each partition that is owned."""
+
+    session_s: float = limits.SESSION_MS / 1000
+    start: Literal["earliest", "new"] = "earliest"
+    auto_commit_s: float = 5.0
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    def __post_init__(self) -> None:
+        low, high = limits.MIN_SESSION_MS / 1000, limits.MAX_SESSION_MS / 1000
+        if not low <= self.session_s <= high:
+            raise ConfigError(f"session_s = {self.session_s} is outside {low:g}..{high:g}")
+        if not 0 <= self.auto_commit_s <= 3600:
+            raise ConfigError(f"auto_commit_s = {self.auto_commit_s} is outside 0..3600")
+        if self.start not in ("earliest", "new"):
+            raise ConfigError(f"start = {self.start!r}: a group begins at 'earliest' or 'new'")
+
+
+class GroupHome(Protocol):
+    """What a member needs of its Client."""
+
+    async def stream(self, name: str) -> StreamImage:
+        """As ``Client.stream``."""
+        ...
+
+    async def list_streams(self) -> list[StreamImage]:
+        """As ``Client.list_streams``."""
+        ...
+
+    def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, options: ReadOptions | None) -> Consumer:
+        """As ``Client.consume``."""
+        ...
+
+    async def call_service(
+        self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float
+    ) -> CommandAnswer:
+        """As ``Client.call_service``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """Records of one partition. ``generation``: of this member's ownership of it; whoever owns it later has a greater one."""
+
+    key: PartitionKey
+    generation: int
+    slice: BatchSlice
+
+
+class _Pump:
+    """The reader of one owned partition. It has at most one part that waits for the application, beside what is read ahead."""
+
+    def __init__(self, gained: PartitionGained) -> None:
+        self.gained = gained
+        self.taken = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Group:
+    """One member; made by ``client.group``. One iteration at a time; ``counters`` says what went wrong and was tried again."""
+
+    def __init__(
+        self, client: GroupHome, name: str, streams: Sequence[str], instance: str, options: GroupOptions,
+        on_assigned: Hook | None, on_revoked: Hook | None,
+    ) -> None:  # fmt: skip
+        self.name = check_name(name, "group")
+        if isinstance(streams, str) or not streams:
+            raise ConfigError("a group reads a list of streams, by name or pattern: ['orders', 'pay-*']")
+        if instance:
+            check_name(instance, "instance")
+        self._client, self._wanted, self._instance, self._options = client, tuple(streams), instance, options
+        self._hooks = on_assigned, on_revoked
+        self._machine: MemberMachine | None = None
+        self._partition = 0
+        self._pumps: dict[PartitionKey, _Pump] = {}
+        self._leaving: dict[PartitionKey, int] = {}
+        """What is to be given up once the application has finished with it."""
+        self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
+        self._handed: GroupPart | None = None
+        self._done: dict[PartitionKey, tuple[int, int]] = {}
+        """Of what is owned: (next position, LeaderEpoch before it) that the application has come to."""
+        self._committed: dict[PartitionKey, tuple[int, int]] = {}
+        self._committing = asyncio.Lock()
+        self._news, self._wake = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
+        self._closed = False
+        self._looked_s = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def owned(self) -> list[PartitionKey]:
+        """The partitions that are read now."""
+        return sorted(self._pumps)
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    async def open(self) -> Group:
+        """Find the coordinator and join. Raises NotFoundError where the stream of groups is not made yet."""
+        try:
+            home = await self._client.stream(GROUPS_STREAM)
+        except NotFoundError:
+            raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        self._partition = partition_of(self.name, len(home.partitions))
+        known = await self._known_streams()
+        if not known:
+            raise NotFoundError(f"there is no stream {', '.join(self._wanted)}")
+        self._machine = MemberMachine(
+            self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
+            client=socket.gethostname()[: limits.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
+        )  # fmt: skip
+        self._task = asyncio.create_task(self._live(self._machine), name=f"member of {self.name}")
+        return self
+
+    async def __aenter__(self) -> Group:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading, commit what is finished (with ``auto_commit_s``), and leave; a static member keeps its partitions for the
+        rest of its session. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._news.set()
+        tasks = [task for task in (self._task, *(pump.task for pump in self._pumps.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._pumps.clear()
+        machine = self._machine
+        if machine is None:
+            return
+        try:
+            if self._options.auto_commit_s:
+                await self._commit(machine, self._done, _ANSWER_S)
+            goodbye = None if self._instance else machine.leave()
+            if goodbye is not None:
+                await self._say(goodbye, _ANSWER_S)
+        except LiftError as error:  # the session ends by itself, and what was not committed comes again
+            self.counters["unsaid"] += 1
+            logger.warning("group %s: not left in order: %s", self.name, error)
+
+    # ---- what the application sees ----------------------------------------------------------------------------------------
+    def __aiter__(self) -> AsyncIterator[GroupPart]:
+        return self
+
+    async def __anext__(self) -> GroupPart:
+        """The next part; the one before is finished by that. Raises what reading raises, GroupRefusedError for a fenced member."""
+        self._finish()
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._closed or self._machine is None:
+                raise StopAsyncIteration
+            self._news.clear()
+            while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
+                self._ready.popleft()  # given up or lost since
+            if self._ready:
+                pump, piece = self._ready[0]
+                if self._machine.may_deliver(pump.gained.key, now_ns()):
+                    self._ready.popleft()
+                    pump.taken.set()
+                    self._handed = GroupPart(pump.gained.key, pump.gained.generation, piece)
+                    return self._handed
+                self.counters["held_back"] += 1
+            await self._news.wait()
+
+    async def commit(self) -> None:
+        """Commit all that was handed on, the last part included. Raises GroupRefusedError for what is another's by now: it comes again
+        there; UnavailableError or OutcomeUnknownError when nobody answers."""
+        self._finish()
+        if self._machine is None:
+            raise ConfigError("the group is not open")
+        refused = await self._commit(self._machine, self._done, _COMMIT_S)
+        if refused:
+            names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
+            raise GroupRefusedError(
+                f"group {self.name}: {names} belong to another member by now, nothing of them was committed"
+            )
+
+    def _finish(self) -> None:
+        part, self._handed = self._handed, None
+        pump = None if part is None else self._pumps.get(part.key)
+        generation = None if part is None else pump.gained.generation if pump else self._leaving.get(part.key)
+        if part is not None and generation == part.generation:
+            self._done[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
+        if self._leaving:
+            self._wake.set()
+
+    # ---- the member's life -------------------------------------------------------------------------------------------------
+    async def _live(self, machine: MemberMachine) -> None:
+        try:
+            commit_s = time.monotonic()
+            while True:
+                self._wake.clear()
+                command = machine.command(now_ns())
+                if command is not None:
+                    await self._beat(machine, command)
+                await self._give_up(machine)
+                if self._options.auto_commit_s and time.monotonic() - commit_s >= self._options.auto_commit_s:
+                    commit_s = time.monotonic()
+                    await self._try_commit(machine, self._done)
+                if time.monotonic() - self._looked_s >= _STREAMS_S:
+                    await self._look_at_streams(machine)
+                pause_s = max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S))
+                await _wait(self._wake, min(pause_s, _AGAIN_S) if self._leaving and self._handed is None else pause_s)
+        except Exception as error:  # hooks, or a defect: whoever iterates is told
+            self._fail(error)
+
+    async def _beat(self, machine: MemberMachine, command: pb.GroupCommand) -> None:
+        try:
+            answer = await self._say(command, _ANSWER_S)
+        except LiftError as error:
+            self.counters["unanswered"] += 1
+            logger.debug("group %s: %s", self.name, error)
+            return
+        self._follow(machine.on_answer(answer, now_ns()))
+        self._news.set()  # what was held back may be free now
+
+    def _follow(self, events: list[MemberEvent]) -> None:
+        gained: list[PartitionKey] = []
+        gone: list[PartitionKey] = []
+        for event in events:
+            if isinstance(event, PartitionGained):
+                self._begin(event)
+                gained.append(event.key)
+            elif isinstance(event, PartitionAsked):
+                self._leaving[event.key] = event.generation
+                self._stop(event.key)
+            elif isinstance(event, PartitionLost):
+                self._stop(event.key)
+                for table in (self._leaving, self._done, self._committed):
+                    table.pop(event.key, None)
+                self.counters["lost"] += 1
+                gone.append(event.key)
+            else:
+                self.counters["refused"] += 1
+                logger.warning("group %s: %s", self.name, event.detail)
+                if event.for_good:
+                    self._fail(GroupRefusedError(f"group {self.name}: {event.detail}"))
+        self._call(0, gained)
+        self._call(1, gone)
+
+    def _call(self, which: int, keys: list[PartitionKey]) -> None:
+        hook = self._hooks[which]
+        if hook is not None and keys:
+            hook(keys)
+
+    async def _give_up(self, machine: MemberMachine) -> None:
+        """What the application has finished with, once that is committed."""
+        held = self._handed.key if self._handed is not None else None
+        for key in [key for key in self._leaving if key != held]:
+            if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
+                continue
+            if self._leaving.pop(key, None) is None:
+                continue
+            self._done.pop(key, None)
+            self._committed.pop(key, None)
+            self._call(1, [key])
+            machine.given_up(key)
+
+    async def _try_commit(self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]]) -> bool:
+        try:
+            await self._commit(machine, positions, _ANSWER_S)
+        except LiftError as error:
+            self.counters["uncommitted"] += 1
+            logger.debug("group %s: %s", self.name, error)
+            return False
+        return True
+
+    async def _commit(
+        self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]], timeout_s: float
+    ) -> list[PartitionKey]:
+        """Returns what was refused."""
+        refused: list[PartitionKey] = []
+        async with self._committing:
+            news = sorted((key, at) for key, at in positions.items() if self._committed.get(key) != at)
+            for first in range(0, len(news), limits.MAX_POSITIONS):
+                some = dict(news[first : first + limits.MAX_POSITIONS])
+                command = machine.commit(some)
+                if command is None:
+                    refused += some
+                    continue
+                answer = await self._say(command, timeout_s)
+                if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
+                    raise GroupRefusedError(f"group {self.name}: {pb.GroupCode.Name(answer.code)} {answer.detail}")
+                bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
+                owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
+                refused += [key for key in some if key in bad or key not in owned]
+                self._committed.update({key: at for key, at in some.items() if key in owned - bad and key in self._done})
+        return refused
+
+    async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
+        answer = await self._client.call_service(
+            GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=self._partition, timeout_s=timeout_s
+        )
+        return decode_answer(answer.value)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    # ---- streams and their readers -----------------------------------------------------------------------------------------
+    async def _known_streams(self) -> list[pb.KnownStream]:
+        self._looked_s = time.monotonic()
+        found = {
+            stream.name: stream
+            for stream in await self._client.list_streams()
+            if not stream.name.startswith("_") and any(fnmatchcase(stream.name, pattern) for pattern in self._wanted)
+        }
+        return [
+            pb.KnownStream(name=name, uid=stream.uid, partitions=len(stream.partitions))
+            for name, stream in sorted(found.items())
+            if stream.partitions
+        ]
+
+    async def _look_at_streams(self, machine: MemberMachine) -> None:
+        try:
+            machine.reads(await self._known_streams())
+        except LiftError as error:
+            self.counters["unanswered"] += 1
+            logger.debug("group %s: %s", self.name, error)
+
+    def _begin(self, gained: PartitionGained) -> None:
+        self._stop(gained.key)
+        self._leaving.pop(gained.key, None)
+        self._done.pop(gained.key, None)
+        self._committed.pop(gained.key, None)
+        pump = self._pumps[gained.key] = _Pump(gained)
+        pump.task = asyncio.create_task(self._pump(pump), name=f"{self.name} reads {gained.key.stream}/{gained.key.partition}")
+
+    def _stop(self, key: PartitionKey) -> None:
+        pump = self._pumps.pop(key, None)
+        if pump is not None and pump.task is not None:
+            pump.task.cancel()
+
+    async def _pump(self, pump: _Pump) -> None:
+        key, position = pump.gained.key, pump.gained.position
+        start: Start = position if position >= 0 else self._options.start
+        epoch = pump.gained.leader_epoch if position > 0 else 0
+        consumer = self._client.consume(key.stream, key.partition, start=start, after_epoch=epoch, options=self._options.read)
+        try:
+            while True:
+                try:
+                    await self._read(pump, consumer)
+                    return
+                except UnavailableError as error:
+                    self.counters["unread"] += 1
+                    logger.debug("group %s: %s", self.name, error)
+                    await asyncio.sleep(_AGAIN_S)
+                except NotFoundError:
+                    self._looked_s = 0.0  # deleted, or made again
+                    self._wake.set()
+                    return
+        except Exception as error:  # never in silence: what can't be read on is the application's to decide
+            self._fail(error)
+
+    async def _read(self, pump: _Pump, consumer: Consumer) -> None:
+        bounds = await consumer.begin()
+        if bounds.uid != pump.gained.key.uid:
+            raise NotFoundError(f"{pump.gained.key.stream} was made again")
+        if pump.gained.position < 0 and self._options.start == "new" and pump.gained.key not in self._done:
+            self._done[pump.gained.key] = (bounds.high_watermark + 1, 0)  # the next owner begins there, not later
+        async for piece in consumer.batches():
+            pump.taken.clear()
+            self._ready.append((pump, piece))
+            self._news.set()
+            await pump.taken.wait()
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+
+
+def now_ns() -> int:
+    """Of a clock that goes on while the machine sleeps, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)

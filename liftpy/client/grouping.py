@@ -1,0 +1,32 @@
+"""What a Client knows of consumer groups; a part of ``liftpy.client.Client``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from liftpy.client.group import Group, GroupHome, GroupOptions, Hook
+from liftpy.client.opening import Opening
+
+
+class Grouping:
+    """Mixed into Client."""
+
+    def group(
+        self,
+        name: str,
+        streams: Sequence[str],
+        *,
+        instance: str = "",
+        options: GroupOptions | None = None,
+        on_assigned: Hook | None = None,
+        on_revoked: Hook | None = None,
+    ) -> Opening[Group]:
+        """A member of the consumer group ``name``: ``async with client.group("bills", ["orders"]) as group: async for part in group``.
+
+        ``streams``: names, or patterns with ``*``, which new streams join. ``instance``: a static identity; a process that comes back
+        with it within the session goes on with its partitions. The hooks are told of partitions as they come and when they are gone;
+        they are called between heartbeats and must not wait. Raises NotFoundError (no stream of groups, no such stream), ConfigError.
+        """
+        made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
+        return Opening(made.open())

@@ -1,0 +1,123 @@
+"""Consumer groups on real processes: the coordinator as its operators run it, members in clients of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.client import GroupOptions, GroupRefusedError, connect
+from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, Group
+from liftpy.ids import PartitionKey
+from tests.examples.processes import start_service
+from tests.integration.conftest import Bench
+
+pytestmark = pytest.mark.processes
+
+PARTITIONS = 4
+Seen = Counter[tuple[int, int]]
+
+
+@pytest.fixture
+async def coordinated(bench: Bench, tmp_path: Path) -> AsyncIterator[Bench]:
+    """The shared cluster, with the coordinator beside each node."""
+    await bench.create(GROUPS_STREAM)
+    processes = [
+        start_service(
+            "liftpy.group.coordinator:GroupCoordinator", stream=GROUPS_STREAM, node=node, data=tmp_path, output="",
+            snapshot_every=1000, nats_url=bench.cluster.nats_url, more=("--name", GROUPS_SERVICE, "--tick-s", "1"),
+        )
+        for node in bench.cluster.nodes
+    ]  # fmt: skip
+    yield bench
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        process.wait(30)
+    await bench.client.delete_stream(GROUPS_STREAM)
+
+
+async def feed(bench: Bench, stream: str, count: int) -> None:
+    """``count`` more records into each partition."""
+    for partition in range(PARTITIONS):
+        async with await bench.client.publisher(stream, partition) as publisher:
+            for number in range(count):
+                await publisher.send(b"%d" % number)
+
+
+async def work(group: Group, seen: Seen, *, finish: bool = True) -> None:
+    """Take parts and count their records, as soon as they are finished (``finish``) or given."""
+    async for part in group:
+        seen.update((part.key.partition, offset) for offset in part.slice.offsets().tolist())
+        if finish:
+            await group.commit()
+
+
+def held(group: Group) -> set[int]:
+    """Which partitions it reads."""
+    return {key.partition for key in group.owned}
+
+
+async def test_partitions_are_shared_and_taken_over_and_no_record_is_lost(coordinated: Bench, stream_name: str) -> None:
+    """Two members share four partitions; one dies without a word; the other goes on where it had committed [G1, G5]."""
+    await coordinated.create(stream_name, partitions=PARTITIONS)
+    await feed(coordinated, stream_name, 10)
+    options = GroupOptions(session_s=3.0, auto_commit_s=0)
+    first, second = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    gained: list[PartitionKey] = []
+    revoked: list[PartitionKey] = []
+    nats = coordinated.cluster.nats_url
+    async with connect(nats) as one, connect(nats) as two:
+        later = GroupOptions(session_s=3.0, auto_commit_s=3600)  # it commits when a partition moves, and at the end
+        a = await one.group("shared", [stream_name], options=later, on_assigned=gained.extend, on_revoked=revoked.extend)
+        working = asyncio.create_task(work(a, first, finish=False))
+        await coordinated.until(lambda: _true(len(first) == 40), "one member reads all")
+        b = await two.group("shared", [f"{stream_name[:-1]}*"], options=options)
+        other = asyncio.create_task(work(b, second))
+        await coordinated.until(lambda: _true(len(held(a)) == len(held(b)) == 2), "two members share")
+        assert not held(a) & held(b)
+        assert len(gained) == 4, "nothing moves twice"
+        assert {key.partition for key in revoked} == held(b), "what does not move never stops"
+        await feed(coordinated, stream_name, 10)
+        await coordinated.until(lambda: _true(len(first) + len(second) == 80), "both read")
+        assert set((first + second).values()) == {1}
+        assert {p for p, _ in second} == held(b)
+
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        await two.close()  # no goodbye: it is gone
+        await feed(coordinated, stream_name, 10)
+        await coordinated.until(lambda: _true(len(held(a)) == PARTITIONS), "its partitions are taken over")
+        await coordinated.until(lambda: _true(len(first + second) == 120), "nothing is skipped")
+        assert set((first + second).values()) == {1}, "nothing that was committed comes again"
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        await a.close()
+
+
+async def test_what_was_not_finished_comes_again_and_a_rival_fences(coordinated: Bench, stream_name: str) -> None:
+    """At least once: the part in hand is not committed by a close. A second process with one instance id ends the first [G2]."""
+    await coordinated.create(stream_name, partitions=PARTITIONS)
+    await feed(coordinated, stream_name, 3)
+    async with connect(coordinated.cluster.nats_url) as client:
+        async with client.group("once", [stream_name]) as group:
+            finished = await anext(group)
+            in_hand = await anext(group)
+        seen: Seen = Counter()
+        group = await client.group("once", [stream_name], instance="till-1")
+        working = asyncio.create_task(work(group, seen))
+        await coordinated.until(lambda: _true({p for p, _ in seen} >= {in_hand.key.partition}), "it comes again")
+        assert (finished.key.partition, finished.slice.last_offset) not in seen, "what was finished does not"
+
+        async with client.group("once", [stream_name], instance="till-1"):
+            with pytest.raises(GroupRefusedError):
+                await asyncio.wait_for(working, 10)
+        await group.close()
+
+
+async def _true(fact: bool) -> bool:
+    return fact
