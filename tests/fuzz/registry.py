@@ -6,13 +6,13 @@ fuzzed here, and why. A test holds both against the source.
 
 from __future__ import annotations
 
-from tests.fuzz import disk, metadata, network, texts
+from tests.fuzz import disk, groups, metadata, network, texts
 from tests.fuzz.decoder import Decoder
 
 
 def all_decoders() -> list[Decoder]:
     """Every one of them."""
-    return [*network.decoders(), *metadata.decoders(), *disk.decoders(), *texts.decoders()]
+    return [*network.decoders(), *metadata.decoders(), *disk.decoders(), *texts.decoders(), *groups.decoders()]
 
 
 ELSEWHERE = {
@@ -39,6 +39,7 @@ ELSEWHERE = {
     "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",
     "liftpy.testing.services:_in_process": "what its own child process says",
     "liftpy.testing.services:run_in_child": "what its own parent process says",
+    "liftpy.group.machine:GroupMachine.restore": "a snapshot whose digest was checked, tests/unit/group",
     "liftpy.wire.batch:reach": "of a batch that was parsed",
     "liftpy.wire.kept:picked": "of a batch that was parsed; meanings.check_kept",
     "liftpy.wire.filters:_is_one_of": "of a batch that was parsed; meanings.check_kept",
