@@ -73,15 +73,15 @@ async def test_how_far_the_scrub_is_stands_on_the_disk_every_ten_seconds(
     scrub._store()
     seen: list[tuple[float, int]] = []
     rested: list[float] = []
-    was = scrub_module.asyncio.sleep
+    loop_of = asyncio.get_running_loop
 
     async def rest(seconds: float) -> None:
         rested.append(seconds)
         seen.append((now_s[0], scrub_of(tmp_path)[0].progress.position))
         now_s[0] += 6.0
-        await was(0)
+        await asyncio.sleep(0)
 
-    monkeypatch.setattr(scrub_module.asyncio, "sleep", rest)
+    monkeypatch.setattr(scrub_module, "asyncio", SimpleNamespace(sleep=rest, get_running_loop=loop_of))  # of nobody else
     await scrub._scan(one, segment, 0, 1000, 5, **({"in_order": True} if in_order else {}))
     monkeypatch.undo()
     await scrub.close()

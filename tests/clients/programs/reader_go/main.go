@@ -81,16 +81,12 @@ func (r *reader) ask(bounds uint64) (numbers map[int]uint64, body []byte, err er
 	to := strings.TrimSuffix(r.subject+"."+r.node, ".")
 	r.node = "" // whoever does not answer well is not asked again at once
 	message, err := r.connection.Request(to, append([]byte("\xb9\x0e\x43\xb4\x00\x08\x00\x11"), q...), wait+2*time.Second)
-	if err != nil {
-		return nil, nil, err
-	}
-	data := message.Data
+	data := message.Data // panics where there is none
 	body = data[data[5]:]
 	whole := data[5] == 8 || crc32.Checksum(body, castagnoli) == binary.BigEndian.Uint32(data[8:])
 	size := uint64(binary.BigEndian.Uint32(body))
 	numbers, texts := parse(body[4 : 4+size])
-	ours := texts[16] == r.stream && numbers[17] == r.partition && numbers[18] == id
-	if string(data[:4]) != "\xb9\x0e\x43\xb4" || data[7] != 0x12 || !whole || !ours {
+	if string(data[:4]) != "\xb9\x0e\x43\xb4" || data[7] != 0x12 || !whole || texts[16] != r.stream || numbers[17] != r.partition || numbers[18] != id {
 		return nil, nil, errors.New("an answer to something else, or changed on its way")
 	}
 	switch numbers[1] {
@@ -103,6 +99,10 @@ func (r *reader) ask(bounds uint64) (numbers map[int]uint64, body []byte, err er
 	if len(r.filter) > 0 && bounds == 0 && numbers[19] == 0 {
 		return nil, nil, errors.New("an older node, which knows no filters")
 	}
+	if bounds == 1 && texts[4] != texts[11] {
+		r.node = texts[11]
+		return nil, nil, errors.New("only the leader knows the end")
+	}
 	r.uid, r.node = texts[3], texts[4]
 	r.highWater, r.logFrom = max(r.highWater, int64(numbers[6])), int64(numbers[7])
 	return numbers, body[4+size:], nil
@@ -111,9 +111,8 @@ func (r *reader) ask(bounds uint64) (numbers map[int]uint64, body []byte, err er
 // again asks until there is an answer, an error that is final, or nobody has answered for too long.
 func (r *reader) again(bounds uint64) (map[int]uint64, []byte, error) {
 	var final fatal
-	end := time.Now().Add(patience)
 	numbers, body, err := r.ask(bounds)
-	for ; err != nil && !errors.As(err, &final) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(patience); err != nil && !errors.As(err, &final) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		numbers, body, err = r.ask(bounds)
 	}
 	return numbers, body, err
@@ -278,21 +277,20 @@ func main() {
 	must(err)
 	partition, err := strconv.ParseUint(os.Args[3], 10, 31)
 	must(err)
-	subject := fmt.Sprintf("liftpy.%s.%d.read", os.Args[2], partition)
-	r := &reader{connection: connection, subject: subject, stream: os.Args[2], partition: partition, filter: os.Args[5:], highWater: -1}
+	r := &reader{connection: connection, stream: os.Args[2], partition: partition, filter: os.Args[5:], highWater: -1}
+	r.subject = fmt.Sprintf("liftpy.%s.%d.read", r.stream, r.partition)
 	_, _, err = r.again(1)
 	must(err)
-	r.next, r.node = r.logFrom, ""
+	r.next = r.logFrom
 	end := int64(1) << 62
 	left, err := strconv.ParseInt(os.Args[4], 10, 64)
-	if err != nil {
+	if err != nil { // "end"
 		end, left = r.highWater+1, end
 	}
 	out := bufio.NewWriter(os.Stdout)
 	for r.next < end && left > 0 {
 		must(r.read(func(found record) {
-			if found.offset < end && left > 0 {
-				left--
+			if left--; found.offset < end && left >= 0 {
 				fmt.Fprintf(out, "%d\t%s\t%s\n", found.offset, found.key, found.value)
 			}
 		}))
