@@ -42,7 +42,7 @@ FILE_SIZE_EXCEPTIONS = {"tests.mutants.catalogue.drawn": "a table"}
 FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
 
 LAYERS = (
-    ("sidecar",),
+    ("sidecar", "liftpy.testing.plugin"),
     ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "pyspark_liftpy"),
     ("liftpy.ingest",),
     ("liftpy.replica", "liftpy.cluster"),

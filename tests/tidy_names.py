@@ -20,6 +20,8 @@ _ASYNCIO = "asyncio calls it"
 _NATS = "nats-py calls it"
 _CHECKS = "checks of the control plane, for tests and simulators"
 _GROUP_SHELL = "for the shell of groups"
+_FIXTURES = "pytest finds fixtures by their names"
+_FAULTS = "for tests of applications"
 UNREFERENCED = {
     "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
@@ -57,6 +59,10 @@ UNREFERENCED = {
     "liftpy.testing.run.run_seed": "the door of the simulator",
     "liftpy.testing.run.shrink": "the simulator's command is in tests/",
     "liftpy.testing.sim_replica.SimReplica.compact": "for scripts",
+    "liftpy.testing.plugin.liftpy_client": _FIXTURES,
+    "liftpy.testing.plugin.liftpy_connect": _FIXTURES,
+    "liftpy.testing.plugin.liftpy_url": _FIXTURES,
+    "liftpy.testing.plugin.pytest_addoption": "pytest calls it",
     "liftpy.wire.frames.decode_replication_piece": _READS_BACK,
     "liftpy.wire.frames.decode_replication_response": _READS_BACK,
     "liftpy.wire.frames.is_piece": _READS_BACK,
@@ -70,6 +76,8 @@ UNREFERENCED = {
     "sidecar.cli.main._LazyGroup.get_command": _CLICK,
     "sidecar.cli.main._LazyGroup.invoke": _CLICK,
     "sidecar.cli.main._LazyGroup.list_commands": _CLICK,
+    "sidecar.dev.under_test.ClusterUnderTest.kill_leader": _FAULTS,
+    "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
     "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,

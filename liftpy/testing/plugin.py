@@ -1,0 +1,107 @@
+"""A pytest plugin for the tests of applications: a real cluster, clients of it, and its faults. Opt-in:
+
+    pytest_plugins = ["liftpy.testing.plugin"]      # in the conftest.py at the root, or: pytest -p liftpy.testing.plugin
+
+    def test_an_order_is_kept(liftpy_client):
+        liftpy_client.create_stream("orders", "shop.orders")
+        liftpy_client.publish("orders", b"one")
+        assert [r.value for r in liftpy_client.consume("orders", until="end")] == [b"one"]
+
+The cluster is of the session (of each worker of pytest-xdist), and starts with the first test that asks for it. After each test its
+nodes are healed and the streams that the test has made are deleted, so that no test sees those of another. Needs ``liftpy[dev]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, connect, sync
+from liftpy.client.opening import Opening
+from liftpy.errors import LiftError
+from sidecar.dev.embedded import find_nats_server
+from sidecar.dev.under_test import ClusterUnderTest
+
+DEFAULT_NODES = 3
+_PREFIX = "LIFTPY_"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How large the cluster is, and with which settings."""
+    parser.addini("liftpy_nodes", f"nodes of the cluster that the fixture liftpy_cluster starts (default {DEFAULT_NODES})")
+    parser.addini("liftpy_settings", "settings of its nodes, NAME=VALUE, one a line", type="linelist", default=[])
+    group = parser.getgroup("liftpy")
+    group.addoption("--liftpy-nodes", type=int, default=None, metavar="N", help="nodes of the cluster; wins over liftpy_nodes")
+    group.addoption("--liftpy-set", action="append", default=[], metavar="NAME=VALUE", help="a setting of its nodes")
+
+
+def cluster_options(config: pytest.Config) -> tuple[int, dict[str, str]]:
+    """(nodes, settings) as ini file and command line have them; raise pytest.UsageError where they make no sense."""
+    asked = config.getoption("--liftpy-nodes") or config.getini("liftpy_nodes") or DEFAULT_NODES
+    try:
+        nodes = int(asked)
+    except ValueError:
+        raise pytest.UsageError(f"liftpy_nodes = {asked!r} is no number") from None
+    settings: dict[str, str] = {}
+    for line in [*config.getini("liftpy_settings"), *config.getoption("--liftpy-set")]:
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip().startswith(_PREFIX):
+            raise pytest.UsageError(f"{line!r} is no setting of a node: say {_PREFIX}...=VALUE")
+        settings[name.strip()] = value.strip()
+    return nodes, settings
+
+
+def _show(node: str, line: str) -> None:
+    print(f"{node} | {line}")  # into pytest's capture: shown with a test that fails
+
+
+@pytest.fixture(scope="session")
+def _liftpy_session(pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
+    nodes, settings = cluster_options(pytestconfig)
+    try:
+        find_nats_server()
+        cluster = ClusterUnderTest(nodes, settings=settings, on_line=_show)
+        cluster.start_all()
+    except LiftError as error:
+        pytest.fail(
+            f"no cluster for the tests: {error}", pytrace=False
+        )  # not skipped: a green run that tried nothing helps nobody
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def liftpy_cluster(_liftpy_session: ClusterUnderTest) -> Iterator[ClusterUnderTest]:
+    """The cluster, with ``kill``, ``start``, ``pause``, ``resume``, ``kill_leader``, ``restart_nats``, ``wait_until``.
+
+    It is whole again, and the streams that the test has made are gone, before the next test begins.
+    """
+    there = frozenset(stream.name for stream in _liftpy_session.client.list_streams())
+    yield _liftpy_session
+    _liftpy_session.heal()
+    _liftpy_session.delete_streams(keep=there)
+
+
+@pytest.fixture
+def liftpy_url(liftpy_cluster: ClusterUnderTest) -> str:
+    """URL of the cluster's nats-server, for code that connects by itself."""
+    return liftpy_cluster.url
+
+
+@pytest.fixture
+def liftpy_client(liftpy_cluster: ClusterUnderTest) -> Iterator[sync.SyncClient]:
+    """A connected ``liftpy.client.sync`` client of the test's own; closed after the test."""
+    with sync.connect(liftpy_cluster.url, liftpy_cluster.namespace) as client:
+        yield client
+
+
+@pytest.fixture
+def liftpy_connect(liftpy_cluster: ClusterUnderTest) -> Callable[..., Opening[Client]]:
+    """``async with liftpy_connect() as client``: ``liftpy.connect`` to this cluster, for tests that run in an event loop."""
+
+    def opened(**options: Any) -> Opening[Client]:
+        return connect(liftpy_cluster.url, liftpy_cluster.namespace, **options)
+
+    return opened

@@ -1,0 +1,186 @@
+"""A real cluster for somebody's tests: ``DevCluster``, with the faults that a test strikes, each bounded in time.
+
+The pytest plugin ``liftpy.testing.plugin`` hands it out as the fixture ``liftpy_cluster``. Every child dies with this process.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from liftpy.client import sync
+from liftpy.errors import ConfigError, LiftError, UnavailableError
+from sidecar.dev.cluster import DevCluster, DevNode, LineSink
+
+_T = TypeVar("_T")
+WAIT_S = 60.0
+"""What every wait gives up after, by default."""
+_POLL_S = 0.05
+
+
+class ClusterUnderTest:
+    """One nats-server and ``nodes`` sidecars, named n1, n2..., and what may happen to them.
+
+    Calls wait, and so are for tests without an event loop, or for ``await asyncio.to_thread(cluster.kill, "n1")``. Use it as a
+    context manager, or ``start_all`` and ``stop``. ``settings``: environment settings of every node, as ``LIFTPY_REPLICATION_...``.
+    """
+
+    def __init__(self, nodes: int = 3, *, settings: Mapping[str, str] | None = None, on_line: LineSink | None = None) -> None:
+        self._cluster = DevCluster(nodes, settings=settings, on_line=on_line)
+        self._asking: sync.SyncClient | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return self._cluster.nats_url
+
+    @property
+    def namespace(self) -> str:
+        """Of the cluster's own subjects."""
+        return self._cluster.namespace
+
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of all nodes, also of those that are down."""
+        return list(self._cluster.nodes)
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the nodes whose process is there; a paused one counts."""
+        return [name for name, node in self._cluster.nodes.items() if node.running]
+
+    @property
+    def client(self) -> sync.SyncClient:
+        """The cluster's own client, for questions about it; it lives as long as the cluster."""
+        if self._asking is None:
+            self._asking = sync.connect(self.url, self.namespace, name="liftpy-cluster-under-test")
+        return self._asking
+
+    def log(self, node: str) -> list[str]:
+        """The last lines that a node has said."""
+        return list(self._node(node).log)
+
+    def start_all(self) -> None:
+        """Start everything; return when every node is registered. Raises UnavailableError, and ConfigError without a nats-server."""
+        self._cluster.start(WAIT_S)
+
+    def stop(self) -> None:
+        """End everything. May be called twice."""
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking.close()
+        self._cluster.stop()
+
+    def __enter__(self) -> ClusterUnderTest:
+        self.start_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _node(self, node: str) -> DevNode:
+        found = self._cluster.nodes.get(node)
+        if found is None:
+            raise ConfigError(f"there is no node {node!r} here: {', '.join(self._cluster.nodes) or 'the cluster does not run'}")
+        return found
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+    def kill(self, node: str) -> None:
+        """End a node's process with SIGKILL, paused or not."""
+        self._node(node).kill()
+
+    def start(self, node: str, timeout_s: float = WAIT_S) -> None:
+        """Start a node that is down; return when it is registered. Raises UnavailableError, ConfigError where it runs already."""
+        found = self._node(node)
+        found.start()
+        found.wait_ready(timeout_s)
+
+    def pause(self, node: str) -> None:
+        """Stop a node's process in its tracks (SIGSTOP): its connections stay open, and nobody is told."""
+        self._must_run(node).send(signal.SIGSTOP)
+
+    def resume(self, node: str) -> None:
+        """Let a paused node go on."""
+        self._must_run(node).send(signal.SIGCONT)
+
+    def _must_run(self, node: str) -> DevNode:
+        found = self._node(node)
+        if not found.running:
+            raise ConfigError(f"node {node} is down: start it first")
+        return found
+
+    def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
+        """Wait until a running node other than ``other_than`` leads the partition; its id. Raises UnavailableError."""
+
+        def found() -> str:
+            partitions = self.client.stream(stream).partitions
+            if not 0 <= partition < len(partitions):
+                raise ConfigError(f"stream {stream} has no partition {partition}: it has {len(partitions)}")
+            leader = partitions[partition].leader
+            return leader if leader != other_than and leader in self.running else ""
+
+        return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
+
+    def kill_leader(self, stream: str, partition: int = 0) -> str:
+        """Kill the node that leads a partition now; return its id. ``leader(..., other_than=it)`` waits for the next one."""
+        node = self.leader(stream, partition)
+        self.kill(node)
+        return node
+
+    def restart_nats(self) -> None:
+        """Kill the nats-server and start it again on the same port; return when it answers. Nodes and clients come back alone."""
+        if self._cluster.nats is None:
+            raise ConfigError("the nats-server is not this cluster's own")
+        self._cluster.nats.restart()
+
+    def heal(self, timeout_s: float = WAIT_S) -> None:
+        """Every node goes on, or is started anew; return when the metadata group sees all of them live. Raises UnavailableError."""
+        deadline = time.monotonic() + timeout_s
+        down = [found for found in self._cluster.nodes.values() if not found.running]
+        for found in self._cluster.nodes.values():
+            if found.running:
+                found.send(signal.SIGCONT)
+        for found in down:
+            found.start()
+        for found in down:
+            found.wait_ready(max(deadline - time.monotonic(), _POLL_S))
+
+        def all_live() -> bool:
+            return set(self.client.describe_cluster().image.live_nodes()) >= set(self.nodes)
+
+        self.wait_until(all_live, max(deadline - time.monotonic(), _POLL_S), "every node is live")
+
+    # ---- waiting -----------------------------------------------------------------------------------------------------
+    def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
+        """Ask again and again until ``condition()`` is true; what it gave. UnavailableError after ``timeout_s`` seconds.
+
+        That the cluster can't answer meanwhile (UnavailableError, OutcomeUnknownError...) is waited out; ConfigError is raised.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            last: object = None
+            try:
+                found = condition()
+                if found:
+                    return found
+                last = found
+            except ConfigError:
+                raise
+            except LiftError as error:
+                last = error
+            if time.monotonic() >= deadline:
+                raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
+            time.sleep(_POLL_S)
+
+    def delete_streams(self, keep: set[str] | frozenset[str] = frozenset()) -> None:
+        """Delete all streams but those named in ``keep``."""
+
+        def deleted() -> bool:
+            for stream in self.client.list_streams():
+                if stream.name not in keep:
+                    self.client.delete_stream(stream.name, stream.uid)
+            return True
+
+        self.wait_until(deleted, what="streams are deleted")

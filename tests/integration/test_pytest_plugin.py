@@ -1,0 +1,116 @@
+"""``liftpy.testing.plugin``, as a project of somebody else would use it: a folder of tests, run by a pytest of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+INI = """
+[pytest]
+liftpy_settings =
+    LIFTPY_REPLICATION_MAX_LAG_TIME_S=2.5
+    LIFTPY_REPLICATION_MAX_LEADER_TIMEOUT_S=1.5
+"""
+TESTS = """
+import asyncio
+import pytest
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+
+def values(client, stream):
+    return [record.value for record in client.consume(stream, until="end")]
+
+def test_one(liftpy_client):
+    liftpy_client.create_stream("orders", "shop.orders")
+    liftpy_client.publish("orders", b"one")
+    assert values(liftpy_client, "orders") == [b"one"]
+
+def test_another_sees_nothing_of_it(liftpy_client, liftpy_cluster):
+    assert liftpy_client.list_streams() == []
+    liftpy_client.create_stream("orders", "shop.orders")
+    assert values(liftpy_client, "orders") == []
+    liftpy_cluster.kill(liftpy_cluster.nodes[-1])
+    assert liftpy_cluster.running == ["n1", "n2"]
+    with pytest.raises(ConfigError, match="n3 is down: start it first"):
+        liftpy_cluster.pause("n3")
+
+def test_the_cluster_is_whole_again(liftpy_cluster, liftpy_connect, liftpy_url):
+    assert liftpy_cluster.running == ["n1", "n2", "n3"]
+
+    async def told():
+        async with liftpy_connect() as client:
+            await client.create_stream("orders", "shop.orders")
+            return (await client.publish("orders", b"async")).offset
+
+    assert asyncio.run(told()) == 0
+    assert liftpy_url == liftpy_cluster.url
+
+def test_faults(liftpy_client, liftpy_cluster):
+    liftpy_client.create_stream("orders", "shop.orders", replicas=3)
+    liftpy_client.publish("orders", b"before")
+    dead = liftpy_cluster.kill_leader("orders")
+    assert dead not in liftpy_cluster.running
+    assert liftpy_cluster.leader("orders", other_than=dead) != dead
+    liftpy_client.publish("orders", b"after", timeout_s=60)
+    liftpy_cluster.start(dead)
+    liftpy_cluster.restart_nats()
+    liftpy_client.publish("orders", b"at last", timeout_s=60)
+    assert values(liftpy_client, "orders") == [b"before", b"after", b"at last"]
+    liftpy_cluster.pause(dead)
+    with pytest.raises(UnavailableError, match="it comes: not within 0.2 s"):
+        liftpy_cluster.wait_until(lambda: False, 0.2, "it comes")
+    with pytest.raises(NotFoundError):
+        liftpy_client.stream("payments")
+
+def test_who_was_paused_runs(liftpy_client, liftpy_cluster):
+    live = set(liftpy_client.describe_cluster().image.live_nodes())
+    assert live == set(liftpy_cluster.nodes) == {"n1", "n2", "n3"}
+"""
+OUTCOME = "5 passed"
+
+
+def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "liftpy.testing.plugin", "-p", "no:cacheprovider", *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=170)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "pytest.ini").write_text(INI)
+    (tmp_path / "test_shop.py").write_text(TESTS)
+    return tmp_path
+
+
+def test_a_project_of_somebody_else_passes(project: Path) -> None:
+    done = run_pytest(project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert OUTCOME in done.stdout
+
+
+def test_without_a_nats_server_it_fails_and_says_what_to_install(project: Path) -> None:
+    hidden = "from pathlib import Path\nimport sidecar.dev.embedded as e\ne.shutil.which = lambda *a, **k: None\n"
+    (project / "conftest.py").write_text(hidden)
+    done = run_pytest(project, "-k", "test_one")
+    assert done.returncode == 1
+    assert "pip install 'liftpy[dev]'" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--liftpy-set=SIDECAR_X=1", "'SIDECAR_X=1' is no setting of a node: say LIFTPY_...=VALUE"),
+        ("--liftpy-nodes=99", "nodes = 99 is outside 1..16"),
+    ],
+)
+def test_options_that_make_no_sense(project: Path, option: str, says: str) -> None:
+    done = run_pytest(project, option, "-k", "test_one")
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
