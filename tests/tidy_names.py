@@ -43,7 +43,6 @@ UNREFERENCED = {
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.cluster.checks.check_image": _CHECKS,
     "liftpy.cluster.checks.check_step": _CHECKS,
-    "liftpy.group.commands.decode_query_answer": _GROUP_SHELL,
     "liftpy.group.coordinator.GroupCoordinator": _GROUP_SHELL,
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",

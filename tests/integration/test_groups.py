@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from liftpy.client import GroupOptions, GroupRefusedError, connect
 from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, Group
+from liftpy.client.group_admin import describe_group, list_groups
 from liftpy.ids import PartitionKey
 from tests.examples.processes import start_service
 from tests.integration.conftest import Bench
@@ -121,3 +124,45 @@ async def test_what_was_not_finished_comes_again_and_a_rival_fences(coordinated:
 
 async def _true(fact: bool) -> bool:
     return fact
+
+
+async def test_operators_see_groups_and_set_them_anew(coordinated: Bench, stream_name: str) -> None:
+    client, name = coordinated.client, stream_name
+    await coordinated.create(name, partitions=2)
+
+    async def run(*words: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "sidecar", *words, "--nats", coordinated.cluster.nats_url]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        out, err = await process.communicate()
+        return process.returncode or 0, out.decode(), err.decode()
+
+    for number in range(20):
+        await client.publish(name, b"v", partition=number % 2)
+    async with asyncio.timeout(60), client.group(f"g-{name}", [name]) as group:
+        seen: Seen = Counter()
+        async for part in group:
+            seen.update((part.key.partition, offset) for offset in part.slice.offsets().tolist())
+            if len(seen) == 20:
+                await group.commit()
+                break
+        described = await describe_group(client, f"g-{name}")
+        assert sorted(described.members[0].owned) == [(name, 0), (name, 1)]
+        assert sorted(described.positions.values()) == [10, 10]
+        code, _, err = await run("group", "reset", f"g-{name}", "--stream", name, "--to", "-3", "--yes")
+        assert code == 1, "it has a member"
+        assert "GROUP_NOT_EMPTY" in err
+    code, out, _ = await run("group", "list")
+    assert code == 0
+    assert f"g-{name}" in out
+    for words, said in ((("--to", "-3"), "nothing is done"), (("--to", "-3", "--partition", "1", "--yes"), "7")):
+        code, out, err = await run("group", "reset", f"g-{name}", "--stream", name, *words)
+        assert code == 0, err
+        assert said in out
+    shown = json.loads((await run("group", "show", f"g-{name}", "--json"))[1])
+    assert [(at["partition"], at["position"], at["lag"]) for at in shown["positions"]] == [(0, 10, 0), (1, 7, 3)]
+    assert (await run("group", "show", f"g-{name}"))[0] == 0
+    for words, there in (((), True), (("--yes",), False)):
+        assert (await run("group", "delete", f"g-{name}", *words))[0] == 0
+        assert (f"g-{name}" in [one.name for one in await list_groups(client)]) is there
+    assert (await run("group", "show", f"g-{name}"))[0] == 1

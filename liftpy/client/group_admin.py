@@ -1,0 +1,136 @@
+"""What operators ask of consumer groups, and change: lists, members, positions. By queries and commands of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, GroupRefusedError
+from liftpy.errors import NotFoundError
+from liftpy.group.commands import decode_answer, decode_query_answer, encode_command, partition_of
+from liftpy.ids import PartitionKey, check_name
+from liftpy.wire._pb import group_pb2 as pb
+
+if TYPE_CHECKING:
+    from liftpy.client.client import Client
+
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """``partition``: of the stream of groups. ``settled``: nothing moves. ``positions``: how many are committed. ``queues``: partitions
+    of work queues."""
+
+    name: str
+    partition: int
+    members: int
+    settled: bool
+    positions: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOfGroup:
+    """``instance``: its static identity, '' for none. ``client``: its host. ``owned``: (stream, partition) that are granted to it.
+    ``silent_s``: since its last heartbeat; ``session_s``: so long it may be silent."""
+
+    name: str
+    instance: str
+    client: str
+    streams: tuple[str, ...]
+    owned: tuple[tuple[str, int], ...]
+    silent_s: float
+    session_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """``positions``: partition -> offset of the next record to be read, as committed."""
+
+    summary: GroupSummary
+    members: tuple[MemberOfGroup, ...]
+    positions: dict[PartitionKey, int]
+
+
+async def list_groups(client: Client) -> list[GroupSummary]:
+    """All of them, by name. Raises NotFoundError where the stream of groups is not made, UnavailableError."""
+    found: list[GroupSummary] = []
+    for partition in range(await _partitions(client)):
+        after = ""
+        while True:
+            answer = await _ask(client, pb.GroupQuery(after=after), partition)
+            found += [_summary(group, partition) for group in answer.groups]
+            if not answer.more or not answer.groups:
+                break
+            after = answer.groups[-1].group
+    return sorted(found, key=lambda group: group.name)
+
+
+async def describe_group(client: Client, name: str) -> GroupDescription:
+    """One group. Raises NotFoundError."""
+    partition = partition_of(check_name(name, "group"), await _partitions(client))
+    answer = await _ask(client, pb.GroupQuery(group=name), partition)
+    members = tuple(
+        MemberOfGroup(
+            name=member.member,
+            instance=member.instance,
+            client=member.client,
+            streams=tuple(member.streams),
+            owned=tuple((granted.stream, number) for granted in member.owned for number in granted.partitions),
+            silent_s=member.silentMs / 1000,
+            session_s=member.sessionMs / 1000,
+        )
+        for member in answer.members
+    )
+    positions = {PartitionKey(at.stream, at.uid, at.partition): at.position for at in answer.positions}
+    return GroupDescription(_summary(answer.summary, partition), members, positions)
+
+
+async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
+    """Set what is committed, forwards or back; -1 forgets it. The group must have no members. Raises GroupRefusedError."""
+    at = [
+        pb.GroupPosition(stream=key.stream, uid=key.uid, partition=key.partition, position=position)
+        for key, position in sorted(positions.items())
+    ]
+    await _tell(client, pb.GroupCommand(group=check_name(name, "group"), reset=pb.ResetPositions(positions=at)))
+
+
+async def delete_group(client: Client, name: str) -> None:
+    """Forget a group that has no members. Raises NotFoundError, GroupRefusedError."""
+    await _tell(client, pb.GroupCommand(group=check_name(name, "group"), delete=pb.DeleteGroup()))
+
+
+async def _partitions(client: Client) -> int:
+    try:
+        return len((await client.stream(GROUPS_STREAM)).partitions)
+    except NotFoundError:
+        raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+
+
+async def _ask(client: Client, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
+    said = await client.query_service(GROUPS_SERVICE, query.SerializeToString(), partition=partition, timeout_s=_TIMEOUT_S)
+    answer = decode_query_answer(said.value)
+    _check(answer.code, answer.detail)
+    return answer
+
+
+async def _tell(client: Client, command: pb.GroupCommand) -> None:
+    partition = partition_of(command.group, await _partitions(client))
+    said = await client.call_service(
+        GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
+    )
+    answer = decode_answer(said.value)
+    _check(answer.code, answer.detail)
+
+
+def _check(code: int, detail: str) -> None:
+    if code == pb.GROUP_NOT_FOUND:
+        raise NotFoundError(detail)
+    if code != pb.GROUP_OK:
+        raise GroupRefusedError(f"{pb.GroupCode.Name(code)} {detail}".strip())
+
+
+def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:
+    return GroupSummary(group.group, partition, group.members, group.settled, group.positions, group.queues)

@@ -1,0 +1,129 @@
+"""``liftpy group``: the consumer groups, their members and lag; what is committed set anew, or forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from datetime import UTC, datetime
+
+import click
+from rich.console import Console
+
+from liftpy.client import Client, parse_start
+from liftpy.client.group_admin import GroupDescription, delete_group, describe_group, list_groups, reset_group
+from liftpy.errors import NotFoundError
+from liftpy.ids import PartitionKey
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+
+@click.group()
+def group() -> None:
+    """Consumer groups: list, show, reset, delete."""
+
+
+@group.command("list")
+@json_option
+@connection_options
+def list_(as_json: bool, target: Target) -> None:
+    """All groups."""
+    found = with_client(target, list_groups)
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(one) for one in found]))
+        return
+    rows = [(one.name, str(one.members), "" if one.settled else "moving", str(one.positions)) for one in found]
+    Console().print(table(("GROUP", "MEMBERS", "STATE", "POSITIONS"), rows))
+
+
+@group.command()
+@click.argument("name")
+@json_option
+@connection_options
+def show(name: str, as_json: bool, target: Target) -> None:
+    """The members of group NAME, and how far it is in each partition."""
+
+    async def work(client: Client) -> tuple[GroupDescription, list[tuple[PartitionKey, int, int | None]]]:
+        described = await describe_group(client, name)
+        return described, await asyncio.gather(*(_lag(client, key, at) for key, at in sorted(described.positions.items())))
+
+    described, lags = with_client(target, work)
+    owner = {place: member for member in described.members for place in member.owned}
+    if as_json:
+        members = [dataclasses.asdict(member) for member in described.members]
+        at = [
+            {"stream": key.stream, "uid": key.uid, "partition": key.partition, "position": p, "lag": lag}
+            for key, p, lag in lags
+        ]
+        click.echo(json.dumps({"members": members, "positions": at}))
+        return
+    rows = [
+        (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
+        for m in described.members
+    ]
+    Console().print(table(("MEMBER", "INSTANCE", "HOST", "SILENT", "OWNS"), rows))
+    click.echo()
+    places = []
+    for key, position, lag in lags:
+        member = owner.get((key.stream, key.partition))
+        whose = member.name[:12] if member else "-"
+        places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
+    Console().print(table(("PARTITION", "POSITION", "LAG", "OWNER"), places))
+
+
+async def _lag(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
+    """None: the stream is another by now, or gone."""
+    try:
+        bounds = await client.bounds(key.stream, key.partition)
+    except NotFoundError:
+        return key, position, None
+    return key, position, max(bounds.end_offset - position, 0) if bounds.uid == key.uid else None
+
+
+@group.command()
+@click.argument("name")
+@click.option("--stream", required=True, metavar="NAME", help="Of this stream.")
+@click.option("--partition", type=click.IntRange(0), default=None, help="Of this partition alone.  [default: all]")
+@click.option("--to", "where", required=True, metavar="WHERE", help="earliest, new, an OFFSET, -1000, or a time as -10m.")
+@click.option("--yes", is_flag=True, help="Do it; without it what would be done is shown.")
+@connection_options
+def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
+    """Set where group NAME, which must have no members, goes on."""
+    start = parse_start(where, datetime.now(UTC))
+
+    async def work(client: Client) -> None:
+        known = await client.stream(stream)
+        numbers = [p.partition for p in known.partitions] if partition is None else [partition]
+        before = (await describe_group(client, name)).positions
+        wanted: dict[PartitionKey, int] = {}
+        for number in numbers:
+            at = await client.consume(stream, number, start=start).position()
+            wanted[PartitionKey(stream, at.uid, number)] = at.offset
+        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+        Console().print(table(("PARTITION", "COMMITTED", "NEW"), rows))
+        if yes:
+            await reset_group(client, name, wanted)
+        else:
+            click.echo("nothing is done without --yes")
+
+    with_client(target, work)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do it; without it what would be forgotten is shown.")
+@connection_options
+def delete(name: str, yes: bool, target: Target) -> None:
+    """Forget group NAME, which must have no members, with all that it has committed."""
+
+    async def work(client: Client) -> None:
+        described = await describe_group(client, name)
+        click.echo(f"{name}: {len(described.members)} members, {len(described.positions)} committed positions")
+        if yes:
+            await delete_group(client, name)
+        else:
+            click.echo("nothing is done without --yes")
+
+    with_client(target, work)
