@@ -346,6 +346,7 @@ async def test_several_streams_as_one(client: Client, name: str) -> None:
         assert [(stream, record.value) async for stream, _, record in many] == [(f"{name}-b", b"b")]
 
 
+@pytest.mark.timeout(600)  # the first build downloads what it needs
 async def test_the_reader_that_was_written_from_the_page_reads_what_the_library_reads(dev: DevCluster, name: str) -> None:
     try:
         await reader.check(dev, name)
