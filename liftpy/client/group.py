@@ -142,11 +142,11 @@ class Group:
         """Of what is owned: (next position, LeaderEpoch before it) that the application has come to."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
         self._committing = asyncio.Lock()
-        self._news, self._wake = asyncio.Event(), asyncio.Event()
+        self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
         self._looked_s = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
     @property
@@ -169,7 +169,10 @@ class Group:
             self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
             client=socket.gethostname()[: limits.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
         )  # fmt: skip
-        self._task = asyncio.create_task(self._live(self._machine), name=f"member of {self.name}")
+        self._tasks = [
+            asyncio.create_task(self._beat_on(self._machine), name=f"heartbeats of a member of {self.name}"),
+            asyncio.create_task(self._live(self._machine), name=f"member of {self.name}"),
+        ]
         return self
 
     async def __aenter__(self) -> Group:
@@ -185,7 +188,7 @@ class Group:
             return
         self._closed = True
         self._news.set()
-        tasks = [task for task in (self._task, *(pump.task for pump in self._pumps.values())) if task is not None]
+        tasks = [*self._tasks, *(pump.task for pump in self._pumps.values() if pump.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -251,22 +254,30 @@ class Group:
             self._wake.set()
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
+    async def _beat_on(self, machine: MemberMachine) -> None:
+        """A heartbeat waits for nothing but its own answer: a commit that nobody answers ends no session."""
+        try:
+            while True:
+                self._beat_soon.clear()
+                command = machine.command(now_ns())
+                if command is not None:
+                    await self._beat(machine, command)
+                await _wait(self._beat_soon, max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S)))
+        except Exception as error:  # hooks, or a defect: whoever iterates is told
+            self._fail(error)
+
     async def _live(self, machine: MemberMachine) -> None:
         try:
             commit_s = time.monotonic()
             while True:
                 self._wake.clear()
-                command = machine.command(now_ns())
-                if command is not None:
-                    await self._beat(machine, command)
                 await self._give_up(machine)
                 if self._options.auto_commit_s and time.monotonic() - commit_s >= self._options.auto_commit_s:
                     commit_s = time.monotonic()
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
                     await self._look_at_streams(machine)
-                pause_s = max(0.0, min(1.0, (machine.wake_ns - now_ns()) / _NS_PER_S))
-                await _wait(self._wake, min(pause_s, _AGAIN_S) if self._leaving and self._handed is None else pause_s)
+                await _wait(self._wake, _AGAIN_S if self._leaving and self._handed is None else 1.0)
         except Exception as error:  # hooks, or a defect: whoever iterates is told
             self._fail(error)
 
@@ -290,6 +301,7 @@ class Group:
             elif isinstance(event, PartitionAsked):
                 self._leaving[event.key] = event.generation
                 self._stop(event.key)
+                self._wake.set()
             elif isinstance(event, PartitionLost):
                 self._stop(event.key)
                 for table in (self._leaving, self._done, self._committed):
@@ -321,6 +333,7 @@ class Group:
             self._committed.pop(key, None)
             self._call(1, [key])
             machine.given_up(key)
+            self._beat_soon.set()
 
     async def _try_commit(self, machine: MemberMachine, positions: dict[PartitionKey, tuple[int, int]]) -> bool:
         try:
