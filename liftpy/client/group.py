@@ -436,7 +436,9 @@ class Group:
         if bounds.uid != pump.gained.key.uid:
             raise NotFoundError(f"{pump.gained.key.stream} was made again")
         if pump.gained.position < 0 and self._options.start == "new" and pump.gained.key not in self._done:
-            self._done[pump.gained.key] = (bounds.high_watermark + 1, 0)  # the next owner begins there, not later
+            begins = self._done[pump.gained.key] = (bounds.high_watermark + 1, 0)  # the next owner begins there, not later
+            assert self._machine is not None
+            await self._try_commit(self._machine, {pump.gained.key: begins})
         async for piece in consumer.batches():
             pump.taken.clear()
             self._ready.append((pump, piece))

@@ -48,6 +48,18 @@ class Coordinated:
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
 
 
+async def test_where_a_group_begins_at_the_end_is_committed_before_anything_comes() -> None:
+    home = Coordinated()
+    home.node.append(b"a", b"b")
+    options = GroupOptions(start="new", auto_commit_s=0)
+    group = await Group(home, "bills", ["orders"], "", options, None, None).open()
+    async with group, asyncio.timeout(8):
+        await home.commits.wait()
+        home.node.append(b"c")
+        assert (await anext(aiter(group))).slice.keys() == [b"c"]
+        assert [at.position for at in home.machine.groups["bills"].readers.all_positions()] == [2]
+
+
 async def test_a_commit_that_nobody_answers_ends_no_session() -> None:
     home = Coordinated()
     home.node.append(b"a", b"b")
