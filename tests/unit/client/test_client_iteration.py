@@ -106,7 +106,7 @@ async def read(consumer: Consumer, got: list[int], by_batch: bool, stop_at: int 
 
 async def nothing_left() -> None:
     """Wait until no task of a reader is left."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while [task for task in asyncio.all_tasks() if task.get_name().startswith(("read ", "ending "))]:
             await asyncio.sleep(0)
 

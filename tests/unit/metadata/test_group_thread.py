@@ -72,7 +72,7 @@ async def test_changes_are_shown_at_home_in_order_and_many_at_once(group: GroupT
     start = group.image
     for number in range(20):
         assert (await _register(group, f"x{number}")).error == pb.ControlResponse.OK
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while len(group.image.nodes) < 20:
             await asyncio.sleep(0.001)
     assert shown[0][0] is start
@@ -90,7 +90,7 @@ async def test_the_session_lives_while_the_nodes_loop_stands_still(group: GroupT
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
     running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 5.0, lambda *answer: beats.append(answer))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not beats:
             await asyncio.sleep(0.001)
     before = len(beats)
@@ -111,7 +111,7 @@ async def test_a_loop_that_stands_still_for_a_session_is_not_kept_alive(group: G
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
     running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 0.2, lambda sent_ns, _: beats.append(sent_ns))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not beats:
             await asyncio.sleep(0.001)
     began_ns = time.monotonic_ns()
@@ -119,7 +119,7 @@ async def test_a_loop_that_stands_still_for_a_session_is_not_kept_alive(group: G
     ended_ns = time.monotonic_ns()
     await asyncio.sleep(0)
     assert not [sent for sent in beats if began_ns + 500_000_000 < sent < ended_ns]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not [sent for sent in beats if sent > ended_ns]:  # it turns again
             await asyncio.sleep(0.001)
     task.cancel()

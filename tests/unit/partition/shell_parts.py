@@ -21,7 +21,7 @@ KEY = PartitionKey("orders", "u1", 3)
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

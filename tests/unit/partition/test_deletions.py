@@ -82,7 +82,7 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     deletions = asking.Deletions(controllers, "a", decides=lambda: False)  # type: ignore[arg-type]
     partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions))  # type: ignore[arg-type]
     partitions.image_changed(ClusterImage(), controllers.image)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await partitions.settled()
         yield SimpleNamespace(controllers=controllers, deleted=deleted, partitions=partitions)
         assert await partitions.stop()

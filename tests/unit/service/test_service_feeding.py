@@ -129,7 +129,7 @@ class Node:
         self.feeder.verify(self.log.log_start)
 
     async def at(self, position: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.machine.position != position:
                 assert self.task is not None
                 if self.task.done():
@@ -138,7 +138,7 @@ class Node:
 
     async def stored(self, *positions: int) -> None:
         """A snapshot is written by a thread, after the position has moved."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.store.positions() != list(positions):
                 await asyncio.sleep(0.002)
 
@@ -221,7 +221,7 @@ async def test_news_of_the_sidecar_ends_a_wait_for_what_was_asked_before(node: N
     node.log.deaf = True
     node.log.append(5)
     await node.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not node.log.fetches:
             await asyncio.sleep(0.002)
     node.log.deaf = False
@@ -241,7 +241,7 @@ async def test_a_reader_that_is_told_of_a_cut_goes_back_at_once(node: Node, end_
         del node.log.batches[end_offset:]
     node.log.truncated = LogTruncatedError("cut", end_offset)
     node.log.append(1, epoch=5, prefix="w")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while end_offset < 25 and node.machine.position > end_offset:
             await asyncio.sleep(0.002)
     node.log.truncated = None
@@ -268,13 +268,13 @@ async def test_a_leader_waits_while_its_outputs_do_not_leave(log: FakeLog, tmp_p
     node.role = Role.LEADER
     log.append(100)
     await node.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not node.outbox.full:
             await asyncio.sleep(0.002)
     held_at = node.machine.position
     await asyncio.sleep(0.03)
     assert node.machine.position == held_at < 100  # lag, and bounded memory
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         for written in itertools.count(1):
             if node.machine.position == 100:
                 break
@@ -291,7 +291,7 @@ async def test_a_follower_does_not_wait_and_as_leader_produces_what_it_dropped_a
     assert node.outbox.first_kept == 53
     node.outbox.written(33)  # the LEADER before has written so many
     node.become(Role.LEADER, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while node.outbox.must_rewind or len(node.outbox.take(33, 3)) < 3:
             await asyncio.sleep(0.002)
     assert [o.value for o in node.outbox.take(33, 3)] == [b"v33", b"v34", b"v35"]
@@ -317,7 +317,7 @@ async def test_a_disproven_state_is_never_begun_from_again(log: FakeLog, tmp_pat
     told = again.feeder._started
     again.feeder._started = lambda machine, snapshot: (begun.append(machine.position), told(machine, snapshot))[1]
     again.feeder.disproven()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not begun:
             await asyncio.sleep(0.002)
     await again.at(35)
@@ -356,7 +356,7 @@ async def test_a_snapshot_that_can_not_be_written_is_said_and_the_records_go_on(
     assert "STORAGE" in node.keeper.problem
     node.log.append(10)
     await node.stored(20)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while node.keeper.problem:
             await asyncio.sleep(0.002)
 
@@ -366,7 +366,7 @@ async def test_heartbeats_go_on_between_the_records_of_a_slow_service(node: Node
     node.log.append(60)
     applied_at_beats: list[int] = []
     await node.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while node.machine.position < 60:
             await asyncio.sleep(0)
             applied_at_beats.append(node.machine.position)

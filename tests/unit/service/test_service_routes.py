@@ -182,13 +182,13 @@ async def test_who_does_not_lead_copies_nothing() -> None:
     copier = Copier(world)
     copier.leads = False
     task = asyncio.create_task(copier.router.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while copier.asked < 3:
             await asyncio.sleep(0.002)
     assert world.logs["warnings", 0] == []
     copier.leads = True
     copier.router.wake()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while numbers(world, 0) != [0]:
             await asyncio.sleep(0.002)
     task.cancel()
@@ -207,7 +207,7 @@ async def test_what_waits_is_of_one_batch_however_many_outputs_there_are(monkeyp
 
     monkeypatch.setattr(world, "read_range", read_range)
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(world.logs["warnings", 0]) < 30:
             await asyncio.sleep(0.002)
     task.cancel()
@@ -221,7 +221,7 @@ async def test_a_route_that_can_not_be_written_to_ends_the_service(subject: str,
     if foreign:
         world.logs["warnings", 1] = [Record(0, 0, None, b"mine", (), "warn.1", None, 1)]
     copier = Copier(world)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await copier.router.run()
     assert [type(failed) for failed in copier.failed] == [error]
     assert world.logs["warnings", 0] == []
@@ -232,7 +232,7 @@ async def test_what_retention_took_before_it_was_copied_is_said(caplog: pytest.L
     world.logs["out", 0] = [output(number) for number in range(6)]
     world.starts["out"] = 4
     task = asyncio.create_task(Copier(world).router.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while numbers(world, 0) != [4, 5]:
             await asyncio.sleep(0.002)
     task.cancel()

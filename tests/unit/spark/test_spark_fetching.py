@@ -25,7 +25,7 @@ from liftpy.testing.fake_node import FakeNode, FakeStream, fake_node_in_thread
 from liftpy.wire.batch import build_batch
 from sidecar.dev.embedded import NatsServer
 
-QUICK = FetchRules(patience_s=1.0)
+QUICK = FetchRules(patience_s=30.0)
 
 
 def fill(stream: FakeStream, sizes: list[int], *, epoch: int = 1, partition: int = 0, value_bytes: int = 20) -> None:
