@@ -23,6 +23,7 @@ _GROUP_SHELL = "for the shell of groups"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
+    "liftpy.ingest.state_file.encode_state": _READS_BACK,
     "liftpy.client.opening.Opening.throw": "coroutines have it: asyncio cancels by it",
     "liftpy.client.parser.StrictConnection._process_connect_init": _NATS,
     "liftpy.client.parser.StrictConnection._process_info": _NATS,

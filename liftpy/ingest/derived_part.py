@@ -6,7 +6,7 @@ It checks no offsets: that batches follow each other, and that no cut goes below
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from liftpy.ingest.derived_budget import Share
@@ -77,8 +77,9 @@ class Part(Protocol):
     def cut(self, end_offset: int) -> None:
         """Every batch from ``end_offset`` on is forgotten, as if it had never been taken; all of them were above HW."""
 
-    def snapshot(self) -> Callable[[], bytes]:
-        """What is known of the log up to HW. The call itself is short; what it returns gives the bytes, in any thread, later."""
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
+        """What is known of the log up to HW. The call itself is short; what it returns gives the bytes, in pieces of at most
+        ``packing.SLICE`` values, in any thread, later."""
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Behind ``begin``: what ``snapshot`` has given, of a log up to ``end_offset`` (exclusive); None: a file that has nothing

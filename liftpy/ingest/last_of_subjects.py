@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Collection, Mapping, Sequence
 from sys import getsizeof
 
 import numpy as np
@@ -34,7 +33,7 @@ import numpy as np
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.packing import joined, packed
+from liftpy.ingest.packing import cut_up, joined, numbers, packed, sliced
 from liftpy.wire.batch import RecordBatch, parse_batch
 
 _ENTRY_BYTES = 96
@@ -211,13 +210,13 @@ class LastOfSubjects:
             self._full_until = int(np.median(offsets))
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self) -> Callable[[], bytes]:
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
         """Whether somebody has asked; and, if all is known, what: offsets and sizes as columns, then the subjects."""
         if not self.wanted or not self._knows_all:
             state = _ASKED if self.wanted else _OFF
-            return lambda: state
+            return lambda: [state]
         kept = dict(self._kept)
-        return lambda: _READY + _encoded(kept)
+        return lambda: [_READY, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Who did not know all of them reads backwards."""
@@ -254,10 +253,13 @@ class LastOfSubjects:
         return offset if offset >= self._log_start_offset() else -1
 
 
-def _encoded(kept: Mapping[str, int]) -> bytes:
-    subjects = [subject.encode("utf-8", "surrogateescape") for subject in kept]
-    offsets, sizes = packed(list(kept.values()), np.int64), packed([len(subject) for subject in subjects], np.uint32)
-    return b"".join((_COUNT.pack(len(subjects)), offsets, sizes, joined(subjects)))
+def _encoded(kept: Mapping[str, int]) -> list[bytes]:
+    offsets, sizes, texts = packed(kept.values(), np.int64), list[bytes](), list[bytes]()
+    for some in sliced(kept):
+        subjects = [subject.encode("utf-8", "surrogateescape") for subject in some]
+        sizes += packed(map(len, subjects), np.uint32)
+        texts += joined(subjects)
+    return [_COUNT.pack(len(kept)), *offsets, *sizes, *texts]
 
 
 def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
@@ -268,11 +270,12 @@ def _decoded(data: bytes, end_offset: int) -> dict[str, int]:
     except (struct.error, ValueError, OverflowError) as error:
         raise CorruptionError(f"subjects: {error}") from None
     at = _COUNT.size + offsets.nbytes + sizes.nbytes
-    bounds = [at, *(at + np.cumsum(sizes, dtype=np.int64)).tolist()]
     within = not count or (int(offsets.min()) >= 0 and int(offsets.max()) < end_offset)
-    subjects = [data[start:end].decode("utf-8", "surrogateescape") for start, end in pairwise(bounds)]
-    found = dict(zip(subjects, offsets.tolist(), strict=True))
-    if bounds[-1] != len(data) or not within or len(found) != count:
+    if at + int(sizes.sum(dtype=np.int64)) != len(data) or not within:
+        raise CorruptionError("subjects: the columns do not fit together")
+    subjects = (text.decode("utf-8", "surrogateescape") for text in cut_up(data, at, sizes))
+    found = dict(zip(subjects, numbers(offsets), strict=True))
+    if len(found) != count:
         raise CorruptionError("subjects: the columns do not fit together")
     return found
 

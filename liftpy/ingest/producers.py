@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from liftpy.errors import CorruptionError, ProtocolError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
+from liftpy.ingest.packing import joined
 from liftpy.wire.batch_columns import ColumnSet
 from liftpy.wire.producer_note import ProducerNote, SourcePosition
 
@@ -309,7 +310,7 @@ class Producers:
         self._count()
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self) -> Callable[[], bytes]:
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
         """Log time, then each producer."""
         states = dict(self._states)
         for taken in reversed(self._tail):
@@ -317,7 +318,7 @@ class Producers:
             if taken.before is not None:
                 states[taken.producer_id] = taken.before
         head = _TIME.pack(self._committed_ns, len(states))
-        return lambda: head + b"".join(_encoded(producer_id, state) for producer_id, state in states.items())
+        return lambda: [head, *joined(_encoded(producer_id, state) for producer_id, state in states.items())]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """Who has room for fewer forgets those that were heard last longest ago."""

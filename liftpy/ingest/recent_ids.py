@@ -27,7 +27,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from liftpy.config import NS_PER_S
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
-from liftpy.ingest.packing import joined, packed
+from liftpy.ingest.packing import cut_up, joined, numbers, packed, sliced
 from liftpy.wire.batch_columns import BytesColumn, HeadersColumn
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -203,11 +203,11 @@ class RecentIds:
             self._by_id.update({message_id: older for message_id, older in before.items() if older.ids})
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
-    def snapshot(self) -> Callable[[], bytes]:
+    def snapshot(self) -> Callable[[], Sequence[bytes]]:
         """The window; log time; the last id; then of each batch, and of each id, a column."""
         head = _HEAD.pack(self.window_ns, self._time_ns, len(self._last_id)) + self._last_id
         kept = tuple(self._kept)
-        return lambda: head + _encoded(kept)
+        return lambda: [head, *_encoded(kept)]
 
     def restore(self, data: bytes | None, end_offset: int) -> None:
         """A file that was written under a shorter window knows too little."""
@@ -278,19 +278,29 @@ def size_of(ids: Iterable[bytes]) -> int:
     return sum(sizes) + _ID_BYTES * len(sizes)
 
 
-def _encoded(kept: Sequence[_Taken]) -> bytes:
+def _encoded(kept: Sequence[_Taken]) -> list[bytes]:
     """``kept`` may lose ids meanwhile, whole batches of them: those were forgotten."""
-    rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in kept]
-    rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
-    ids = [message_id for row in rows for message_id in row[2]]
-    columns = (
-        packed([row[0] for row in rows], np.int64),
-        packed([row[1] for row in rows], np.int64),
-        packed([len(row[2]) for row in rows], np.uint32),
-        packed([offset for row in rows for offset in row[3]], np.int64),
-        packed([len(message_id) for message_id in ids], np.uint32),
-    )
-    return b"".join((_COUNTS.pack(len(rows), len(ids)), *columns, joined(ids)))
+    columns: tuple[list[bytes], ...] = ([], [], [], [], [], [])
+    row_count = id_count = 0
+    for some in sliced(kept):
+        rows = [(taken.last_offset, taken.time_ns, taken.ids, taken.offsets) for taken in some]
+        rows = [row for row in rows if row[2] and len(row[2]) == len(row[3])]
+        ids = [message_id for row in rows for message_id in row[2]]
+        row_count, id_count = row_count + len(rows), id_count + len(ids)
+        for column, pieces in zip(
+            columns,
+            (
+                packed([row[0] for row in rows], np.int64),
+                packed([row[1] for row in rows], np.int64),
+                packed([len(row[2]) for row in rows], np.uint32),
+                packed([offset for row in rows for offset in row[3]], np.int64),
+                packed([len(message_id) for message_id in ids], np.uint32),
+                joined(ids),
+            ),
+            strict=True,
+        ):
+            column += pieces
+    return [_COUNTS.pack(row_count, id_count), *chain.from_iterable(columns)]
 
 
 def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[bytes, ...], tuple[int, ...]]]:
@@ -319,11 +329,9 @@ def _decoded(data: bytes, end_offset: int) -> Iterable[tuple[int, int, tuple[byt
         or not (rising and within)
     ):
         raise CorruptionError("ids: the columns do not fit together")
-    bounds = [at, *(at + ends).tolist()]
-    ids = [data[start:end] for start, end in pairwise(bounds)]
-    places, known = [0, *np.cumsum(counts, dtype=np.int64).tolist()], offsets.tolist()
-    for (start, end), last_offset, time_ns in zip(pairwise(places), last_offsets.tolist(), times_ns.tolist(), strict=True):
-        yield last_offset, time_ns, tuple(ids[start:end]), tuple(known[start:end])
+    ids, known = cut_up(data, at, sizes), numbers(offsets)
+    for last_offset, time_ns, count in zip(numbers(last_offsets), numbers(times_ns), numbers(counts), strict=True):
+        yield last_offset, time_ns, tuple(islice(ids, count)), tuple(islice(known, count))
 
 
 def _last_index(ids: Sequence[bytes], message_id: bytes) -> int:

@@ -16,14 +16,14 @@ taken.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
-from liftpy.log.small_files import STATE_PREFIX, open_small_file, seal_small_file
+from liftpy.log.small_files import STATE_PREFIX, open_small_file, seal_in_pieces
 from liftpy.log.storage import Storage
 from liftpy.wire.batch import parse_header
 
@@ -53,18 +53,19 @@ class Unwritten(NamedTuple):
     of: str
     end_offset: int
     leader_epoch: int
-    parts: Mapping[str, tuple[int, Callable[[], bytes]]]
+    parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
         """Store it, durably, and remove the others; how many bytes it has, 0: it is too large, and not stored. Raises StorageError."""
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
-        data = encode_state(State(self.of, self.end_offset, self.leader_epoch, parts))
-        if len(data) > MAX_STATE_BYTES:
+        pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
+        size_bytes = sum(map(len, pieces))
+        if size_bytes > MAX_STATE_BYTES:
             return 0
         name = state_name(self.end_offset)
-        storage.replace(name, data)
+        storage.replace(name, pieces)
         remove_states(storage, keep=name)
-        return len(data)
+        return size_bytes
 
 
 def state_owner(key: PartitionKey) -> str:
@@ -79,10 +80,15 @@ def state_name(end_offset: int) -> str:
 
 def encode_state(state: State) -> bytes:
     """The bytes of a file."""
-    pieces = [_text(state.of), _HEAD.pack(state.end_offset, state.leader_epoch, len(state.parts))]
-    for name, (version, data) in state.parts.items():
-        pieces += [_text(name), _PART.pack(version, len(data)), data]
-    return seal_small_file(_MAGIC, b"".join(pieces))
+    parts = {name: (version, (data,)) for name, (version, data) in state.parts.items()}
+    return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
+
+
+def _pieces(of: str, end_offset: int, leader_epoch: int, parts: Mapping[str, tuple[int, Sequence[bytes]]]) -> list[bytes]:
+    pieces = [_text(of), _HEAD.pack(end_offset, leader_epoch, len(parts))]
+    for name, (version, data) in parts.items():
+        pieces += [_text(name), _PART.pack(version, sum(map(len, data))), *data]
+    return seal_in_pieces(_MAGIC, pieces)
 
 
 def _text(text: str) -> bytes:

@@ -161,9 +161,10 @@ class MemoryStorage:
         file = self.files.get(name)
         return None if file is None else bytes(file.data)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
         """Atomic and durable."""
         self.called("replace")
+        data = data if isinstance(data, bytes) else b"".join(data)
         if self.used_bytes() + len(data) > self.capacity_bytes:
             raise NoSpaceError("the memory storage is full")
         self.files[name] = self._durable[name] = MemoryFile(self, bytearray(data))

@@ -64,8 +64,16 @@ class SegmentSummary:
 
 def seal_small_file(magic: bytes, body: bytes) -> bytes:
     """A small file's bytes: ``magic`` (4 bytes), version, ``body``, CRC."""
-    data = _HEAD.pack(magic, _VERSION) + body
-    return data + _CRC.pack(crc32c.crc32c(data))
+    return b"".join(seal_in_pieces(magic, (body,)))
+
+
+def seal_in_pieces(magic: bytes, body: Sequence[bytes]) -> list[bytes]:
+    """The same of a large one, whose ``body`` comes in pieces: what they are one behind the other, never one whole."""
+    head = _HEAD.pack(magic, _VERSION)
+    crc = crc32c.crc32c(head)
+    for piece in body:
+        crc = crc32c.crc32c(piece, crc)
+    return [head, *body, _CRC.pack(crc)]
 
 
 def open_small_file(magic: bytes, data: bytes | None) -> bytes | None:

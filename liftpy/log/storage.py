@@ -64,8 +64,8 @@ class Storage(Protocol):
     def load(self, name: str) -> bytes | None:
         """The whole of a small file, None when there is none."""
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Write a small file atomically and durably: a temporary one, flush, rename, flush the folder."""
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
+        """Write a small file atomically and durably: a temporary one, flush, rename, flush the folder. ``data`` may come in pieces."""
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file; durable after ``sync_folder``."""

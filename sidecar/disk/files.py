@@ -373,8 +373,8 @@ class FolderStorage:
             finally:
                 os.close(descriptor)
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Atomic and durable."""
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
+        """Atomic and durable. ``data`` may come in pieces."""
         changes = self._changes
         replace_file(self.folder / name, data)
         self._flushed_changes = max(self._flushed_changes, changes)  # it has flushed the folder

@@ -234,13 +234,13 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "older states stay",
-            "        storage.replace(name, data)\n        remove_states(storage, keep=name)",
-            "        storage.replace(name, data)\n        pass",
+            "        storage.replace(name, pieces)\n        remove_states(storage, keep=name)",
+            "        storage.replace(name, pieces)\n        pass",
             "the folder fills with states",
         ),
         (
             "a state has no bound",
-            "if len(data) > MAX_STATE_BYTES:",
+            "if size_bytes > MAX_STATE_BYTES:",
             "if False:",
             "a start loads gigabytes",
         ),

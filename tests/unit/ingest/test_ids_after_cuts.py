@@ -70,7 +70,7 @@ def test_a_replay_that_finds_nothing_to_read_ends() -> None:
 def test_a_state_whose_offsets_do_not_rise_is_none() -> None:
     def rows(*places: tuple[int, int]) -> bytes:
         taken = [recent_ids._Taken(last, 1, 0, b"", (b"id%d" % n,), (offset,)) for n, (last, offset) in enumerate(places)]
-        return recent_ids._HEAD.pack(WINDOW, 1, 0) + recent_ids._encoded(taken)
+        return recent_ids._HEAD.pack(WINDOW, 1, 0) + b"".join(recent_ids._encoded(taken))
 
     made = RecentIds(WINDOW, ROOM, long_ago)
     made.restore(rows((3, 3), (5, 4)), 10)

@@ -9,42 +9,77 @@ import numpy as np
 import pytest
 from test_derived_budget import an_id, take
 
-from liftpy.ingest import last_of_subjects, packing, recent_ids
+from liftpy.ingest import last_of_subjects, packing, recent_ids, state_file
 from liftpy.ingest.recent_ids import RecentIds
+from liftpy.ingest.state_file import State, Unwritten, decode_state, state_name
 
 
-def test_they_are_the_same_bytes_in_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
+class Watched:
+    """numpy, and how many values were given to it, or asked of it, at once."""
 
-    def array(values: Any, kind: Any) -> Any:
-        sizes.append(len(values))
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def array(self, values: Any, kind: Any) -> Any:
+        self.sizes.append(len(values))
         return np.array(values, kind)
 
+    def cumsum(self, values: Any, **more: Any) -> Any:
+        self.sizes.append(len(values))
+        return np.cumsum(values, **more)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    made = Watched()
     monkeypatch.setattr(packing, "SLICE", 4)
-    monkeypatch.setattr(packing, "np", SimpleNamespace(array=array))
-    numbers = list(range(11))
-    assert packing.packed(numbers, np.uint32) == np.array(numbers, np.uint32).tobytes()
-    assert packing.packed([], np.int64) == packing.joined([]) == b""
-    assert packing.joined([b"%d" % n for n in numbers]) == b"012345678910"
-    assert sizes == [4, 4, 3]
+    monkeypatch.setattr(packing, "np", made)
+    return made
 
 
-def test_ids_and_subjects_are_packed_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_the_same_bytes_in_short_calls(watched: Watched) -> None:
+    numbers, texts = list(range(11)), [b"%d" % n for n in range(11)]
+    assert b"".join(packing.packed(numbers, np.uint32)) == np.array(numbers, np.uint32).tobytes()
+    assert packing.packed([], np.int64) == packing.joined([]) == []
+    assert packing.joined(texts) == [b"0123", b"4567", b"8910"]
+    assert watched.sizes == [4, 4, 3]
+    watched.sizes.clear()
+    assert list(packing.numbers(np.array(numbers))) == numbers
+    assert list(packing.cut_up(b"xx012345678910", 2, np.array([len(text) for text in texts]))) == texts
+    assert watched.sizes == [4, 4, 3]
+    assert list(packing.cut_up(b"", 0, np.array([], np.uint32))) == []
+
+
+def test_ids_and_subjects_are_packed_so(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent_ids, "np", watched)
+    monkeypatch.setattr(last_of_subjects, "np", watched)
     made = RecentIds(120, 1 << 20, lambda: 0)
     for offset in range(9):
         take(made, offset, message_id=an_id(offset))
     made.committed(8)
     subjects = {f"s.{number}": number for number in range(9)}
-    whole = made.snapshot()(), last_of_subjects._encoded(subjects)
-    calls: list[int] = []
-    real = packing.packed
+    ids, kept = made.snapshot()(), last_of_subjects._encoded(subjects)
+    assert watched.sizes == [4] * 5 + [4] * 5 + [1] * 5 + [4, 4, 1] * 2
+    assert [len(pieces) for pieces in (ids, kept)] == [1 + 1 + 6 * 3, 1 + 3 * 3], "no piece is a whole column"
+    again = RecentIds(120, 1 << 20, lambda: 0)
+    again.begin(9)
+    again.restore(b"".join(ids), 9)
+    assert [again.find(an_id(offset), 0) for offset in range(9)] == [(offset, offset) for offset in range(9)]
+    assert last_of_subjects._decoded(b"".join(kept), 9) == subjects
 
-    def packed(values: Any, kind: Any) -> bytes:
-        calls.append(len(values))
-        return real(values, kind)
 
-    monkeypatch.setattr(packing, "SLICE", 2)
-    for module in (recent_ids, last_of_subjects):
-        monkeypatch.setattr(module, "packed", packed)
-    assert (made.snapshot()(), last_of_subjects._encoded(subjects)) == whole
-    assert calls == [9] * 7, "no column goes another way"
+def test_a_file_is_written_in_those_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    storage: Any = SimpleNamespace(replace=lambda name, data: given.append((name, data)), names=list)
+    pieces = [b"x" * 5, b"y" * 7]
+    unwritten = Unwritten("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, lambda: [])})
+    size_bytes = unwritten.write(storage)
+    [(name, data)] = given
+    assert (name, size_bytes) == (state_name(9), sum(map(len, data)))
+    assert all(any(piece is one for one in data) for piece in pieces), "not copied into one"
+    assert decode_state(b"".join(data)) == State("s-u1/0", 9, 3, {"ids": (1, b"x" * 5 + b"y" * 7), "subjects": (2, b"")})
+    monkeypatch.setattr(state_file, "MAX_STATE_BYTES", size_bytes - 1)
+    assert (unwritten.write(storage), len(given)) == (0, 1)

@@ -152,7 +152,7 @@ def test_names_and_positions_outlive_checkpoints_cuts_and_compaction() -> None:
     bench.producers.committed(0)
     bench.publish(1, at(9, 1 << 40, "\u00fc" * 30, 99))
     again = Producers(0, 10)
-    again.restore(bench.producers.snapshot()(), 1)
+    again.restore(b"".join(bench.producers.snapshot()()), 1)
     known = again.state_of(P)
     assert known is not None
     assert (known.name, known.position) == ("me", at(4, 1 << 40, "\u00fc" * 30, 99))

@@ -316,7 +316,7 @@ def test_a_cut_brings_back_what_was_known_of_each_before_its_last_batches() -> N
     bench.producers.committed(bench.end)
     file = bench.producers.snapshot()
     bench.producers._states = dict(reversed(bench.producers._states.items()))
-    for data in (file(), bench.producers.snapshot()()):
+    for data in (b"".join(file()), b"".join(bench.producers.snapshot()())):
         again = Producers(0, 3)
         again.restore(data, bench.end)
         assert list(again._states) == [8, 9, 10]
