@@ -75,7 +75,7 @@ def test_a_file_is_written_in_those_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     given: list[Any] = []
     storage: Any = SimpleNamespace(replace=lambda name, data: given.append((name, data)), names=list)
     pieces = [b"x" * 5, b"y" * 7]
-    unwritten = Unwritten("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, lambda: [])})
+    unwritten = Unwritten("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, list)})
     size_bytes = unwritten.write(storage)
     [(name, data)] = given
     assert (name, size_bytes) == (state_name(9), sum(map(len, data)))
