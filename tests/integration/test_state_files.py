@@ -106,7 +106,7 @@ async def written(bench: Bench, stream: str, folder: Path, above: int, copies: P
         files = [file for file in state_files(folder) if f"/{stream}-" in str(file) and int(file.name[6:]) > above]
         return Path(shutil.copy(files[-1], copies)) if files else None
 
-    copies.mkdir(parents=True)
+    await asyncio.to_thread(copies.mkdir, parents=True)
     return await bench.until(look, f"a state of {stream}")
 
 
