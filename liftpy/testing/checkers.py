@@ -594,7 +594,7 @@ class Checkers:
             newest |= {message_id % KEYS: (base + place, message_id) for place, message_id in enumerate(ids)}
         log = replica.log
         data = b"".join(log.read(log.log_start_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
-        held = [int(value or b"") for batch in split_batches(data) for value in batch.values() if batch.header.record_count]
+        held = {int(value or b"") for batch in split_batches(data) if not batch.header.is_remains for value in batch.values()}
         for offset, message_id in newest.values():
             kept = message_id in held or offset < log.log_start_offset
             check(kept, "D5", self._where(replica), "compaction has dropped the newest", message_id, "at", offset)

@@ -226,9 +226,9 @@ class Cluster:
             for number in range(2 if self.plan.contends else 0):
                 name = f"contender{number}.{place}"
                 self.publishers.append(SimContender(self, name, self.plan.publish_interval_ns * len(keys), key))
-            if self.plan.produces and not self.stream_configs[key.stream].compaction:
+            if self.plan.produces:
                 self.publishers.append(SimProducer(self, f"producer{place}", self.plan.publish_interval_ns * len(keys), key))
-            if self.plan.derives and not self.stream_configs[key.stream].compaction:
+            if self.plan.derives:
                 self.publishers.append(SimDerivation(self, f"derived{place}", self.plan.publish_interval_ns * len(keys), key))
             self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
 

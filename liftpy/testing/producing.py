@@ -71,7 +71,7 @@ class SimProducer(SimPublisher):
             checkers.follows[message_id] = self._last_id
         self._last_id = message_id
         value = b"%d" % message_id
-        self._lane.add(value, None, (), len(value), self._now_s)
+        self._lane.add(value, self._key(message_id), (), len(value), self._now_s)
 
     # ---- its epoch -------------------------------------------------------------------------------------------------------
     def _ask(self, process: int, lane: Lane) -> None:
@@ -194,7 +194,8 @@ class SimDerivation(SimProducer):
             self._made.append(message_id)
         self._last_id = self._made[self._position]
         value = b"%d" % self._last_id
-        self._lane.add_many([value], None, [len(value)], self._now_s, [self._position])
+        key = self._key(self._last_id)
+        self._lane.add_many([value], None if key is None else [key], [len(value)], self._now_s, [self._position])
         self._position += 1
 
     def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:

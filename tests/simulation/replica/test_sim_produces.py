@@ -17,7 +17,7 @@ from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producer_desk import ProducerDesk
 from liftpy.ingest.producers import Claim, Finding, Producers, Ruling
-from liftpy.testing.plan import draw_plan
+from liftpy.testing.plan import StreamPlan, draw_plan
 from liftpy.testing.run import Outcome, run_plan
 from liftpy.wire.batch_columns import ColumnSet
 
@@ -38,6 +38,17 @@ def test_each_record_is_committed_once_and_in_order() -> None:
         assert outcome.violation is None, outcome.report()
         seen = {what: seen.get(what, 0) + outcome.counters[what] for what in WANTED}
     assert [what for what, count in seen.items() if not count] == []
+
+
+def compacted(seed: int) -> Outcome:
+    plan = replace(draw_plan(seed), streams=(StreamPlan("accounts", 1, compaction=True),))
+    return run_plan(replace(plan, produces=True, derives=True), EVENTS)
+
+
+def test_compaction_costs_a_producer_nothing() -> None:
+    outcome = compacted(15)
+    assert outcome.violation is None, outcome.report()
+    assert min(outcome.counters[what] for what in ("records dropped by compaction", "derivation: read again", *WANTED)) > 0
 
 
 def derive(seed: int) -> Outcome:
@@ -133,3 +144,4 @@ def test_a_bug_of_positions_is_seen(bug: Callable[[], Patches]) -> None:
         for change in bug():
             stack.enter_context(change)
         assert derive(4).violation is not None
+        assert compacted(15).violation is not None
