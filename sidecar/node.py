@@ -44,6 +44,7 @@ from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
+from sidecar.jetstream import JetStreamDesk
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink
@@ -118,6 +119,7 @@ class Node:
         self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters)
         self._flush_place = FlushPlace()
+        self._jetstream: JetStreamDesk | None = None
         self._unwatch: Callable[[], None] = lambda: None
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
@@ -262,6 +264,9 @@ class Node:
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
+        if settings.jetstream_api:
+            self._jetstream = JetStreamDesk(links.reads, settings, self._inboxes, self.counters)
+            self._jetstream.open()
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
         return QuietTalk(
@@ -353,6 +358,8 @@ class Node:
             await self._housekeeping.close()
         if self._scrub is not None:
             await self._scrub.close()
+        if self._jetstream is not None:
+            await self._jetstream.close()
         registered = self._membership if self._membership is not None and self._membership.incarnation else None
         if registered is not None and self._hand_over and clean:
             if self.group is not None:

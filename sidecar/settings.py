@@ -15,6 +15,7 @@ The file::
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
+    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of the read API of JetStream; "": not answered
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
@@ -39,8 +40,8 @@ from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
-from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, check_inbox_prefixes
-from liftpy.wire.subjects import Subjects, check_speaker
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
+from liftpy.wire.subjects import JETSTREAM_INBOX, Subjects, check_speaker
 
 DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
@@ -73,6 +74,7 @@ class NodeSettings:
 
     ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
+    ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
     """
@@ -91,6 +93,7 @@ class NodeSettings:
     log_level: str = "info"
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
+    jetstream_api: str = ""
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,12 @@ class NodeSettings:
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
         check_inbox_prefixes(self.inbox_prefixes)
+        if self.jetstream_api:
+            check_name(self.jetstream_api, "jetstream_api")
+            if self.jetstream_api == "API" or not InboxRule(self.inbox_prefixes).allows(f"{JETSTREAM_INBOX}.x".encode()):
+                raise ConfigError(
+                    f"jetstream_api = {self.jetstream_api!r}: it needs a domain of its own, and inbox_prefixes with {JETSTREAM_INBOX}."
+                )
         if any(begins_under(f"{self.namespace}.>", 1, prefix) for prefix in self.inbox_prefixes):
             raise ConfigError(f"inbox_prefixes: applications are not answered under {self.namespace}., where nodes are")
         if self.credentials.inbox_prefix:

@@ -399,7 +399,7 @@ class Client(Grouping, ServiceCalls):
         return (await self._reader(stream, partition, options).bounds())[0]
 
     async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
-        """Offset of the first record stamped at or after ``moment`` (a datetime), or HW + 1."""
+        """Offset of the first record stamped at or after ``moment`` (a datetime, or ns since 1970), or HW + 1."""
         return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment)))[1]
 
     # ---- publishing --------------------------------------------------------------------------------------------------

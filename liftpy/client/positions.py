@@ -137,8 +137,10 @@ def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> Off
     )
 
 
-def timestamp_ns(moment: datetime) -> int:
-    """Nanoseconds since 1970 of a datetime; one without a time zone is UTC."""
+def timestamp_ns(moment: datetime | int) -> int:
+    """Nanoseconds since 1970 of a datetime, or of themselves; one without a time zone is UTC."""
+    if isinstance(moment, int):
+        return moment
     aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     delta = aware - _EPOCH
     return ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.wire.subjects import SERVER_CONNECTIONS, data_subject
+from liftpy.wire.subjects import JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000
 """Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
@@ -42,7 +42,7 @@ class AccessRole(Enum):
 class Use:
     """One row. ``built_by``: the function of ``liftpy.wire.subjects`` that builds the subject, '' for what applications choose, what
     nats-server answers, and partitions of the row above.
-    ``pattern``: with {ns}, {stream}, {principal}, {queried}, {data} and {inbox} to be filled in."""
+    ``pattern``: with {ns}, {stream}, {principal}, {queried}, {data}, {inbox} and {jetstream} to be filled in."""
 
     built_by: str
     pattern: str
@@ -80,6 +80,8 @@ USES = (
     _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
     _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
+    _use("", "$JS.{jetstream}.API.>", (AccessRole.READER,)),
+    _use("", "{jetstream_inbox}.>", (AccessRole.NODE,)),
 )
 
 
@@ -98,6 +100,8 @@ class Scope:
     all."""
     replies: tuple[str, ...] = ()
     """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers."""
+    jetstream: str = ""
+    """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,8 @@ def _subjects(scope: Scope, queried: tuple[str, ...], uses: list[Use]) -> tuple[
         "queried": queried,
         "data": scope.data_subjects,
         "inbox": (scope.inbox_prefix,),
+        "jetstream": (scope.jetstream,) if scope.jetstream else (),
+        "jetstream_inbox": (JETSTREAM_INBOX,) if scope.jetstream else (),
     }
     found: dict[str, None] = {}
     for use in uses:

@@ -105,6 +105,8 @@ class Subjects:
 
 SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Where nats-server answers what it holds for the connections of the own account."""
+JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
+"""Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})
@@ -117,6 +119,11 @@ def check_speaker(name: str, what: str) -> str:
     if name in PARTITION_WORDS:
         raise InvalidNameError(f"{what} {name!r} is a word of the protocol's own subjects: choose another")
     return check_name(name, what)
+
+
+def jetstream_api(domain: str, rest: str) -> str:
+    """Where a client of JetStream in the domain ``domain`` asks."""
+    return f"$JS.{domain}.API.{rest}"
 
 
 def is_protocol_shaped(subject: str) -> bool:

@@ -124,13 +124,16 @@ class BusConnection(StrictConnection):
         """Under which this connection is answered, without the last dot; unguessable. Set when it is opened."""
 
     # ---- out ----------------------------------------------------------------------------------------------------------
-    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False) -> bool:
-        """Publish the concatenation of ``pieces`` without copying it; False (counted) when it can't be sent now.
+    def send(
+        self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, keep: bool = False, headers: bytes = b""
+    ) -> bool:
+        """Publish the concatenation of ``pieces`` without copying it, behind the header block ``headers`` if there is one; False
+        (counted) when it can't be sent now.
 
         ``keep``: while disconnected keep it for the next connection, if there is room (acks). The pieces must not change
         until they are sent. ``subject`` must be a checked one: it is written as it is.
         """
-        size_bytes = sum(map(len, pieces))
+        size_bytes = len(headers) + sum(map(len, pieces))
         connected = self._is_up
         if self.unsent_bytes + size_bytes > (self._send_buffer_bytes if connected else _KEPT_BYTES if keep else 0):
             self.errors["send buffer full" if connected else "dropped while disconnected"] += 1
@@ -138,7 +141,10 @@ class BusConnection(StrictConnection):
         if size_bytes > self._max_payload:
             self.errors["larger than max_payload"] += 1
             return False
-        self._write((f"PUB {subject} {reply} {size_bytes}\r\n".encode(), *pieces, b"\r\n"), size_bytes)
+        if headers:
+            self._write((f"HPUB {subject} {reply} {len(headers)} {size_bytes}\r\n".encode(), headers, *pieces, b"\r\n"), size_bytes)
+        else:
+            self._write((f"PUB {subject} {reply} {size_bytes}\r\n".encode(), *pieces, b"\r\n"), size_bytes)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += size_bytes
         return True

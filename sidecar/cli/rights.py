@@ -39,6 +39,14 @@ from sidecar.settings import Target
     metavar="PREFIX",
     help="Inbox prefix of those whose commands a service replies to (_INBOX, or their own); may be given several times.",
 )
+@click.option(
+    "--jetstream-api",
+    is_flag=False,
+    flag_value="liftpy",
+    default="",
+    metavar="[DOMAIN]",
+    help="What JetStream's read API needs as well: of a node that answers it, of a reader that asks it (about all streams).",
+)
 @click.option("--format", "form", default="nats-conf", type=click.Choice(["nats-conf", "nsc"]), show_default=True)
 @connection_options
 def rights(
@@ -47,6 +55,7 @@ def rights(
     subjects: tuple[str, ...],
     services: tuple[str, ...],
     replies: tuple[str, ...],
+    jetstream_api: str,
     form: str,
     target: Target,
 ) -> None:
@@ -83,6 +92,7 @@ def rights(
         target.credentials.principal,
         services,
         replies,
+        jetstream_api and check_name(jetstream_api, "domain"),
     )
     found = rights_of(wanted, scope)
     click.echo(as_nats_conf(found) if form == "nats-conf" else as_nsc(found, target.credentials.principal or role))

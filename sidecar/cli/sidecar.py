@@ -36,6 +36,14 @@ logger = logging.getLogger("liftpy.node")
 @click.option("--rack", default=None, help="Where this node stands, for placement.")
 @click.option("--weight", default=None, type=float, help="This node's share of partitions, for weighted placement.")
 @click.option("--status-port", default=None, type=int, help="Loopback status page and metrics; 0: any free port, -1: off.")
+@click.option(
+    "--jetstream-api",
+    is_flag=False,
+    flag_value="liftpy",
+    default=None,
+    metavar="[DOMAIN]",
+    help="Answer JetStream's stateless read API too, in the domain liftpy or this one (docs/jetstream.md).",
+)
 @click.option("--creds", "creds_file", default=None, metavar="FILE", help="File with a NATS JWT and its nkey seed.")
 @click.option("--nkey", "nkey_seed_file", default=None, metavar="FILE", help="File with a NATS nkey seed.")
 @click.option("--user", default=None, help="NATS user; the password comes from LIFTPY_PASSWORD.")

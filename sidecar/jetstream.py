@@ -1,0 +1,105 @@
+"""A node that answers JetStream's stateless read API: requests on ``$JS.<domain>.API.>``, shared among the nodes that do so.
+
+What is answered, and from what, is ``liftpy.client.js_reads``'s: a client of the cluster like any other, with a connection of its own,
+so that it is right wherever partitions are led, and takes nothing from what this node does as a replica but its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from liftpy.client import Client, connect
+from liftpy.client.ending import end_tasks
+from liftpy.client.js_answers import refused
+from liftpy.client.js_reads import StatelessReads
+from liftpy.client.js_requests import JsRefusal, kind_of
+from liftpy.errors import LiftError
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.refusals import REPLY
+from liftpy.wire.subjects import JETSTREAM_INBOX, jetstream_api
+from sidecar.bus.connection import BusConnection, Listener
+from sidecar.settings import NodeSettings
+from sidecar.tasks import spawn
+
+logger = logging.getLogger("liftpy.jetstream")
+
+AT_ONCE = 64
+"""Requests that are answered side by side; those beyond are refused."""
+_AGAIN_S = 1.0
+_BUSY = JsRefusal(429, 10167, "too many requests")
+_TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
+
+
+class JetStreamDesk:
+    """Of one node. ``bus``: by which requests and answers travel."""
+
+    def __init__(self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str]) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._inboxes = inboxes
+        self._counters = counters
+        self._before = jetstream_api(settings.jetstream_api, "")
+        self._reads: StatelessReads | None = None
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Connect, and listen then."""
+        self._add(spawn(self._open(), "connecting for the read API of JetStream"))
+
+    async def _open(self) -> None:
+        settings = self._settings
+        while True:
+            try:
+                client: Client = await connect(
+                    list(settings.nats),
+                    settings.namespace,
+                    credentials=settings.credentials,
+                    name=f"liftpy {settings.node_id} jetstream",
+                    inbox_prefix=JETSTREAM_INBOX.encode(),
+                )
+            except LiftError as error:
+                logger.warning("no connection for the read API of JetStream yet: %s", error)
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                break
+        self._reads = StatelessReads(client, settings.jetstream_api)
+        subject = jetstream_api(settings.jetstream_api, ">")
+        self._listener = self._bus.listen(subject, self._arrived, queue=f"{settings.namespace}-jetstream")
+        logger.info("the streams are read on %s as well", subject)
+
+    def _add(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not self._inboxes.allows(reply):
+            self._counters[REPLY] += 1
+            return
+        rest = subject.decode("utf-8", "replace").removeprefix(self._before)
+        if len(self._tasks) >= AT_ONCE:
+            self._counters["jetstream requests refused"] += 1
+            busy = refused(kind_of(rest)[0], _BUSY)
+            self._bus.send(reply.decode(), (busy.payload,), headers=busy.headers)
+            return
+        self._counters["jetstream requests"] += 1
+        self._add(spawn(self._answer(reply.decode(), rest, bytes(payload)), "a request of JetStream's read API"))
+
+    async def _answer(self, reply: str, rest: str, body: bytes) -> None:
+        assert self._reads is not None
+        async for part in self._reads.answer(rest, body):
+            if len(part.headers) + len(part.payload) > self._bus.max_payload:
+                part = refused(kind_of(rest)[0], _TOO_LARGE)
+            if not self._bus.send(reply, (part.payload,), headers=part.headers):
+                self._counters["jetstream answers dropped"] += 1
+                return
+
+    async def close(self) -> None:
+        """Answer nothing more."""
+        if self._listener is not None:
+            self._listener.close()
+        await end_tasks(list(self._tasks))
+        if self._reads is not None:
+            await self._reads.client.close()
