@@ -143,7 +143,7 @@ class StatelessReads:
         if newest < 0:
             return _none()
         made = self.client.consume(
-            stream, partition, start=newest + 1, until=0, subjects=subjects, backwards=True, options=_OPTIONS
+            stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
         )
         return aiter(made)
 
@@ -213,9 +213,7 @@ class StatelessReads:
             raise _Ends(_missing(question.kind))
         yield status(204, "EOB", ("Nats-Num-Pending", pending), ("Nats-Last-Sequence", last))
 
-    async def _newest_of_each(
-        self, question: JsQuestion, bounds: Bounds, name: str, subject: str
-    ) -> AsyncIterator[JsAnswer]:
+    async def _newest_of_each(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         """Of every subject that fits, in the order of the log, as of ``up_to``. The whole log is looked through, unless the subjects
         that are named have been found before."""
         newest = await self._up_to(question, bounds)

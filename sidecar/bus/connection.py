@@ -142,7 +142,9 @@ class BusConnection(StrictConnection):
             self.errors["larger than max_payload"] += 1
             return False
         if headers:
-            self._write((f"HPUB {subject} {reply} {len(headers)} {size_bytes}\r\n".encode(), headers, *pieces, b"\r\n"), size_bytes)
+            self._write(
+                (f"HPUB {subject} {reply} {len(headers)} {size_bytes}\r\n".encode(), headers, *pieces, b"\r\n"), size_bytes
+            )
         else:
             self._write((f"PUB {subject} {reply} {size_bytes}\r\n".encode(), *pieces, b"\r\n"), size_bytes)
         self.stats["out_msgs"] += 1

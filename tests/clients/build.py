@@ -82,6 +82,17 @@ READER = Program(
     build="go mod tidy && go build -o reader .",
     run=("./reader",),
 )
+READS = (
+    Program(
+        name="nats.js",
+        sources="reads_js",
+        tools=("node", "npm"),
+        build="npm install --no-package-lock --no-audit --no-fund",
+        run=("node", "reads.js"),
+    ),
+    Program(name="nats.go", sources="reads_go", tools=("go",), build="go mod tidy && go build -o reads .", run=("./reads",)),
+)
+"""Readers through JetStream's API."""
 _NATS_CLI = "github.com/nats-io/natscli/nats@latest"
 PROGRAMS = {
     program.name: program
