@@ -278,8 +278,10 @@ class StrictConnection(Client):
 
     read_bytes = READ_BYTES
 
-    def __init__(self, errors: Counter[str] | None = None) -> None:
+    def __init__(self, errors: Counter[str] | None = None, carrier: Any = None) -> None:
         super().__init__()
+        if carrier is not None:
+            self._transport = carrier
         self.on_reconnected: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
