@@ -71,7 +71,9 @@ async def open_connection(
         **(credentials or Credentials()).nats_options(),
         **nats_options,
     }
-    connection = StrictConnection(carrier=carrier)
+    connection = StrictConnection()
+    if carrier is not None:
+        connection.go_over(carrier)
     seen = _ErrorsSeen()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 

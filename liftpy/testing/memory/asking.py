@@ -1,11 +1,11 @@
-"""Asking: what a replica in memory asks of the metadata group, the counterpart of ``sidecar.partition.proposals``."""
+"""What a replica in memory asks of the metadata group, the counterpart of ``sidecar.partition.proposals``."""
 
 from __future__ import annotations
 
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.testing.memory.home import Answered, Home
+from liftpy.testing.memory.home import Answered, HomeNode
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -13,10 +13,10 @@ def _nobody(response: pb.ControlResponse) -> None:
     pass
 
 
-class Asking:
+class MemoryAsking:
     """The part of a ``MemoryReplica`` that carries these effects out."""
 
-    node: Home
+    node: HomeNode
     node_id: str
     key: PartitionKey
 

@@ -19,7 +19,7 @@ NOBODY = b"NATS/1.0 503\r\n\r\n"
 _TOKENS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 
-class Subscription:
+class BusSubscription:
     """One interest in a subject; ``close`` ends it."""
 
     __slots__ = ("_bus", "fits", "number", "queue", "sink", "subject")
@@ -48,9 +48,9 @@ class Bus:
     def __init__(self, later: Callable[[Callable[[], None]], object], max_payload: int = MAX_PAYLOAD_BYTES) -> None:
         self.max_payload = max_payload
         self._later = later
-        self._subscriptions: dict[int, Subscription] = {}
+        self._subscriptions: dict[int, BusSubscription] = {}
         self._numbers = count(1)
-        self._known: dict[bytes, tuple[list[Subscription], dict[bytes, list[Subscription]]]] = {}
+        self._known: dict[bytes, tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]] = {}
         """Subject -> who listens without a queue, and who by queue."""
         self._turn = 0
         """Of the members of queue groups."""
@@ -58,23 +58,23 @@ class Bus:
         self._behind: list[Callable[[], None]] = []
 
     # ---- who listens ---------------------------------------------------------------------------------------------------
-    def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> Subscription:
+    def listen(self, subject: str | bytes, sink: Sink, queue: str | bytes = b"") -> BusSubscription:
         """Give ``sink`` every message that fits; with ``queue`` one of all that named the same."""
-        made = Subscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
+        made = BusSubscription(self, next(self._numbers), _bytes(subject), sink, _bytes(queue))
         self._subscriptions[made.number] = made
         self._known.clear()
         return made
 
-    def forget(self, subscription: Subscription) -> None:
+    def forget(self, subscription: BusSubscription) -> None:
         """It has been closed."""
         if self._subscriptions.pop(subscription.number, None) is not None:
             self._known.clear()
 
-    def _listeners(self, subject: bytes) -> tuple[list[Subscription], dict[bytes, list[Subscription]]]:
+    def _listeners(self, subject: bytes) -> tuple[list[BusSubscription], dict[bytes, list[BusSubscription]]]:
         found = self._known.get(subject)
         if found is None:
-            plain: list[Subscription] = []
-            queues: dict[bytes, list[Subscription]] = {}
+            plain: list[BusSubscription] = []
+            queues: dict[bytes, list[BusSubscription]] = {}
             for subscription in self._subscriptions.values():
                 if subscription.fits(subject):
                     (queues.setdefault(subscription.queue, []) if subscription.queue else plain).append(subscription)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -24,7 +23,7 @@ from liftpy.ids import PartitionKey
 from liftpy.testing.memory.bus import MAX_PAYLOAD_BYTES, Bus
 from liftpy.testing.memory.connection import URL, MemoryServer, MemoryTransport
 from liftpy.testing.memory.group import MemoryGroup
-from liftpy.testing.memory.home import Peer
+from liftpy.testing.memory.home import FellowReplica
 from liftpy.testing.memory.node import MemoryNode
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -82,7 +81,7 @@ class MemoryCluster:
         bus = Bus(loop.call_soon, self._max_payload)
         self._server = MemoryServer(bus, loop)
         self._group = MemoryGroup(bus, self._subjects, self._config, self._image_changed, self._first_up)
-        served: dict[PartitionKey, Peer] = {}
+        served: dict[PartitionKey, FellowReplica] = {}
         for number in range(1, self._count + 1):
             node_id = f"n{number}"
             self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes, served)
@@ -295,10 +294,15 @@ class MemoryCluster:
         deadline = time.monotonic() + timeout_s
         last: object = None
         while True:
-            with contextlib.suppress(LiftError):
-                last = condition()
-                if last:
-                    return last
+            try:
+                found = condition()
+                if found:
+                    return found
+                last = found
+            except ConfigError:
+                raise
+            except LiftError as error:
+                last = error
             if time.monotonic() >= deadline:
                 raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
             time.sleep(_POLL_S)

@@ -1,6 +1,6 @@
 """Connections: the NATS protocol between a client, whose code is the real one, and the bus, over two queues in the place of a socket.
 
-``MemoryTransport`` is what nats-py reads from and writes to, in the event loop of the client; ``Session`` is the server's side, on
+``MemoryTransport`` is what nats-py reads from and writes to, in the event loop of the client; ``NatsSession`` is the server's side, on
 the loop of the cluster. Only bytes cross, so clients may live in any event loop and thread.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from nats.aio.transport import Transport
 
 from liftpy.errors import ProtocolError
-from liftpy.testing.memory.bus import NOBODY, Bus, Subscription
+from liftpy.testing.memory.bus import NOBODY, Bus, BusSubscription
 
 URL = "nats://memory:4222"
 """What a connection is told that it is connected to; nothing ever looks it up."""
@@ -28,7 +28,7 @@ _LONGEST_LINE_BYTES = 4096
 _PAUSE_S = 0.001
 
 
-class Session:
+class NatsSession:
     """The server's side of one connection. ``say(bytes)`` and ``hang_up()``: to the client; both may be called until ``end``."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Session:
         self._hang_up = hang_up
         self._left = b""
         """Of a message of which the rest has not come yet."""
-        self._subscriptions: dict[bytes, Subscription] = {}
+        self._subscriptions: dict[bytes, BusSubscription] = {}
         self._remaining: dict[bytes, int] = {}
         """By subscription number: how many messages it still gets, where it said so."""
         self._echo = True
@@ -167,10 +167,10 @@ class MemoryServer:
         self.bus = bus
         self.home = home
         self.is_up = True
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, NatsSession] = {}
         self._count = 0
 
-    def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> Session:
+    def open(self, say: Callable[[bytes], None], hang_up: Callable[[], None]) -> NatsSession:
         """A new session, on the loop of the cluster."""
         self._count += 1
         number = self._count
@@ -179,7 +179,7 @@ class MemoryServer:
             self._sessions.pop(number, None)
             hang_up()
 
-        made = self._sessions[number] = Session(self.bus, number, self.home.call_soon, say, gone)
+        made = self._sessions[number] = NatsSession(self.bus, number, self.home.call_soon, say, gone)
         return made
 
     def cut_all(self) -> None:
@@ -259,7 +259,7 @@ class _Line:
         self._chunks: deque[bytes] = deque()
         self._written_bytes = 0  # by the client's thread alone
         self._taken_bytes = 0  # by the cluster's thread alone
-        self._session: Session | None = None
+        self._session: NatsSession | None = None
         self._is_closed = False
         self._post(self._home, self._open)
 

@@ -1,7 +1,7 @@
 """What the parts of a cluster in memory know of each other, so that none has to import what is made of it.
 
-``Home`` is a node as its replicas see it, ``Part`` a replica as its publishers and readers see it, ``Peer`` as other replicas of the
-partition do. The classes are in ``node``, ``replica`` and ``peers``.
+``HomeNode`` is a node as its replicas see it, ``HeldReplica`` a replica as its publishers and readers see it, ``FellowReplica`` as
+other replicas of the partition do. The classes are in ``node``, ``replica`` and ``peers``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from liftpy.wire.subjects import Subjects
 Answered = Callable[[pb.ControlResponse], None]
 
 
-class Peer(Protocol):
+class FellowReplica(Protocol):
     """A replica as the others of its partition see it."""
 
     def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
@@ -38,14 +38,14 @@ class Peer(Protocol):
     def feed(self, event: ev.Event) -> None:
         """An event for the core."""
 
-    def asked_by(self, peer: Peer, request_id: int) -> int:
+    def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """A token of a question that ``peer`` asks."""
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """An answer to its fetch."""
 
 
-class Part(Protocol):
+class HeldReplica(Protocol):
     """A replica as its publishers and readers see it."""
 
     key: PartitionKey
@@ -55,7 +55,7 @@ class Part(Protocol):
     failed: str
 
     @property
-    def node(self) -> Home:
+    def node(self) -> HomeNode:
         """That it is on."""
 
     def feed(self, event: ev.Event) -> None:
@@ -68,7 +68,7 @@ class Part(Protocol):
         """Monotonic."""
 
 
-class Home(Protocol):
+class HomeNode(Protocol):
     """A node as its replicas see it."""
 
     node_id: str
@@ -96,16 +96,16 @@ class Home(Protocol):
     def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
         """Have the metadata group decide, in the loop's next turn."""
 
-    def serving(self, key: PartitionKey) -> Peer | None:
+    def serving(self, key: PartitionKey) -> FellowReplica | None:
         """The replica that serves the others of its partition."""
 
-    def serve(self, key: PartitionKey, peer: Peer) -> None:
+    def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
         """From now on it is ``peer``."""
 
-    def serve_no_more(self, key: PartitionKey, peer: Peer) -> None:
+    def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
         """It is ``peer`` no more, if it was."""
 
-    def replica_of(self, node_id: str, key: PartitionKey) -> Peer | None:
+    def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
         """That of another node, None where it has none."""
 
     def is_up(self, node_id: str) -> bool:

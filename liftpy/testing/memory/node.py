@@ -22,7 +22,7 @@ from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReadBudget
 from liftpy.testing.memory.bus import Bus
 from liftpy.testing.memory.group import MemoryGroup
-from liftpy.testing.memory.home import Answered, Peer
+from liftpy.testing.memory.home import Answered, FellowReplica
 from liftpy.testing.memory.replica import MemoryReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
@@ -40,7 +40,7 @@ class MemoryNode:
         subjects: Subjects,
         config: ReplicationConfig,
         others: Mapping[str, MemoryNode],
-        served: dict[PartitionKey, Peer],
+        served: dict[PartitionKey, FellowReplica],
     ) -> None:
         self.node_id = node_id
         self.loop = loop
@@ -161,20 +161,20 @@ class MemoryNode:
 
         self.loop.call_soon(asked)
 
-    def serving(self, key: PartitionKey) -> Peer | None:
+    def serving(self, key: PartitionKey) -> FellowReplica | None:
         """The replica that serves the others of its partition."""
         return self._served.get(key)
 
-    def serve(self, key: PartitionKey, peer: Peer) -> None:
+    def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
         """From now on it is ``peer``."""
         self._served[key] = peer
 
-    def serve_no_more(self, key: PartitionKey, peer: Peer) -> None:
+    def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
         """It is ``peer`` no more, if it was."""
         if self._served.get(key) is peer:
             del self._served[key]
 
-    def replica_of(self, node_id: str, key: PartitionKey) -> Peer | None:
+    def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
         """That of another node, None where it has none."""
         other = self._others.get(node_id)
         return None if other is None else other.replicas.get(key)

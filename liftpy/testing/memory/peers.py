@@ -19,8 +19,8 @@ from liftpy.log.pieces import read_portion
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.replica import Replica
-from liftpy.testing.memory.home import Home, Peer
-from liftpy.testing.memory.publishers import Publishers
+from liftpy.testing.memory.home import FellowReplica, HomeNode
+from liftpy.testing.memory.publishers import MemoryPublishers
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.pieces import NOTHING
 
@@ -32,20 +32,20 @@ _ROOM_BYTES = 1 << 40
 class _Asker:
     """Who asked, and by which request."""
 
-    peer: Peer
+    peer: FellowReplica
     request_id: int
 
 
 class Peers:
     """The part of a ``MemoryReplica`` that follows, and serves those that follow it."""
 
-    node: Home
+    node: HomeNode
     node_id: str
     key: PartitionKey
     log: Log
     replica: Replica
     commit: GroupCommit
-    publishers: Publishers
+    publishers: MemoryPublishers
 
     def begin_peers(self) -> None:
         """Nobody has asked, nothing is held."""
@@ -144,7 +144,7 @@ class Peers:
     def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
         pass
 
-    def asked_by(self, peer: Peer, request_id: int) -> int:
+    def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """A token of a question that ``peer`` asks."""
         token = self._token()
         self._askers[token] = _Asker(peer, request_id)

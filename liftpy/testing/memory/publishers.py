@@ -1,4 +1,4 @@
-"""Publishers: the data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``DerivedState``."""
+"""The data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``DerivedState``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.ingest_shell import Sink
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
-from liftpy.testing.memory.bus import Bus, Subscription
-from liftpy.testing.memory.home import Part
+from liftpy.testing.memory.bus import Bus, BusSubscription
+from liftpy.testing.memory.home import HeldReplica
 from liftpy.wire.batch import RecordBatch
 
 
-class Publishers:
+class MemoryPublishers:
     """The ``IngestShell`` and ``StandbyShell`` of one replica, and what they are the shells of."""
 
-    def __init__(self, replica: Part) -> None:
+    def __init__(self, replica: HeldReplica) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         self.send_lines = self._bus.send_lines
@@ -103,7 +103,7 @@ class Publishers:
         """Bytes of one message at most."""
         return self._bus.max_payload
 
-    def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> Subscription:
+    def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> BusSubscription:
         """Give ``sink`` every message."""
         return self._bus.listen(subject, sink)
 
@@ -126,7 +126,7 @@ class _Hearing:
 
     is_denied = False
 
-    def __init__(self, replica: Part, bus: Bus, subject: str, sink: Sink) -> None:
+    def __init__(self, replica: HeldReplica, bus: Bus, subject: str, sink: Sink) -> None:
         self._replica = replica
         self._sink = sink
         self._subscription = bus.listen(subject, self._arrived)

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
-from liftpy.testing.memory.bus import Subscription
-from liftpy.testing.memory.home import Part
+from liftpy.testing.memory.bus import BusSubscription
+from liftpy.testing.memory.home import HeldReplica
 
 
 class Readers:
     """The ``ReadShell`` of one replica's ``Reads``. Who asks is known by his reply subject."""
 
-    def __init__(self, replica: Part, is_heard: Callable[[], bool]) -> None:
+    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool]) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         key, node, subjects = replica.key, replica.node, replica.node.subjects
@@ -28,7 +28,7 @@ class Readers:
         self.advanced = self._reads.advanced
         self._subject = subjects.read(key.stream, key.partition)
         self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._arrived)
-        self._shared: Subscription | None = None
+        self._shared: BusSubscription | None = None
 
     def share(self, wanted: bool) -> None:
         """Join or leave those that answer anybody's reads."""

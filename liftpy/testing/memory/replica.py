@@ -24,20 +24,20 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.effect_handler import acts_of
 from liftpy.replica.replica import Replica
-from liftpy.testing.memory.asking import Asking
-from liftpy.testing.memory.home import Home
+from liftpy.testing.memory.asking import MemoryAsking
+from liftpy.testing.memory.home import HomeNode
 from liftpy.testing.memory.peers import Peers
-from liftpy.testing.memory.publishers import Publishers
+from liftpy.testing.memory.publishers import MemoryPublishers
 from liftpy.testing.memory.readers import Readers
 from liftpy.wire.subjects import data_subject
 
 _COMPACT_FROM_DIRTY_RATIO = 0.5
 
 
-class MemoryReplica(Asking, Peers):
+class MemoryReplica(MemoryAsking, Peers):
     """One partition on one node, until ``stop`` or ``die``. Everything runs on the loop of the cluster."""
 
-    def __init__(self, node: Home, stream: StreamImage, number: int, log: Log) -> None:
+    def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
         self.node = node
         self.node_id = node.node_id
         self.key = stream.key(number)
@@ -55,7 +55,7 @@ class MemoryReplica(Asking, Peers):
         self._replaying: do.ReplayLog | None = None
         self._loop = node.loop
         self.begin_peers()
-        self.publishers = Publishers(self)
+        self.publishers = MemoryPublishers(self)
         self.readers = Readers(self, lambda: self.publishers.ingest.heard)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
