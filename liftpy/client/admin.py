@@ -43,6 +43,7 @@ DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 OPERATION_ID_SIZE_BYTES = 16
 _ITEM_BYTES = 16
+_MAX_COUNT = 1 << 31
 
 _ERRORS: dict[int, type[LiftError]] = {
     _Error.INVALID: ConfigError,
@@ -107,6 +108,13 @@ class MoveWish:
     reason: MoveReason = MoveReason.BY_HAND
 
 
+def _count(count: int, what: str) -> int:
+    """So many ``what``; raise ConfigError where a request has no room for the number."""
+    if not 0 <= count < _MAX_COUNT:
+        raise ConfigError(f"{count} {what}: give a number from 0 to {_MAX_COUNT - 1}")
+    return count
+
+
 class Admin:
     """Requests to the metadata group. ``deadline_s`` bounds every call, all its repetitions included."""
 
@@ -156,8 +164,8 @@ class Admin:
         return cluster_pb2.CreateStream(
             name=name,
             subject=subject,
-            partitions=partitions,
-            replicationFactor=replicas,
+            partitions=_count(partitions, "partitions"),
+            replicationFactor=_count(replicas, "replicas"),
             config=config_to_pb(config or StreamConfig()),
             placement=placement.policy,
             manual=placement.lists(),
@@ -187,7 +195,7 @@ class Admin:
         return cluster_pb2.AddPartitions(
             name=name,
             uid=uid,
-            partitions=partitions,
+            partitions=_count(partitions, "partitions"),
             placement=placement.policy,
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
@@ -323,7 +331,9 @@ class Admin:
         fixed = sorted(set(settings) - set(ALTERABLE))
         if fixed:
             raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
-        wish = cluster_pb2.AlterStream(name=name, uid=uid, replicationFactor=replication_factor, dryRun=dry_run)
+        wish = cluster_pb2.AlterStream(
+            name=name, uid=uid, replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
+        )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
             wish.changed.extend(map(camel_case, sorted(settings)))

@@ -345,7 +345,8 @@ class Client(Grouping, ServiceCalls):
         ``options.patience_s``).
         """
         wanted = Filter(tuple(subjects), tuple(keys))
-        start = start or ("new" if backwards else "earliest")
+        if start == "":  # the offset 0 is one
+            start = "new" if backwards else "earliest"
         reader = self._reader(stream, partition, options)
         return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client
+from nats.aio.transport import Transport
 from nats.errors import Error, ProtocolError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
@@ -286,6 +287,10 @@ class StrictConnection(Client):
         self._wants_tls = False
         self._looked_at: tuple[str | None, bytes] = None, b""
         """The subject of the last message that ``hand_over`` took, as text and as bytes."""
+
+    def go_over(self, carrier: Transport) -> None:
+        """Before ``connect``: ``carrier`` takes the place of TCP, now and at each reconnect."""
+        self._transport = carrier
 
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
         """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""

@@ -109,11 +109,16 @@ def connect(
     **nats_options: Any,
 ) -> SyncClient:
     """A connected client; use it as ``with connect(...) as client``, or ``close`` it. Arguments and errors as of ``liftpy.connect``."""
-    loop = _Loop()
 
     async def opened() -> Client:
         return await _connect(nats, namespace, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
 
+    return waiting(opened)
+
+
+def waiting(opened: Callable[[], Coroutine[Any, Any, Client]]) -> SyncClient:
+    """The client that ``opened`` gives, in a thread of its own; raises what it raises. For what connects by other means than a URL."""
+    loop = _Loop()
     try:
         return SyncClient(loop, loop.run(opened()))
     except BaseException:

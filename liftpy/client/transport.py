@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import nats
 import nats.errors
 from nats.aio.client import Client as NatsConnection
+from nats.aio.transport import Transport as CarriedBy
 
 from liftpy.client.answers import Answers, nobody_there
 from liftpy.client.credentials import Credentials
@@ -50,11 +51,13 @@ async def open_connection(
     credentials: Credentials | None = None,
     name: str = "liftpy-client",
     timeout_s: float = 5.0,
+    carrier: CarriedBy | None = None,
     **nats_options: Any,
 ) -> NatsConnection:
     """A connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
 
-    ``servers``: one URL or several, also comma separated. ``nats_options`` go to ``nats.connect`` and win over the defaults.
+    ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.
+    ``nats_options`` go to ``nats.connect`` and win over the defaults.
     """
     urls = [u.strip() for u in (servers.split(",") if isinstance(servers, str) else servers)]
     check_urls(urls, bare=True)
@@ -69,6 +72,8 @@ async def open_connection(
         **nats_options,
     }
     connection = StrictConnection()
+    if carrier is not None:
+        connection.go_over(carrier)
     seen = _ErrorsSeen()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 

@@ -12,8 +12,8 @@ Acts = dict[type[do.Effect], Callable[[Any], None]]
 
 
 class EffectHandler(Protocol):
-    """One replica's shell. There are two: ``sidecar.partition.executor.Executor`` on asyncio, and ``SimReplica`` in
-    ``liftpy.testing.sim_replica``."""
+    """One replica's shell. There are three: ``sidecar.partition.executor.Executor`` on asyncio, ``SimReplica`` in
+    ``liftpy.testing.sim_replica``, and ``MemoryReplica`` in ``liftpy.testing.memory.replica``, for tests of applications."""
 
     def append_batch(self, effect: do.AppendBatch, /) -> None: ...
     def reject_publishes(self, effect: do.RejectPublishes, /) -> None: ...

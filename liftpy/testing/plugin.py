@@ -9,6 +9,7 @@
 
 The cluster is of the session (of each worker of pytest-xdist), and starts with the first test that asks for it. After each test its
 nodes are healed and the streams that the test has made are deleted, so that no test sees those of another. Needs ``liftpy[dev]``.
+``liftpy_memory`` needs nothing: a cluster within the test's own process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 from liftpy.client import Client, connect, sync
 from liftpy.client.opening import Opening
 from liftpy.errors import LiftError
+from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.dev.embedded import find_nats_server
 from sidecar.dev.under_test import ClusterUnderTest
 
@@ -70,6 +72,14 @@ def _liftpy_session(pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
         )  # not skipped: a green run that tried nothing helps nobody
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture
+def liftpy_memory(pytestconfig: pytest.Config) -> Iterator[MemoryCluster]:
+    """A cluster in memory of the test's own (``liftpy.testing.memory``): no process, no port, milliseconds; ``liftpy_nodes`` nodes."""
+    nodes, _ = cluster_options(pytestconfig)
+    with memory_cluster(nodes) as cluster:
+        yield cluster
 
 
 @pytest.fixture

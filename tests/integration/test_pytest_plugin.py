@@ -68,11 +68,19 @@ def test_faults(liftpy_client, liftpy_cluster):
     with pytest.raises(NotFoundError):
         liftpy_client.stream("payments")
 
+def test_in_memory(liftpy_memory):
+    with liftpy_memory.sync_client() as client:
+        client.create_stream("orders", "shop.orders", replicas=3)
+        client.publish("orders", b"before")
+        liftpy_memory.kill_leader("orders")
+        client.publish("orders", b"after")
+        assert values(client, "orders") == [b"before", b"after"]
+
 def test_who_was_paused_runs(liftpy_client, liftpy_cluster):
     live = set(liftpy_client.describe_cluster().image.live_nodes())
     assert live == set(liftpy_cluster.nodes) == {"n1", "n2", "n3"}
 """
-OUTCOME = "5 passed"
+OUTCOME = "6 passed"
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

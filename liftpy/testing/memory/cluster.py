@@ -1,0 +1,313 @@
+"""MemoryCluster: nodes, bus and metadata group in one thread of this process, and the real client in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from nats.aio.client import Client as NatsConnection
+
+from liftpy.client import sync
+from liftpy.client.client import Client
+from liftpy.client.opening import Opening
+from liftpy.client.transport import Transport, open_connection
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.testing.memory.bus import MAX_PAYLOAD_BYTES, Bus
+from liftpy.testing.memory.connection import URL, MemoryServer, MemoryTransport
+from liftpy.testing.memory.group import MemoryGroup
+from liftpy.testing.memory.home import FellowReplica
+from liftpy.testing.memory.node import MemoryNode
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
+
+_T = TypeVar("_T")
+DEFAULT_NODES = 3
+MAX_NODES = 9
+WAIT_S = 60.0
+"""What every wait gives up after, by default."""
+_TICK_S = 0.1
+_HOUSE_EVERY_TICKS = 50
+_POLL_S = 0.01
+_CALL_S = 30.0
+
+
+class MemoryCluster:
+    """``nodes`` nodes, named n1, n2..., in this process. Use it as a context manager, with or without ``async``, or ``start_all`` and
+    ``stop``. Calls wait, and may come from any thread; none takes longer than some milliseconds, the waits apart."""
+
+    def __init__(
+        self,
+        nodes: int = DEFAULT_NODES,
+        *,
+        namespace: str = "liftpy",
+        config: ReplicationConfig | None = None,
+        max_payload: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
+        """``config``: time-outs and bounds of the nodes. ``max_payload``: of one message, in bytes. Raises ConfigError."""
+        if not 1 <= nodes <= MAX_NODES:
+            raise ConfigError(f"a cluster in memory has 1 to {MAX_NODES} nodes, not {nodes}")
+        self._count = nodes
+        self._subjects = Subjects(namespace)
+        self._config = config or ReplicationConfig()
+        self._max_payload = max_payload
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._nodes: dict[str, MemoryNode] = {}
+        self._server: MemoryServer | None = None
+        self._group: MemoryGroup | None = None
+        self._ticks = 0
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    def start_all(self) -> None:
+        """Start everything; some milliseconds."""
+        if self._loop is not None:
+            raise ConfigError("this cluster in memory runs already")
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="liftpy-memory", daemon=True)
+        self._thread.start()
+        self._call(self._begin)
+
+    def _begin(self) -> None:
+        assert self._loop is not None
+        loop = self._loop
+        bus = Bus(loop.call_soon, self._max_payload)
+        self._server = MemoryServer(bus, loop)
+        self._group = MemoryGroup(bus, self._subjects, self._config, self._image_changed, self._first_up)
+        served: dict[PartitionKey, FellowReplica] = {}
+        for number in range(1, self._count + 1):
+            node_id = f"n{number}"
+            self._nodes[node_id] = MemoryNode(node_id, loop, bus, self._subjects, self._config, self._nodes, served)
+        for node in self._nodes.values():
+            node.start(self._group)
+        self._tick()
+
+    def stop(self) -> None:
+        """End everything; clients are cut off. May be called twice."""
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return
+        ended = threading.Event()
+
+        def end() -> None:
+            try:
+                self._end()
+            finally:
+                loop.stop()
+                ended.set()
+
+        loop.call_soon_threadsafe(end)
+        ended.wait(_CALL_S)
+        thread.join(_CALL_S)
+        if not thread.is_alive():
+            loop.close()
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.is_up = False
+            self._server.cut_all()
+        for node in self._nodes.values():
+            node.close()
+        self._nodes.clear()
+        self._group = None
+
+    def __enter__(self) -> MemoryCluster:
+        self.start_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> MemoryCluster:
+        self.start_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.stop()
+
+    def _call(self, work: Callable[[], _T]) -> _T:
+        """Do ``work`` on the cluster's own thread."""
+        if self._loop is None:
+            raise ConfigError("this cluster in memory does not run: use it as a context manager")
+        done: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def call() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(call)
+        return done.result(_CALL_S)
+
+    # ---- clients ---------------------------------------------------------------------------------------------------------
+    @property
+    def namespace(self) -> str:
+        """Of the cluster's own subjects."""
+        return self._subjects.namespace
+
+    def client(self, name: str = "liftpy-client") -> Opening[Client]:
+        """``async with cluster.client() as client``, or ``await``: a ``liftpy.Client`` in the event loop that runs here."""
+        return Opening(self._client(name))
+
+    def sync_client(self, name: str = "liftpy-client") -> sync.SyncClient:
+        """A client without asyncio; close it, or use it as a context manager."""
+        return sync.waiting(partial(self._client, name))
+
+    def nats(self, **options: Any) -> Opening[NatsConnection]:
+        """A nats-py client: ``async with cluster.nats() as nc``, or ``await``. ``options``: of ``nats.connect``."""
+        return Opening(self._connection(**options))
+
+    def _connection(self, **options: Any) -> Coroutine[Any, Any, NatsConnection]:
+        if self._server is None or self._loop is None:
+            raise ConfigError("this cluster in memory does not run: use it as a context manager")
+        return open_connection(URL, carrier=MemoryTransport(self._server), **options)
+
+    async def _client(self, name: str) -> Client:
+        connection = await self._connection(name=name)
+        return Client(Transport(connection), self._subjects, owns_connection=True)
+
+    # ---- what goes on by itself ------------------------------------------------------------------------------------------
+    def _first_up(self) -> str:
+        return next((node.node_id for node in self._nodes.values() if node.up), "")
+
+    def _image_changed(self, image: ClusterImage) -> None:
+        assert self._loop is not None or not self._nodes
+        for node in self._nodes.values():
+            if node.up:
+                node.loop.call_soon(node.image_changed, image)
+
+    def _tick(self) -> None:
+        """Leases go on, and what is due is decided; nodes are heard first: none is fenced because this process stood still."""
+        group, loop = self._group, self._loop
+        if group is None or loop is None:
+            return
+        up = {node.node_id: node.incarnation for node in self._nodes.values() if node.up}
+        for node_id in group.tick(up, [node_id for node_id in self._nodes if node_id not in up]):
+            loop.call_soon(self._nodes[node_id].beat)  # behind the images that show what was decided
+        self._ticks += 1
+        if self._ticks % _HOUSE_EVERY_TICKS == 0:
+            self._keep_house(None)
+        loop.call_later(_TICK_S, self._tick)
+
+    def _keep_house(self, dirty_ratio: float | None) -> None:
+        for node in self._nodes.values():
+            node.keep_house(dirty_ratio)
+
+    def keep_house(self) -> None:
+        """Retention and compaction now, of all that they may take; else they come every few seconds, as on a node."""
+        self._call(lambda: self._keep_house(0.0))
+
+    # ---- nodes and faults ------------------------------------------------------------------------------------------------
+    @property
+    def nodes(self) -> list[str]:
+        """Ids of all nodes, also of those that are down."""
+        return list(self._nodes)
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the nodes that are up."""
+        return [node.node_id for node in self._nodes.values() if node.up]
+
+    def _node(self, node: str) -> MemoryNode:
+        found = self._nodes.get(node)
+        if found is None:
+            raise ConfigError(f"there is no node {node!r} here: {', '.join(self._nodes) or 'the cluster does not run'}")
+        return found
+
+    def kill(self, node: str) -> None:
+        """End a node in its tracks; what it had written is there when it starts again. The metadata group knows at once."""
+        found = self._node(node)
+
+        def killed() -> None:
+            if found.up:
+                found.kill()
+                fence = pb.FenceNode(nodeId=node, incarnation=found.incarnation)
+                assert self._group is not None
+                self._group.apply(pb.ControlRequest(fenceNode=fence))
+
+        self._call(killed)
+
+    def start(self, node: str) -> None:
+        """Start a node that is down; return when it is registered. Raises ConfigError where it runs already."""
+        found = self._node(node)
+        if found.up:
+            raise ConfigError(f"node {node} runs already")
+        assert self._group is not None
+        self._call(partial(found.start, self._group))
+
+    def leader(self, stream: str, partition: int = 0, *, other_than: str = "", timeout_s: float = WAIT_S) -> str:
+        """Wait until a running node other than ``other_than`` leads the partition; its id. Raises UnavailableError, ConfigError."""
+
+        def found() -> str:
+            image = self._image().streams.get(stream)
+            if image is None or not 0 <= partition < len(image.partitions):
+                raise ConfigError(f"there is no partition {stream}/{partition}")
+            leader = image.partitions[partition].leader
+            return leader if leader != other_than and leader in self.running else ""
+
+        return self.wait_until(found, timeout_s, f"{stream}/{partition} is led")
+
+    def _image(self) -> ClusterImage:
+        assert self._group is not None
+        return self._group.image  # never changed, only replaced
+
+    def kill_leader(self, stream: str, partition: int = 0) -> str:
+        """Kill the node that leads a partition now; return its id. Another replica takes over within milliseconds."""
+        node = self.leader(stream, partition)
+        self.kill(node)
+        return node
+
+    def restart_nats(self) -> None:
+        """Cut every client off, as a nats-server that dies does; clients come back by themselves."""
+        if self._server is not None:
+            self._call(self._server.cut_all)
+
+    def heal(self) -> None:
+        """Start every node that is down."""
+        for node in self.nodes:
+            if node not in self.running:
+                self.start(node)
+
+    def delete_streams(self) -> None:
+        """Delete all streams."""
+
+        def delete() -> None:
+            assert self._group is not None
+            for name, stream in list(self._group.image.streams.items()):
+                self._group.decide(pb.ControlRequest(deleteStream=pb.DeleteStream(name=name, uid=stream.uid)))
+
+        self._call(delete)
+
+    def wait_until(self, condition: Callable[[], _T], timeout_s: float = WAIT_S, what: str = "the condition") -> _T:
+        """Ask again and again until ``condition()`` is true; what it gave. UnavailableError after ``timeout_s`` seconds.
+
+        Errors of liftpy are waited out, but for ConfigError.
+        """
+        deadline = time.monotonic() + timeout_s
+        last: object = None
+        while True:
+            try:
+                found = condition()
+                if found:
+                    return found
+                last = found
+            except ConfigError:
+                raise
+            except LiftError as error:
+                last = error
+            if time.monotonic() >= deadline:
+                raise UnavailableError(f"{what}: not within {timeout_s:g} s; last: {last!r}; nodes that run: {self.running}")
+            time.sleep(_POLL_S)
+
+
+def memory_cluster(nodes: int = DEFAULT_NODES, **options: Any) -> MemoryCluster:
+    """A cluster in this process: ``with memory_cluster() as cluster``, or ``async with``. Options as of ``MemoryCluster``."""
+    return MemoryCluster(nodes, **options)

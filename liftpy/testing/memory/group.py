@@ -1,0 +1,134 @@
+"""The metadata group of a cluster in memory: one log, the shipped ``ClusterFsm`` and ``MetadataDuties``, and no Raft underneath.
+
+Requests of operators and clients come in by the subjects of the protocol, through the shipped doors and bounds; those of nodes by a
+call. Every decision is applied at once; the nodes are shown the new image in the loop's next turn.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+
+from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
+from liftpy.cluster.doors import Door, refusal
+from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.forwarding import error_response
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
+from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.subject_index import begins_under
+from liftpy.config import ReplicationConfig
+from liftpy.errors import LiftError
+from liftpy.ids import shown
+from liftpy.testing.memory.bus import Bus
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+
+_ID_BYTES = 16
+_NO_CONTROLLERS = "a cluster in memory has no controllers that could be changed"
+
+
+class MemoryGroup:
+    """``changed(image)`` is called at each change, ``leader()`` names the node that passes for the metadata leader."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        subjects: Subjects,
+        config: ReplicationConfig,
+        changed: Callable[[ClusterImage], None],
+        leader: Callable[[], str],
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._inboxes = InboxRule(subjects.inbox_prefixes)
+        self._changed = changed
+        self._leader = leader
+        self._fsm = ClusterFsm(subjects.namespace, elections=True)
+        self._duties = MetadataDuties(config, self._fsm.rules)
+        self._index = 0
+        self.changed_index = 0
+        """Of the newest image that nodes have to know: entries after it have changed nothing."""
+        self._duties.lead(self._fsm.image, time.monotonic_ns(), 1)
+        bus.listen(subjects.info(), partial(self._received, Door.INFO))
+        for subject in subjects.control_admin_all():
+            bus.listen(subject, partial(self._received, Door.ADMIN))
+
+    @property
+    def image(self) -> ClusterImage:
+        """As of the last decision."""
+        return self._fsm.image
+
+    def tick(self, beats: dict[str, int], absent: list[str]) -> list[str]:
+        """Some time has passed. ``beats``: incarnations of the nodes that run; ``absent``: those that don't. Return who may lead on."""
+        now_ns = time.monotonic_ns()
+        granted = []
+        for node_id, incarnation in beats.items():
+            beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
+            answer = self._duties.answer(beat, self.image, now_ns, now_ns)
+            if answer is not None and answer.error == pb.ControlResponse.OK:
+                granted.append(node_id)
+        for node_id in absent:
+            self._duties.gone(node_id)
+        for request in self._duties.due(now_ns):
+            self.apply(request)
+        for question in self._duties.questions():
+            del question  # who leads here answers, or is known to be gone: nobody has to be asked
+        return granted
+
+    def decide(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """What the metadata leader says."""
+        now_ns, image = time.monotonic_ns(), self.image
+        if request.HasField("changeControllers"):
+            response = error_response(request, pb.ControlResponse.INVALID, _NO_CONTROLLERS)
+        elif request.HasField("batch"):
+            here, rest = self._duties.divide(request, image, now_ns, now_ns)
+            response = here if rest is None else joined(here, self.apply(rest))
+        else:
+            answer = self._duties.answer(request, image, now_ns, now_ns)
+            response = self.apply(request) if answer is None else answer
+        if response.HasField("cluster"):
+            response.cluster.metadataLeader = self._leader()
+        response.metadataLeader = self._leader()
+        return response
+
+    def apply(self, request: pb.ControlRequest) -> pb.ControlResponse:
+        """As an entry of the group's log."""
+        self._index += 1
+        request.operationId = request.operationId or secrets.token_bytes(_ID_BYTES)
+        request.timeNs = time.time_ns()
+        response = pb.ControlResponse.FromString(self._fsm.apply(request.SerializeToString(), self._index))
+        if self._fsm.last_records:
+            self._duties.image_changed(self.image, time.monotonic_ns())
+            self.changed_index = self.image.index
+            self._changed(self.image)
+        return response
+
+    # ---- who asks by the bus -------------------------------------------------------------------------------------------
+    def _received(self, door: Door, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        if not self._inboxes.allows(reply):
+            return
+        try:
+            request = frames.decode(payload, pb.ControlRequest)
+        except LiftError:
+            return  # damaged: whoever asked asks again
+        who = subject.decode().removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
+        request.sender = who
+        fit_request(request, self._bus.max_payload)
+        detail = fit(request, len(payload)) or refusal(door, who, request) or self._among_inboxes(request)
+        response = error_response(request, pb.ControlResponse.INVALID, detail) if detail else self.decide(request)
+        cut_stream(response, page_bytes(0, self._bus.max_payload))
+        self._bus.send(reply, (frames.sealed(response),))
+
+    def _among_inboxes(self, request: pb.ControlRequest) -> str:
+        """A stream among the inboxes would take what others wait for."""
+        subject = request.createStream.subject
+        for prefix in self._subjects.inbox_prefixes if request.HasField("createStream") else ():
+            if begins_under(subject, MAX_PARTITIONS_PER_STREAM, prefix):
+                return f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
+        return ""

@@ -1,0 +1,185 @@
+"""MemoryNode: one node of a cluster in memory: its storage, which outlives a kill, and the replicas that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from liftpy.cluster.diff import diff
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.starts import FolderStarts
+from liftpy.config import ReplicationConfig
+from liftpy.ids import PartitionKey
+from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.heard import NodeHeard
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.replica import events as ev
+from liftpy.replica.copying import pace_of
+from liftpy.replica.intake import NodeIntake
+from liftpy.replica.reads import ReadBudget
+from liftpy.testing.memory.bus import Bus
+from liftpy.testing.memory.group import MemoryGroup
+from liftpy.testing.memory.home import Answered, FellowReplica
+from liftpy.testing.memory.replica import MemoryReplica
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+
+
+class MemoryNode:
+    """``others``: all nodes by id, this one included. ``served``: partition -> the replica that serves the others, of all nodes."""
+
+    def __init__(
+        self,
+        node_id: str,
+        loop: asyncio.AbstractEventLoop,
+        bus: Bus,
+        subjects: Subjects,
+        config: ReplicationConfig,
+        others: Mapping[str, MemoryNode],
+        served: dict[PartitionKey, FellowReplica],
+    ) -> None:
+        self.node_id = node_id
+        self.loop = loop
+        self.bus = bus
+        self.subjects = subjects
+        self.config = config
+        self.inboxes = InboxRule(subjects.inbox_prefixes)
+        self.counters: Counter[str] = Counter()
+        self.copy_pace = pace_of(config)
+        self.now_ns: Callable[[], int] = time.monotonic_ns
+        self.wall_ns: Callable[[], int] = time.time_ns
+        self.promises: dict[PartitionKey, int] = {}
+        self.replicas: dict[PartitionKey, MemoryReplica] = {}
+        self.up = False
+        self.incarnation = 0
+        self._others = others
+        self._served = served
+        self._group: MemoryGroup | None = None
+        self._storages: dict[PartitionKey, MemoryStorage] = {}
+        self._starts = FolderStarts(f"memory-{node_id}")
+        self._image = ClusterImage()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What a process has for itself."""
+        self.intake = NodeIntake()
+        self.derived = NodeDerived(self.config.node_derived_bytes)
+        self.heard = NodeHeard(self.config.node_standby_bytes)
+        self.read_budget = ReadBudget()
+        self._image = ClusterImage()
+
+    # ---- life ------------------------------------------------------------------------------------------------------------
+    def start(self, group: MemoryGroup) -> None:
+        """Register, and open what the image shows here."""
+        self._begin()
+        self._group = group
+        self._starts = self._starts.next(self._starts.starts + 1)
+        register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
+        self._starts.tell(register)
+        self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
+        self._starts = self._starts.taken()
+        self.up = True
+        self.image_changed(group.image)
+
+    def kill(self) -> None:
+        """Its process is gone at once; what it has written is there."""
+        self.up = False
+        for replica in self.replicas.values():
+            replica.die()
+        self.replicas.clear()
+        self._storages = {key: storage.crash(power=False) for key, storage in self._storages.items()}
+
+    def close(self) -> None:
+        """Stop for good."""
+        self.up = False
+        for replica in self.replicas.values():
+            replica.stop()
+        self.replicas.clear()
+
+    def beat(self) -> None:
+        """The metadata group has heard of it just now: its leases run on."""
+        for replica in list(self.replicas.values()):
+            self._heard(replica)
+
+    def _heard(self, replica: MemoryReplica) -> None:
+        """Only with the newest image: a node must first see what it has lost [D22]."""
+        if self._group is not None and self._image.index >= self._group.changed_index:
+            replica.feed(ev.MetadataHeard(sent_ns=self.now_ns()))
+
+    def keep_house(self, dirty_ratio: float | None = None) -> None:
+        """Retention and compaction of all its logs."""
+        for replica in list(self.replicas.values()):
+            replica.keep_house(*() if dirty_ratio is None else (dirty_ratio,))
+
+    # ---- the image -------------------------------------------------------------------------------------------------------
+    def image_changed(self, image: ClusterImage) -> None:
+        """Stop what is elsewhere or gone, open what is new, tell the others."""
+        if not self.up or image.index <= self._image.index:
+            return
+        old, self._image = self._image, image
+        changes = diff(old, image)
+        for key in [key for key in self.replicas if not self._holds(key, image)]:
+            self.replicas.pop(key).stop(clean=False)
+            del self._storages[key]
+        live = {node_id: node.incarnation for node_id, node in image.nodes.items() if not node.fenced}
+        changed = {change.key for change in changes.partitions}
+        for stream, partition in image.partitions_of(self.node_id):
+            key = stream.key(partition.partition)
+            replica = self.replicas.get(key)
+            if replica is None:
+                replica = self._open(stream, partition.partition)
+            elif key not in changed and not changes.nodes:
+                continue
+            replica.update(stream.held(partition), live)
+            self._heard(replica)
+
+    def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:
+        found = image.find(key.stream, key.uid, key.partition)
+        return found is not None and self.node_id in found[1].holders
+
+    def _open(self, stream: StreamImage, number: int) -> MemoryReplica:
+        key = stream.key(number)
+        storage = self._storages.setdefault(key, MemoryStorage())
+        log, _ = Log.open(storage, stream.config, now_wall_ns=self.wall_ns(), promised_epoch=self.promises.get(key, 0))
+        replica = self.replicas[key] = MemoryReplica(self, stream, number, log)
+        replica.open()
+        return replica
+
+    # ---- what replicas ask -----------------------------------------------------------------------------------------------
+    def ask(self, request: pb.ControlRequest, answered: Answered) -> None:
+        """Have the metadata group decide, in the loop's next turn; answered in the one after it."""
+        incarnation = self.incarnation
+
+        def asked() -> None:
+            if self.up and self.incarnation == incarnation and self._group is not None:
+                response = self._group.decide(request)
+                self.loop.call_soon(answered, response)
+
+        self.loop.call_soon(asked)
+
+    def serving(self, key: PartitionKey) -> FellowReplica | None:
+        """The replica that serves the others of its partition."""
+        return self._served.get(key)
+
+    def serve(self, key: PartitionKey, peer: FellowReplica) -> None:
+        """From now on it is ``peer``."""
+        self._served[key] = peer
+
+    def serve_no_more(self, key: PartitionKey, peer: FellowReplica) -> None:
+        """It is ``peer`` no more, if it was."""
+        if self._served.get(key) is peer:
+            del self._served[key]
+
+    def replica_of(self, node_id: str, key: PartitionKey) -> FellowReplica | None:
+        """That of another node, None where it has none."""
+        other = self._others.get(node_id)
+        return None if other is None else other.replicas.get(key)
+
+    def is_up(self, node_id: str) -> bool:
+        """Whether a node runs."""
+        other = self._others.get(node_id)
+        return other is not None and other.up

@@ -1,0 +1,231 @@
+"""Peers: how replicas of one partition in memory talk to each other: what is a message of the protocol there is an event here.
+
+A question is asked in the loop's next turn and answered in the one after it, so that no replica is called from within another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from liftpy.errors import LiftError, StorageError
+from liftpy.ids import PartitionKey
+from liftpy.log.group_commit import GroupCommit
+from liftpy.log.horizon import Horizon
+from liftpy.log.log import Log
+from liftpy.log.pieces import read_portion
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.replica import Replica
+from liftpy.testing.memory.home import FellowReplica, HomeNode
+from liftpy.testing.memory.publishers import MemoryPublishers
+from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.pieces import NOTHING
+
+_ROOM_BYTES = 1 << 40
+"""There is no message that a batch would have to fit into."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    """Who asked, and by which request."""
+
+    peer: FellowReplica
+    request_id: int
+
+
+class Peers:
+    """The part of a ``MemoryReplica`` that follows, and serves those that follow it."""
+
+    node: HomeNode
+    node_id: str
+    key: PartitionKey
+    log: Log
+    replica: Replica
+    commit: GroupCommit
+    publishers: MemoryPublishers
+
+    def begin_peers(self) -> None:
+        """Nobody has asked, nothing is held."""
+        self._next_token = 1
+        self._askers: dict[int, _Asker] = {}
+        self._kept: dict[str, _Asker] = {}
+        """By replica: whose fetch was answered with nothing."""
+        self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
+
+    def end_peers(self) -> None:
+        """It serves nobody any more."""
+        self.stop_serving()
+        self._fetched.clear()
+
+    def feed(self, event: ev.Event) -> None:
+        """One event for the replica."""
+        raise NotImplementedError
+
+    def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
+        """In a later turn of the loop."""
+        raise NotImplementedError
+
+    def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+        """Whether the log did it."""
+        raise NotImplementedError
+
+    def _token(self) -> int:
+        token, self._next_token = self._next_token, self._next_token + 1
+        return token
+
+    # ---- a follower ------------------------------------------------------------------------------------------------------
+    def _ask_leader(self, request_id: int, event: Callable[[int], ev.Event]) -> None:
+        def ask() -> None:
+            leader = self.node.serving(self.key)
+            if leader is None or leader is self:
+                self.feed(ev.RequestFailed(request_id=request_id, reason="no responders"))
+                return
+            leader.feed(event(leader.asked_by(self, request_id)))
+
+        self.later(ask)
+
+    def send_fetch(self, effect: do.SendFetch) -> None:
+        self._ask_leader(
+            effect.request_id,
+            lambda token: ev.FetchReceived(
+                token=token, replica=self.node_id, offset=effect.offset, leader_epoch=effect.leader_epoch,
+                offset_epoch=effect.offset_epoch, incarnation=self.node.incarnation, request_id=effect.request_id,
+                max_bytes=effect.max_bytes, stream_uid=self.key.uid, awaits_more=True, bad_offset=effect.bad_offset,
+                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+            ),
+        )  # fmt: skip
+
+    def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
+        self._ask_leader(
+            effect.request_id,
+            lambda token: ev.EpochQueryReceived(
+                token=token, replica=self.node_id, asked_epoch=effect.asked_epoch, current_epoch=effect.current_epoch,
+                stream_uid=self.key.uid,
+            ),
+        )  # fmt: skip
+
+    def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
+        """An answer to its fetch."""
+        view = memoryview(data)
+        batches = split_batches(view)
+        spans = tuple(
+            ev.BatchSpan(base_offset=b.base_offset, last_offset=b.last_offset, leader_epoch=b.leader_epoch) for b in batches
+        )
+        token = self._token() if spans else 0
+        if spans:
+            self._fetched[token] = view, batches
+        answer = ev.FetchAnswered(
+            token=token, request_id=request_id, leader_epoch=leader_epoch, high_watermark=high_watermark, spans=spans,
+            size_bytes=len(data),
+        )  # fmt: skip
+        self.feed(answer)
+
+    def append_fetched(self, effect: do.AppendFetched) -> None:
+        buffer, batches = self._fetched.pop(effect.token)
+        batches = [batch for batch in batches if batch.last_offset <= effect.last_offset]
+        size_bytes = sum(batch.header.size_bytes for batch in batches)
+        seen, wall_ns = Horizon(effect.leader_high_watermark + 1, effect.leader_epoch), self.node.wall_ns()
+        if self.stored(lambda: self.log.append_batches(buffer[:size_bytes], batches, wall_ns, compacted=seen)):
+            self.publishers.fetched(batches)
+            self.commit.appended()
+
+    def drop_fetched(self, effect: do.DropFetched) -> None:
+        self._fetched.pop(effect.token, None)
+
+    def wait_quietly(self, effect: do.WaitQuietly) -> None:
+        self.feed(ev.QuietEnded(heard_ns=None))  # it is asked for alone
+
+    def stop_waiting(self, effect: do.StopWaiting) -> None:
+        pass
+
+    def confirm_quiet(self, effect: do.ConfirmQuiet) -> None:
+        pass
+
+    def asked_by(self, peer: FellowReplica, request_id: int) -> int:
+        """A token of a question that ``peer`` asks."""
+        token = self._token()
+        self._askers[token] = _Asker(peer, request_id)
+        return token
+
+    # ---- a leader --------------------------------------------------------------------------------------------------------
+    def start_serving(self, effect: do.StartServing) -> None:
+        self.node.serve(self.key, self)
+
+    def stop_serving(self) -> None:
+        """Nobody is answered any more."""
+        self.node.serve_no_more(self.key, self)
+        self._askers.clear()
+        self._kept.clear()
+
+    def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            if effect.kept_for:
+                self._kept[effect.kept_for] = asker
+            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+        self.publishers.ingest.settle()
+
+    def answer_waiter(self, effect: do.AnswerWaiter) -> None:
+        asker = self._kept.pop(effect.replica, None)
+        if asker is not None and effect.from_offset < self.log.log_end_offset:
+            self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+
+    def tell_waiter(self, effect: do.TellWaiter) -> None:
+        asker = self._kept.get(effect.replica)
+        if asker is not None:
+            self._send(asker, effect.leader_epoch, b"")
+
+    def _send_batches(self, asker: _Asker, leader_epoch: int, from_offset: int, max_bytes: int) -> None:
+        try:
+            end_offset = self.log.log_end_offset
+            portion = read_portion(self.log, from_offset, max_bytes, _ROOM_BYTES, end_offset=end_offset, held=NOTHING)
+        except LiftError as error:
+            if isinstance(error, StorageError):
+                return  # a read that fails is answered by nothing: an empty response would say "you are caught up"
+            raise
+        self._send(asker, leader_epoch, b"".join(portion.chunks))
+
+    def _send(self, asker: _Asker, leader_epoch: int, data: bytes) -> None:
+        high_watermark, peer = self.replica.high_watermark, asker.peer
+        peer.later(lambda: peer.arrived(asker.request_id, leader_epoch, high_watermark, data))
+
+    def send_fetch_refusal(self, effect: do.SendFetchRefusal) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            refused = ev.FetchRefused(
+                request_id=asker.request_id, reason=effect.reason, leader_epoch=effect.leader_epoch,
+                log_start_offset=effect.log_start_offset,
+            )  # fmt: skip
+            asker.peer.later(lambda: asker.peer.feed(refused))
+
+    def send_epoch_answer(self, effect: do.SendEpochAnswer) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            answered = ev.EpochQueryAnswered(
+                request_id=asker.request_id, leader_epoch=effect.leader_epoch, last_offset=effect.last_offset,
+                current_epoch=effect.current_epoch, log_start_offset=effect.log_start_offset,
+            )  # fmt: skip
+            asker.peer.later(lambda: asker.peer.feed(answered))
+
+    def notify_replica(self, effect: do.NotifyReplica) -> None:
+        self._tell(effect.replica, ev.WokenUp())
+
+    def send_notice(self, effect: do.SendNotice) -> None:
+        notice = ev.NoticeReceived(
+            leader=self.node_id, leader_epoch=effect.leader_epoch, epoch=effect.epoch, epoch_start_offset=effect.epoch_start_offset,
+            high_watermark=effect.high_watermark, log_start_offset=effect.log_start_offset,
+        )  # fmt: skip
+        for replica in effect.replicas:
+            self._tell(replica, notice)
+
+    def _tell(self, node_id: str, event: ev.Event) -> None:
+        other = self.node.replica_of(node_id, self.key)
+        if other is not None:
+            other.later(lambda: other.feed(event))
+
+    def probe_replica(self, effect: do.ProbeReplica) -> None:
+        if not self.node.is_up(effect.replica):
+            self.later(lambda: self.feed(ev.ReplicaAbsent(replica=effect.replica)))

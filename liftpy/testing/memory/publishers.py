@@ -1,0 +1,156 @@
+"""The data subject of one replica in memory; the shipped ``Ingest``, ``PendingAcks``, ``Standby`` and ``DerivedState``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError
+from liftpy.ingest.acks import PendingAcks
+from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.derived import derived_state
+from liftpy.ingest.heard import Heard
+from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.ingest_shell import Sink
+from liftpy.ingest.sorting import SortingRules
+from liftpy.ingest.standby import Standby
+from liftpy.testing.memory.bus import Bus, BusSubscription
+from liftpy.testing.memory.home import HeldReplica
+from liftpy.wire.batch import RecordBatch
+
+
+class MemoryPublishers:
+    """The ``IngestShell`` and ``StandbyShell`` of one replica, and what they are the shells of."""
+
+    def __init__(self, replica: HeldReplica) -> None:
+        self._replica = replica
+        self._bus = replica.node.bus
+        self.send_lines = self._bus.send_lines
+        self.behind_read = self._bus.behind_read
+        node, log, core = replica.node, replica.log, replica.replica
+        config, stream = node.config, log.config
+        self.acks = PendingAcks(self, replica.key, replica.subject)
+        self.derived = derived_state(log, replica.subject, stream, config, replica.now_ns)
+        self.derived.join(node.derived)
+        self.derived.on_lacking = self._read_soon
+        self._reading = False
+        self.ingest = Ingest(
+            shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
+            inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
+            log_end_offset=lambda: log.log_end_offset,
+            may_refuse=lambda: core.may_refuse_publishers(replica.now_ns()),
+            may_refuse_for_now=lambda: core.may_refuse_for_now(replica.now_ns()),
+            derived=self.derived, takes=core.takes_publishes, on_drop=self._dropped,
+        )  # fmt: skip
+        self.standby = Standby(
+            shell=self, subject=replica.subject, replica=core, log=log, ids=self.derived.ids,
+            reader=MessageReader(replica.key, replica.subject, stream.ack_policy, node.inboxes, stream.codec),
+            heard=Heard(node.heard, config.standby_bytes, round(config.standby_age_s * NS_PER_S)),
+            now_ns=replica.now_ns, wall_ns=node.wall_ns, rules=SortingRules(doubt_ns=round(config.lease_s * NS_PER_S)),
+        )  # fmt: skip
+
+    def _dropped(self, reason: str, count: int) -> None:
+        self._replica.node.counters[f"messages dropped: {reason}"] += count
+
+    def _read_soon(self) -> None:
+        if not self._reading:
+            self._reading = True
+            self._replica.later(self._read_beside)
+
+    def _read_beside(self) -> None:
+        self._reading = False
+        try:
+            complete = self.derived.read_beside()
+        except LiftError:
+            return  # its log can't be read: whoever reads next is told
+        if not complete:
+            self._read_soon()
+
+    def open(self) -> None:
+        """It leads: go on with what it heard while it stood by."""
+        self.standby.take_over(self.ingest.start)
+
+    def shut(self) -> None:
+        """It leads no more."""
+        self.standby.cancel()
+        self.ingest.stop()
+
+    def close(self) -> None:
+        """It is gone."""
+        self.standby.cancel()
+        self.standby.stop()
+        self.ingest.stop()
+        self.acks.drop()
+
+    def fetched(self, batches: Sequence[RecordBatch]) -> None:
+        """They are in the log."""
+        self.derived.fetched(batches)
+        self.standby.shown()
+
+    def cut(self) -> None:
+        """The log is cut."""
+        self.derived.cut()
+        self.standby.cut()
+
+    def committed(self, high_watermark: int) -> None:
+        """HW has risen."""
+        self.derived.committed(high_watermark)
+        self.standby.committed(high_watermark)
+
+    # ---- the shells ------------------------------------------------------------------------------------------------------
+    @property
+    def max_payload(self) -> int:
+        """Bytes of one message at most."""
+        return self._bus.max_payload
+
+    def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> BusSubscription:
+        """Give ``sink`` every message."""
+        return self._bus.listen(subject, sink)
+
+    def hear(self, subject: str, sink: Sink, given_up: Callable[[int], None]) -> _Hearing:
+        """The same for who stands by."""
+        return _Hearing(self._replica, self._bus, subject, sink)
+
+    def when_heard(self, heard: Callable[[], None]) -> None:
+        """Every subscription is known at once."""
+        self._replica.later(heard)
+
+    def sink_failed(self, subject: bytes, error: Exception) -> None:
+        """A bug: told by the loop, loudly."""
+        self._replica.node.counters["messages not taken"] += 1
+        self._replica.node.loop.call_exception_handler({"message": f"a message on {subject!r}", "exception": error})
+
+
+class _Hearing:
+    """A standby's subscription to the data subject."""
+
+    is_denied = False
+
+    def __init__(self, replica: HeldReplica, bus: Bus, subject: str, sink: Sink) -> None:
+        self._replica = replica
+        self._sink = sink
+        self._subscription = bus.listen(subject, self._arrived)
+        self.behind_read = bus.behind_read
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, block: bytes) -> None:
+        self._sink(subject, reply, payload, block)
+
+    def feed_to(self, sink: Sink, given_up: Callable[[int], None], lost: Callable[[], None]) -> None:
+        """Another sink takes what comes."""
+        self._sink = sink
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """In the loop's next turn."""
+        self._replica.later(callback)
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Nothing is ever on its way."""
+        self._replica.later(callback)
+
+    def leave(self) -> None:
+        """Hear no more."""
+        self._subscription.close()
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._subscription.close()

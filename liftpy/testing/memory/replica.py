@@ -1,0 +1,308 @@
+"""MemoryReplica: the shipped ``Replica``, ``Log``, ``Ingest`` and ``Reads`` of one partition on one node, and what carries out effects.
+
+The counterpart of the daemon's worker and executor, without a disk and a network between nodes. It keeps the ordering contract of
+``liftpy.replica.effects``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from liftpy.cluster.image import StreamImage
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError, NoSpaceError, StorageError
+from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.log.flush import Flush
+from liftpy.log.group_commit import GroupCommit
+from liftpy.log.log import Log
+from liftpy.partition import HeldPartition
+from liftpy.replica import effects as do
+from liftpy.replica import events as ev
+from liftpy.replica.effect_handler import acts_of
+from liftpy.replica.replica import Replica
+from liftpy.testing.memory.asking import MemoryAsking
+from liftpy.testing.memory.home import HomeNode
+from liftpy.testing.memory.peers import Peers
+from liftpy.testing.memory.publishers import MemoryPublishers
+from liftpy.testing.memory.readers import Readers
+from liftpy.wire.subjects import data_subject
+
+_COMPACT_FROM_DIRTY_RATIO = 0.5
+
+
+class MemoryReplica(MemoryAsking, Peers):
+    """One partition on one node, until ``stop`` or ``die``. Everything runs on the loop of the cluster."""
+
+    def __init__(self, node: HomeNode, stream: StreamImage, number: int, log: Log) -> None:
+        self.node = node
+        self.node_id = node.node_id
+        self.key = stream.key(number)
+        self.subject = data_subject(stream.subject, number)
+        self.log = log
+        seed = zlib.crc32(f"{node.node_id} {self.key}".encode())
+        self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
+        self.failed = ""
+        """Why its log is given up."""
+        self.gone = False
+        """Stopped, or its node is dead: nothing reaches it any more."""
+        self._inbox: deque[ev.Event] = deque()
+        self._stepping = False
+        self._timers: dict[ev.Deadline, asyncio.TimerHandle] = {}
+        self._replaying: do.ReplayLog | None = None
+        self._loop = node.loop
+        self.begin_peers()
+        self.publishers = MemoryPublishers(self)
+        self.readers = Readers(self, lambda: self.publishers.ingest.heard)
+        self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
+        self._do = acts_of(self)
+
+    def open(self) -> None:
+        """Tell the replica what its log holds."""
+        log = self.log
+        opened = ev.LogOpened(
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            high_watermark=log.high_watermark,
+            epochs=log.epochs.entries,
+            persisted_epoch=log.persisted_epoch,
+            epoch_before_start=log.epochs.before_start,
+        )
+        self.feed(opened)
+        log.on_compacted = lambda horizon: self.feed(ev.LogCompacted(**horizon._asdict()))
+        log.on_compacted(log.horizon)
+
+    def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
+        """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        self.log.config = held.config
+        self.publishers.ingest.settings_changed(held.config)
+        self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
+        self.publishers.standby.review()
+        if self.log.asked_start != held.state.asked_start:
+            self.log.asked_start = held.state.asked_start
+            self.apply_retention()
+        self.readers.share(self.node_id in held.isr)
+        self.readers.advanced()
+
+    def stop(self, *, clean: bool = True) -> None:
+        """Give up the role and close the log."""
+        self.feed(ev.StopRequested())
+        self.die()
+        if not self.log.closed:
+            self.log.close(clean=clean and not self.failed)
+
+    def die(self) -> None:
+        """Nothing more comes of it, and nobody is told; its storage stays as it is."""
+        self.gone = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self.publishers.close()
+        self.readers.close()
+        self.publishers.derived.join(NodeDerived())
+        self.end_peers()
+
+    # ---- events in, effects out --------------------------------------------------------------------------------------
+    def feed(self, event: ev.Event) -> None:
+        """One event; those that its effects cause at once follow after all its effects."""
+        if self.gone:
+            return
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox and not self.gone:
+                event = self._inbox.popleft()
+                for effect in self.replica.step(event, self.now_ns()):
+                    self._do[type(effect)](effect)
+                if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
+                    self.publishers.standby.review()
+        finally:
+            self._stepping = False
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+        return self.node.now_ns()
+
+    def later(self, callback: Callable[[], None], delay_ns: int = 0) -> asyncio.Handle:
+        """In a later turn of the loop, unless it is gone by then."""
+
+        def call() -> None:
+            if not self.gone:
+                callback()
+
+        return self._loop.call_later(delay_ns / NS_PER_S, call) if delay_ns else self._loop.call_soon(call)
+
+    # ---- the log -----------------------------------------------------------------------------------------------------
+    def append_batch(self, effect: do.AppendBatch) -> None:
+        batch = self.publishers.ingest.seal(effect)
+        if self.stored(lambda: self.log.append(batch, self.node.wall_ns()), effect.token):
+            self.publishers.ingest.appended(effect, batch)
+            self.commit.appended()
+
+    def cut_log(self, effect: do.CutLog) -> None:
+        self._cut(lambda: self.log.cut_to(effect.end_offset))
+
+    def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
+        self._cut(lambda: self.log.start_afresh(effect.start_offset))
+
+    def _cut(self, cut: Callable[[], Any]) -> None:
+        def cut_and_tell() -> None:
+            cut()
+            self.publishers.cut()
+            self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
+
+        self.stored(lambda: self.commit.alone(cut_and_tell))
+
+    def recheck_log(self, effect: do.RecheckLog) -> None:
+        self.log.complaint(effect.offset, effect.replica, self.now_ns())
+
+    def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
+        self.log.raise_high_watermark(effect.high_watermark)
+        self.publishers.committed(effect.high_watermark)
+        self.readers.advanced()
+
+    def persist_leader_epoch(self, effect: do.PersistLeaderEpoch) -> None:
+        self.node.promises[self.key] = max(effect.leader_epoch, self.node.promises.get(self.key, 0))
+        self.log.promised(effect.leader_epoch)
+        self.feed(ev.LeaderEpochPersisted(leader_epoch=effect.leader_epoch))
+
+    def stored(self, change: Callable[[], Any], token: int = 0) -> bool:
+        """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
+        try:
+            change()
+        except StorageError as error:
+            self.storage_failed(error, token)
+            return False
+        return True
+
+    def storage_failed(self, error: StorageError, token: int = 0) -> None:
+        """The log is given up."""
+        self.failed = self.failed or str(error)
+        self.feed(ev.StorageFailed(reason=str(error), no_space=isinstance(error, NoSpaceError), token=token))
+
+    def apply_retention(self) -> None:
+        """What the stream's retention lets go."""
+        before = self.log.log_start_offset
+        if not self.failed and self.log.may_give_up:
+            wall_ns = self.node.wall_ns()
+            done = self.stored(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns)))
+            if done and self.log.log_start_offset != before:
+                self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+    def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
+        """Store HW, retention, and a run of compaction where that is asked for and worth it."""
+        if self.failed or self.gone:
+            return
+        if self.stored(self.log.checkpoint):
+            self.apply_retention()
+        if self.log.config.compaction and not self.failed:
+            compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
+            if compaction is not None:
+                compaction.run()
+                self.stored(lambda: self.commit.alone(lambda: self.log.complete_compaction(compaction)))
+
+    # ---- derived state -------------------------------------------------------------------------------------------------
+    def replay_log(self, effect: do.ReplayLog) -> None:
+        self._replaying = effect
+        self.later(lambda: self._replay(effect))
+
+    def _replay(self, effect: do.ReplayLog) -> None:
+        if self._replaying is not effect:
+            return
+        derived = self.publishers.derived
+        try:
+            complete = derived.is_complete or derived.replay()
+        except LiftError as error:
+            self.storage_failed(StorageError(f"its log can't be replayed: {error}"))
+            return
+        if complete:
+            self._replaying = None
+            self.feed(ev.ReplayFinished(end_offset=effect.end_offset))
+        else:
+            self.feed(ev.ReplayProgressed(end_offset=derived.end_offset or 0))
+            self.later(lambda: self._replay(effect))
+
+    # ---- publishers ----------------------------------------------------------------------------------------------------
+    def open_subject(self, effect: do.OpenSubject) -> None:
+        self.publishers.open()
+
+    def close_subject(self, effect: do.CloseSubject) -> None:
+        self.publishers.shut()
+        self._replaying = None
+        self.stop_serving()
+
+    def reject_publishes(self, effect: do.RejectPublishes) -> None:
+        state = self.replica.state
+        self.publishers.ingest.reject(effect.token, effect.reason, state.leader, state.leader_epoch, state.epoch)
+
+    def drop_publishes(self, effect: do.DropPublishes) -> None:
+        self.publishers.ingest.drop(effect.token, effect.reason)
+
+    def send_acks(self, effect: do.SendAcks) -> None:
+        self.publishers.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, self.node.wall_ns())
+
+    def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
+        self.publishers.acks.drop()
+
+    # ---- time and status -----------------------------------------------------------------------------------------------
+    def set_deadline(self, effect: do.SetDeadline) -> None:
+        kind = effect.kind
+        timer = self._timers.pop(kind, None)
+        if timer is not None:
+            timer.cancel()
+        if effect.at_ns is not None:
+            reached = ev.DeadlineReached(kind=kind)
+            self._timers[kind] = self._loop.call_at(effect.at_ns / NS_PER_S, lambda: self.feed(reached))
+
+    def role_changed(self, effect: do.RoleChanged) -> None:
+        self.publishers.standby.review()
+
+
+class _Flusher:
+    """The ``FlushShell``: a flush is over before the loop's next turn ends."""
+
+    def __init__(self, replica: MemoryReplica) -> None:
+        self._replica = replica
+
+    def begin(self) -> None:
+        """In the loop's next turn: what comes in this one is flushed with it."""
+        self._replica.later(self._run)
+
+    def _run(self) -> None:
+        commit = self._replica.commit
+        flush = commit.start()
+        if flush is None:
+            return
+        error: StorageError | None = None
+        try:
+            flush.run()
+        except StorageError as refused:
+            error = refused
+        commit.ended(flush, 0, error)
+
+    def wait(self, flush: Flush) -> tuple[int, Exception | None]:
+        """None ever runs while anything else does."""
+        raise AssertionError("a flush in memory is over at once")
+
+    def wait_for_checkpoint(self) -> None:
+        """As with flushes."""
+
+    def arm(self) -> None:
+        """The interval begins."""
+        interval_s = self._replica.log.config.flush.interval_s
+        self._replica.later(self._replica.commit.interval_over, round(interval_s * NS_PER_S))
+
+    def done(self) -> None:
+        """It took no time."""
+
+    def flushed(self, end_offset: int, disk_ns: int) -> None:
+        """Tell the replica."""
+        self._replica.feed(ev.LogFlushed(end_offset=end_offset, took_ns=disk_ns))
+
+    def failed(self, error: StorageError) -> None:
+        """Tell it that the log is closed."""
+        self._replica.storage_failed(error)

@@ -1,0 +1,162 @@
+"""The cluster in memory does what a real one does: the cases of ``client_cases``, which run on a real one in
+``tests/integration/test_client_cases.py``; and what it has for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, ReadOptions
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
+from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory.connection import MemoryTransport
+from tests.conformance.client_cases import CASES, Case, Place
+
+_numbers = count(1)
+
+
+@pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
+async def test_in_memory(body: Case) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
+        await body(Place(client, nc, f"case{next(_numbers)}", cluster.client))
+
+
+# ---- what is its own -------------------------------------------------------------------------------------------------------
+def test_without_asyncio_and_with_nodes_that_die() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders", replicas=3, config=StreamConfig(min_isr=2))
+        for number in range(3):
+            client.publish("orders", b"before %d" % number)
+        dead = cluster.kill_leader("orders")
+        assert cluster.leader("orders", other_than=dead) != dead
+        assert dead not in cluster.running
+        client.publish("orders", b"between", msg_id="m")
+        cluster.start(dead)
+        again = client.publish("orders", b"between", msg_id="m")
+        assert again is not None
+        assert (again.offset, again.duplicate) == (3, True)
+        cluster.wait_until(lambda: len(client.stream("orders").partitions[0].isr) == 3, what="all are in sync")
+        for node in cluster.nodes:  # each in turn, so that what is read has been copied by all
+            if cluster.leader("orders") == node:
+                cluster.kill(node)
+                cluster.leader("orders", other_than=node)
+        wanted = [b"before 0", b"before 1", b"before 2", b"between"]
+        assert [r.value for r in client.consume("orders", until="end")] == wanted
+        cluster.heal()
+        assert cluster.running == cluster.nodes
+
+
+def test_a_cluster_of_which_every_node_was_down_has_what_it_had() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("orders", "shop.orders", partitions=3)
+        with client.producer("orders", id="p") as producer:
+            producer.send_many([b"%d" % n for n in range(100)], partition=1)
+        client.publish("orders", b"first", msg_id="m")
+        for node in cluster.nodes:
+            cluster.kill(node)
+        assert cluster.running == []
+        cluster.heal()
+        again = client.publish("orders", b"first", msg_id="m")
+        assert again is not None
+        assert again.duplicate
+        assert [r.value for r in client.consume("orders", 1, until="end")] == [b"%d" % n for n in range(100)]
+        with client.producer("orders", id="p") as producer:
+            assert producer.next_sequence(1) == 100
+
+
+async def test_who_is_cut_off_comes_back() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        reading = asyncio.create_task(_values(client, "orders", until=9))
+        for number in range(10):
+            if number % 4 == 3:
+                cluster.restart_nats()
+            await client.publish("orders", b"%d" % number)
+        assert await reading == [b"%d" % n for n in range(10)]
+
+
+async def _values(client: Client, stream: str, **how: Any) -> list[bytes | None]:
+    return [record.value async for record in client.consume(stream, **how)]
+
+
+async def test_retention_and_compaction_come_when_they_are_asked_for() -> None:
+    small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
+    latest = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0)
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("short", "data.short", config=small)
+        await client.create_stream("latest", "data.latest", config=latest)
+        for number in range(100):
+            await client.publish("short", bytes(400))
+            await client.publish("latest", b"%d" % number + bytes(400), key=b"k%d" % (number % 3))
+        cluster.keep_house()
+        assert (await client.bounds("short")).log_start_offset > 50
+        with pytest.raises(OffsetOutOfRangeError):
+            await _values(client, "short", start=3, until="end")
+        left = await _values(client, "latest", until="end")
+        assert 3 <= len(left) < 50
+        assert left[-1] == b"99" + bytes(400)
+
+
+async def test_a_real_nats_client_and_ours_share_the_bus_from_other_loops_and_threads() -> None:
+    async with memory_cluster(1) as cluster, cluster.nats() as nc:
+
+        def in_a_thread() -> list[bytes | None]:
+            with cluster.sync_client() as client:
+                client.create_stream("orders", "shop.orders")
+                seen.set()
+                return [r.value for r in client.consume("orders", until=2)]
+
+        seen = threading.Event()
+        reading = asyncio.create_task(asyncio.to_thread(in_a_thread))
+        assert await asyncio.to_thread(seen.wait, 60)
+        for number in range(3):
+            await nc.publish("shop.orders", b"%d" % number)
+        assert await reading == [b"0", b"1", b"2"]
+
+
+async def test_a_connection_that_breaks_the_protocol_is_told_and_cut() -> None:
+    async with memory_cluster(1, max_payload=1000) as cluster:
+        for wrong, why in ((b"HELLO x\r\n", b"Unknown"), (b"PUB a 1001\r\n", b"Maximum Payload"), (b"PUB a x\r\n", b"-ERR")):
+            carrier = MemoryTransport(cluster._server)
+            await carrier.connect(None, 0, 0)
+            assert (await carrier.readline()).startswith(b"INFO ")
+            carrier.write(b"CONNECT {}\r\nPING\r\n" + wrong[:3])
+            carrier.write(wrong[3:])
+            assert await carrier.readline() == b"PONG\r\n"
+            assert why in await carrier.readline()
+            assert (await carrier.read(100), carrier.at_eof()) == (b"", True)
+
+
+async def test_what_has_ended_says_so() -> None:
+    cluster = memory_cluster(1)
+    with pytest.raises(ConfigError, match="does not run"):
+        cluster.keep_house()
+    with pytest.raises(ConfigError, match="does not run"):
+        await cluster.client()
+    with pytest.raises(ConfigError, match="1 to 9"):
+        memory_cluster(0)
+    with cluster:
+        with pytest.raises(ConfigError, match="runs already"):
+            cluster.start_all()
+        with pytest.raises(ConfigError, match="no node 'n7'"):
+            cluster.kill("n7")
+        with pytest.raises(ConfigError, match="runs already"):
+            cluster.start("n1")
+        with pytest.raises(ConfigError, match="no partition"):
+            cluster.leader("orders")
+        client = await cluster.client()
+    with pytest.raises(LiftError):
+        await client.bounds("orders", options=ReadOptions(patience_s=0.1))
+    await client.close()
+    cluster.stop()
+    before = threading.active_count()
+    for _ in range(20):
+        with memory_cluster(1), contextlib.suppress(LiftError):
+            pass
+    assert threading.active_count() == before

@@ -1,0 +1,29 @@
+"""What the cluster in memory is held to (``tests/conformance/client_cases.py``), on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import nats
+import pytest
+
+from liftpy.client import connect
+from sidecar.dev.cluster import DevCluster
+from tests.conformance.client_cases import CASES, Place
+
+pytestmark = pytest.mark.processes
+
+
+async def test_a_real_cluster_passes_what_the_one_in_memory_is_held_to(shared_cluster: DevCluster) -> None:
+    url, namespace = shared_cluster.nats_url, shared_cluster.namespace
+    nc = await nats.connect(url)
+    failed: dict[str, str] = {}
+    async with connect(url, namespace) as client:
+        for body in CASES:
+            place = Place(client, nc, f"same-{body.__name__.replace('_', '-')[:40]}", lambda: connect(url, namespace))
+            try:
+                await asyncio.wait_for(body(place), 60)
+            except (Exception, pytest.fail.Exception) as error:
+                failed[body.__name__] = repr(error)
+    await nc.close()
+    assert failed == {}
