@@ -9,8 +9,17 @@ MUTANTS = [
     *rows(
         "liftpy/client/consumer.py",
         ("a stored position is of any stream", "uid = start.uid if isinstance(start, Position) else \"\"", "uid = \"\"", "a stored position goes on in another stream of the name"),
-        ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
+        ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on.last = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
         ("backwards begins one too low", "begin = min(begin + by_record, bounds.end_offset)", "begin = min(begin, bounds.end_offset)", "the record at the start is left out"),
+    ),
+    *rows(
+        "liftpy/client/iteration.py",
+        ("a damaged slice is gone on behind", "            self._ahead.put_back(piece)\n", "", "who reads on after an error has a gap"),
+        ("what is taken together raises", "            except LiftError:\n                break  # for the next call\n", "            except ZeroDivisionError:\n                break\n",
+         "records that were taken before a damaged batch are lost"),
+        ("what is taken together is not noted", "            self._handed_on.last = found[-1]\n", "            pass\n", "what getmany gave comes a second time"),
+        ("what is taken together is one more", "found += islice(self._items, count - len(found))", "found += islice(self._items, count)", "getmany gives more than it was asked for"),
+        tests=("tests/unit/client/test_taken_together.py", "tests/unit/client/test_consuming.py"),
     ),
     *rows(
         "liftpy/client/backwards.py",
