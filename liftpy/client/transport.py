@@ -20,6 +20,7 @@ from liftpy.client.answers import Answers, nobody_there
 from liftpy.client.credentials import Credentials
 from liftpy.client.ending import end_tasks
 from liftpy.client.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.client.receiving import ClientConnection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
 
@@ -68,7 +69,7 @@ async def open_connection(
         **(credentials or Credentials()).nats_options(),
         **nats_options,
     }
-    connection = StrictConnection()
+    connection = ClientConnection()
     seen = _ErrorsSeen()
     also: Callable[[], Awaitable[None]] | None = options.pop("reconnected_cb", None)
 
