@@ -168,4 +168,5 @@ class ClientConnection(StrictConnection):
         if self.is_closed or self.is_reconnecting:
             return None  # it belongs to a connection that is given up
         self._pings_outstanding = 0
-        return None if self._ps.feed(data) else b""
+        parser: Any = self._ps
+        return None if parser.feed(data) else b""

@@ -15,8 +15,8 @@ MUTANTS = [
     *rows(
         "liftpy/client/receiving.py",
         ("a client's socket is read without a bound", "await receive(self, self._take, _LEFT_BYTES)", "await receive(self, self._take, 1 << 24)", "an application that stands still fills its memory"),
-        ("each piece of a message wakes the task", "return None if self._ps.feed(data) else b\"\"", "return data", "large answers cost a third more"),
-        ("what comes late belongs to the next connection", "        if self.is_closed or self.is_reconnecting:\n            return None  # it belongs to a connection that is given up\n        self._pings_outstanding = 0\n        return None if", "        self._pings_outstanding = 0\n        return None if", "half a message of the old connection spoils the new one"),
+        ("each piece of a message wakes the task", "return None if parser.feed(data) else b\"\"", "return data", "large answers cost a third more"),
+        ("what comes late belongs to the next connection", "        if self.is_closed or self.is_reconnecting:\n            return None  # it belongs to a connection that is given up\n        self._pings_outstanding = 0\n", "        self._pings_outstanding = 0\n", "half a message of the old connection spoils the new one"),
         tests=("tests/unit/client/test_client_receiving.py",),
     ),
     *rows(
