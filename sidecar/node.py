@@ -173,6 +173,9 @@ class Node:
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
+        if settings.jetstream_api:
+            self._jetstream = JetStreamDesk(links.reads, settings, self._inboxes, self.counters)
+            self._jetstream.open()
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
@@ -264,9 +267,6 @@ class Node:
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()
-        if settings.jetstream_api:
-            self._jetstream = JetStreamDesk(links.reads, settings, self._inboxes, self.counters)
-            self._jetstream.open()
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
         return QuietTalk(

@@ -15,7 +15,7 @@ The file::
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
-    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of the read API of JetStream; "": not answered
+    jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error

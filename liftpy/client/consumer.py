@@ -19,7 +19,7 @@ from typing import Any
 
 from liftpy.client import positions
 from liftpy.client.backwards import BackwardProgress
-from liftpy.client.iteration import Fetch, Item, Iteration, ReadAhead
+from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
@@ -319,8 +319,7 @@ class Consumer:
         self._until = until
         self._origin: ReadProgress | None = None
         """Where reading began; never moved."""
-        self._handed_on: Record | BatchSlice | None = None
-        """The last that the application was given, whole: what was only fetched for it is not behind the position."""
+        self._handed_on = HandedOn()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
         """What ``getone`` and ``getmany`` take from."""
@@ -385,7 +384,7 @@ class Consumer:
         self._start, self._after_epoch = positions.resolved(start, datetime.now(UTC)), 0
         if isinstance(self._start, Position) and not self.backwards:
             self._after_epoch = self._start.leader_epoch
-        self.bounds = self._origin = self._handed_on = None
+        self.bounds = self._origin = self._handed_on.last = None
         await self.begin()
 
     async def lag(self) -> int:
@@ -411,18 +410,18 @@ class Consumer:
         with contextlib.suppress(StopAsyncIteration, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 found.append(await anext(self._one))
-        while found and len(found) < max_records and (more := self._one.at_once()) is not None:
-            found.append(more)
+        if found and max_records > 1:
+            found += self._one.at_once(max_records - 1)
         return found
 
     def batches(self) -> Iteration[BatchSlice]:
         """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
-        return self._begun(Iteration(self._ahead(), _whole, self._hand_on))
+        return self._begun(Iteration(self._ahead(), _whole, self._handed_on))
 
     def records(self) -> Iteration[Record]:
         """As ``batches``, one by one, for code that works by record."""
         unfold = _newest_first if self.backwards else BatchSlice.records
-        return self._begun(Iteration(self._ahead(), unfold, self._hand_on))
+        return self._begun(Iteration(self._ahead(), unfold, self._handed_on))
 
     def __aiter__(self) -> Iteration[Record]:
         return self.records()
@@ -449,13 +448,10 @@ class Consumer:
 
         return self._reader.ahead(begin)
 
-    def _hand_on(self, item: Record | BatchSlice) -> None:
-        self._handed_on = item
-
     def _position(self) -> ReadProgress:
         """Behind the last record that was handed on."""
         assert self._origin is not None
-        last = self._handed_on
+        last = self._handed_on.last
         if last is None:
             return replace(self._origin)
         if self.backwards:
@@ -471,7 +467,7 @@ def read_range(reader: PartitionReader, progress: ReadProgress) -> Iteration[Bat
     async def begin() -> Fetch:
         return reader.fetching(progress)
 
-    return Iteration(reader.ahead(begin), _whole, _nobody)
+    return Iteration(reader.ahead(begin), _whole)
 
 
 def _newest_first(piece: BatchSlice) -> Iterator[Record]:
@@ -480,7 +476,3 @@ def _newest_first(piece: BatchSlice) -> Iterator[Record]:
 
 def _whole(piece: BatchSlice) -> Iterator[BatchSlice]:
     return iter((piece,))
-
-
-def _nobody(item: object) -> None:
-    pass

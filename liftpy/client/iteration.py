@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
 
 from liftpy.client.ending import end_tasks
 from liftpy.client.slices import BatchSlice
@@ -83,6 +84,10 @@ class ReadAhead:
             self._pieces.extend(found)
         return self._pieces.popleft() if self._pieces else None
 
+    def put_back(self, piece: BatchSlice) -> None:
+        """The slice that was given last is the next one again."""
+        self._pieces.appendleft(piece)
+
     def _start(self, fetch: Fetch) -> None:
         ready = self._ready
         fetching = self._fetching = asyncio.create_task(_fetch_all(fetch, ready, self._name), name=f"read {self._name}")
@@ -146,16 +151,26 @@ def _nothing() -> None:
     pass
 
 
+class HandedOn:
+    """``last``: what an application was given last, whole: what was only fetched for it is not behind its position."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last: Record | BatchSlice | None = None
+
+
 class Iteration(Generic[Item]):
-    """An async iterator; ``aclose`` ends it at once. ``unfold`` makes items of a slice, ``handed_on`` is told of each."""
+    """An async iterator; ``aclose`` ends it at once. ``unfold`` makes items of a slice, ``handed_on`` has the last that was given."""
 
     def __init__(
-        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: Callable[[Item], None]
+        self, ahead: ReadAhead, unfold: Callable[[BatchSlice], Iterator[Item]], handed_on: HandedOn | None = None
     ) -> None:
         self._ahead = ahead
         self._unfold: Callable[[BatchSlice], Iterator[Item]] = unfold
-        self._handed_on: Callable[[Item], None] = handed_on
-        self._items: Iterator[Item] | None = None
+        self._handed_on = HandedOn() if handed_on is None else handed_on
+        self._items: Iterator[Item] = iter(())
+        """Of the slice that is being given; none while one is waited for, and in one that was replaced."""
         self._waiting = False
         self.interrupted = False
         """Its last wait ended by a cancellation or an error: it may go on, or another one may take its place."""
@@ -169,18 +184,13 @@ class Iteration(Generic[Item]):
     def __aiter__(self) -> Iteration[Item]:
         return self
 
-    def __anext__(self) -> Coroutine[Any, Any, Item]:
-        return self._next()
-
-    async def _next(self) -> Item:
+    async def __anext__(self) -> Item:
+        for item in self._items:  # a record costs this and no call more
+            self._handed_on.last = item
+            return item
         if self._waiting or self.replaced:
             raise ConfigError("another task or iteration is reading here: one at a time, or a Consumer of its own for each")
         while True:
-            if self._items is not None:
-                for item in self._items:
-                    self._handed_on(item)
-                    return item
-                self._items = None
             self._waiting = self.interrupted = True
             try:
                 piece = await self._ahead.next()
@@ -189,29 +199,43 @@ class Iteration(Generic[Item]):
             self.interrupted = False
             if piece is None:
                 raise StopAsyncIteration
-            self._items = self._unfold(piece)
-
-    def at_once(self) -> Item | None:
-        """The next item if it is there already, else None; nothing is waited for."""
-        if self._waiting or self.replaced:
-            return None
-        while True:
-            for item in self._items or ():
-                self._handed_on(item)
+            self._take_up(piece)
+            for item in self._items:
+                self._handed_on.last = item
                 return item
-            piece = self._ahead.at_once()
-            self._items = None if piece is None else self._unfold(piece)
+
+    def _take_up(self, piece: BatchSlice) -> None:
+        """Begin with a slice; one whose records can't be had stays the next one, so that nobody goes on behind it."""
+        try:
+            self._items = self._unfold(piece)
+        except LiftError:
+            self._ahead.put_back(piece)
+            raise
+
+    def at_once(self, count: int) -> list[Item]:
+        """The next ``count`` items at most, as far as they are there already; nothing is waited for, and nothing is raised."""
+        found: list[Item] = []
+        while not (self._waiting or self.replaced):
+            found += islice(self._items, count - len(found))
+            piece = None if len(found) >= count else self._ahead.at_once()
             if piece is None:
-                return None
+                break
+            try:
+                self._take_up(piece)
+            except LiftError:
+                break  # for the next call
+        if found:
+            self._handed_on.last = found[-1]
+        return found
 
     async def aclose(self) -> None:
         """End it; what was fetched and not handed on is fetched again by the next one."""
-        self._items = None
+        self._items = iter(())
         await self._ahead.close()
 
     def replace(self) -> None:
         """Another iteration goes on in its place."""
-        self.replaced, self._items = True, None
+        self.replaced, self._items = True, iter(())
         self._ahead.abandon()
 
     def __del__(self) -> None:

@@ -29,7 +29,7 @@ class JsAnswer(NamedTuple):
     headers: bytes = b""
 
 
-class Place(NamedTuple):
+class JsPlace(NamedTuple):
     """A partition as a stream of JetStream. ``first``, ``last``: time stamps of the records at both ends, ns; None: there are none."""
 
     stream: StreamImage
@@ -79,13 +79,13 @@ def page(kind: Kind, question: JsQuestion, total: int, items: Sequence[Any]) -> 
     return _json(kind, **numbers, **{what: list(items)})
 
 
-def stream_info(place: Place, now_ns: int) -> JsAnswer:
+def stream_info(place: JsPlace, now_ns: int) -> JsAnswer:
     """Of one stream."""
     leader = {"cluster": {"leader": place.bounds.leader}} if place.bounds.leader else {}
     return _json(Kind.STREAM, total=0, offset=0, limit=0, **described(place, now_ns), **leader)
 
 
-def described(place: Place, now_ns: int) -> dict[str, Any]:
+def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
     """Configuration and state. ``messages`` counts what compaction has dropped, too; ``bytes`` is not known here."""
     stream, partition, bounds = place.stream, place.partition, place.bounds
     config, count = stream.config, max(bounds.high_watermark + 1 - bounds.log_start_offset, 0)

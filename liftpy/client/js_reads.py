@@ -20,7 +20,7 @@ from liftpy.client.js_answers import (
     LIST_PAGE,
     NAMES_PAGE,
     JsAnswer,
-    Place,
+    JsPlace,
     account,
     described,
     direct,
@@ -120,14 +120,14 @@ class StatelessReads:
         now_ns = self.wall_ns()
         return page(question.kind, question, len(found), [described(place, now_ns) for place in await asyncio.gather(*asked)])
 
-    async def _place(self, stream: StreamImage, partition: int) -> Place:
+    async def _place(self, stream: StreamImage, partition: int) -> JsPlace:
         bounds = await self.client.bounds(stream.name, partition, options=_OPTIONS)
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:
             first = await self._first(self._forwards(stream.name, partition, bounds, bounds.log_start_offset, ()))
             last = await self._first(self._backwards(stream.name, partition, bounds.high_watermark, ()))
         times = (None if record is None else record.timestamp_ns for record in (first, last))
-        return Place(stream, partition, bounds, *times)
+        return JsPlace(stream, partition, bounds, *times)
 
     # ---- records -----------------------------------------------------------------------------------------------------
     def _forwards(
@@ -263,7 +263,8 @@ def _late(kind: Kind, text: str) -> JsRefusal:
 
 
 async def _none() -> AsyncIterator[Record]:
-    for record in ():
+    nothing: tuple[Record, ...] = ()
+    for record in nothing:
         yield record
 
 

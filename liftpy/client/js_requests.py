@@ -49,11 +49,11 @@ class JsRefusal(Exception):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JsQuestion:
-    """One request. ``sequence``: from 1; 0: none is named. ``subjects``: that a record has to fit. ``last``: the newest such record, and
-    of ``multi`` the newest of each subject; else the first from ``sequence``, or from ``start_ns`` (since 1970), on. ``batch``: so many
-    at most, 0: one, without an end. ``up_to``: no record above, 0: to the end."""
+    """One request. ``sequence``: from 1; 0: none is named. ``subjects``: that a record has to fit. ``last``: the newest such record,
+    and of ``multi`` the newest of each subject; else the first from ``sequence``, or from ``start_ns`` (since 1970), on. ``batch``: so
+    many at most, 0: one, without an end. ``up_to``: no record above, 0: to the end."""
 
     kind: Kind
     stream: str = ""
@@ -102,11 +102,12 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
     if kind is Kind.OTHER:
         raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
-        return JsQuestion(kind, *(_stream(kind, tail) if tail else ("", 0)))
+        stream, partition = _stream(kind, tail) if tail else ("", 0)
+        return JsQuestion(kind=kind, stream=stream, partition=partition)
     name, _, subject = tail.partition(".")
     stream, partition = _stream(kind, name) if name else ("", 0)
     if kind is Kind.DIRECT and subject:
-        return JsQuestion(kind, stream, partition, subjects=(_subject(kind, subject),), last=True)
+        return JsQuestion(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
     if subject:
         raise JsRefusal(404, 10059, "stream not found")
     fields = _fields(kind, body)
@@ -186,7 +187,8 @@ def _listing(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any])
     if fields.get("subjects_filter") or fields.get("deleted_details"):
         raise _bad(kind, "bad request: subjects and deleted sequences are not listed here")
     subject = _subject(kind, fields["subject"]) if "subject" in fields else ""
-    return JsQuestion(kind, stream, partition, page_offset=_number(kind, fields, "offset"), subject=subject)
+    offset = _number(kind, fields, "offset")
+    return JsQuestion(kind=kind, stream=stream, partition=partition, page_offset=offset, subject=subject)
 
 
 def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:
@@ -206,9 +208,9 @@ def _get(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> 
         raise _bad(kind, "bad request")
     named = multi or [subject for subject in (last, following) if subject]
     return JsQuestion(
-        kind,
-        stream,
-        partition,
+        kind=kind,
+        stream=stream,
+        partition=partition,
         sequence=sequence or (1 if following and not start else 0),
         subjects=tuple(_subject(kind, subject) for subject in named),
         last=bool(last or multi),

@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import repeat
 from typing import Any
 
 from liftpy.client.consumer import Consumer, ReadOptions
@@ -261,7 +262,7 @@ async def _next(iteration: Iteration[BatchSlice]) -> BatchSlice | None:
 
 
 def _records_of(taken: Taken) -> Iterator[tuple[str, int, Record]]:
-    return ((taken.stream, taken.partition, record) for record in taken.slice.records())
+    return zip(repeat(taken.stream), repeat(taken.partition), taken.slice.records())
 
 
 class _Batches:

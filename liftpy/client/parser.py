@@ -165,8 +165,9 @@ class StrictParser(Parser):
 
     async def parse(self, data: bytes = b"") -> None:
         """Dispatch every complete message and command in what has come so far; raise only nats-py's errors and OSError."""
-        self._chunks.append(bytes(data))
-        self._held_bytes += len(data)
+        if data:  # else what ``feed`` has put together would be copied
+            self._chunks.append(bytes(data))
+            self._held_bytes += len(data)
         if self._held_bytes < self._needed_bytes:
             return
         buffer = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)

@@ -21,6 +21,7 @@ from liftpy.client.answers import Answers, nobody_there
 from liftpy.client.credentials import Credentials
 from liftpy.client.ending import end_tasks
 from liftpy.client.parser import Denied, StrictConnection, cut_off, watch_denials
+from liftpy.client.receiving import ClientConnection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ClientClosedError, ConfigError, NotAllowedError, OutcomeUnknownError, ProtocolError, UnavailableError
 
@@ -71,7 +72,7 @@ async def open_connection(
         **(credentials or Credentials()).nats_options(),
         **nats_options,
     }
-    connection = StrictConnection()
+    connection = ClientConnection()
     if carrier is not None:
         connection.go_over(carrier)
     seen = _ErrorsSeen()

@@ -23,6 +23,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
 from liftpy.client.parser import Denied, StrictConnection
+from liftpy.client.receiving import Receiver, receive
 from liftpy.client.urls import shown, shown_address
 from liftpy.errors import ConfigError
 from liftpy.ingest.unsure import Unsure
@@ -31,7 +32,6 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.outlet import Buffer, Outlet
 from sidecar.bus.parser import Sink, SinkParser
-from sidecar.bus.receiving import Receiver, receive
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
 

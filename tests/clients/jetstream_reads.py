@@ -1,5 +1,5 @@
-"""``python -m tests.clients.jetstream_reads``: nats.js, nats.go with orbit, and the ``nats`` command read a stream through JetStream's API,
-of real JetStream and of a cluster of ours; what they print is the same."""
+"""``python -m tests.clients.jetstream_reads``: nats.js, nats.go with orbit, and the ``nats`` command read a stream through JetStream's
+API, of real JetStream and of a cluster of ours; what they print is the same."""
 
 from __future__ import annotations
 

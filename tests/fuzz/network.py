@@ -336,6 +336,7 @@ def decoders() -> list[Decoder]:
                 "liftpy.wire.batch:_refuse_if_damaged",
                 "liftpy.wire.batch_columns:decode_columns",
                 "liftpy.wire.batch_columns:_Reader.u32",
+                "liftpy.wire.batch_columns:BytesColumn.to_list",
                 "liftpy.wire.batch_columns:BytesColumn.valid",
                 "liftpy.log.arrow:_one_buffer",
             ),

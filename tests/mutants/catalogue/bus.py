@@ -78,7 +78,7 @@ MUTANTS = [
         ("who left the ISR still listens", "            self._shared.close()\n            self._shared = None", "            self._shared = None", "readers are answered by a replica that is behind"),
     ),
     *rows(
-        "sidecar/bus/receiving.py",
+        "liftpy/client/receiving.py",
         ("reading is never resumed", "            if not self.transport.is_closing():\n                self.transport.resume_reading()", "            if self.transport.is_closing():\n                self.transport.resume_reading()", "a connection stands still after a burst"),
         ("two pieces are one", "b\"\".join(self._left)", "self._left[-1]", "bytes of a burst are lost"),
     ),

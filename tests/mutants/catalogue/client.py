@@ -9,8 +9,24 @@ MUTANTS = [
     *rows(
         "liftpy/client/consumer.py",
         ("a stored position is of any stream", "uid = start.uid if isinstance(start, Position) else \"\"", "uid = \"\"", "a stored position goes on in another stream of the name"),
-        ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
+        ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on.last = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
         ("backwards begins one too low", "begin = min(begin + by_record, bounds.end_offset)", "begin = min(begin, bounds.end_offset)", "the record at the start is left out"),
+    ),
+    *rows(
+        "liftpy/client/receiving.py",
+        ("a client's socket is read without a bound", "await receive(self, self._take, _LEFT_BYTES)", "await receive(self, self._take, 1 << 24)", "an application that stands still fills its memory"),
+        ("each piece of a message wakes the task", "return None if parser.feed(data) else b\"\"", "return data", "large answers cost a third more"),
+        ("what comes late belongs to the next connection", "        if self.is_closed or self.is_reconnecting:\n            return None  # it belongs to a connection that is given up\n        self._pings_outstanding = 0\n", "        self._pings_outstanding = 0\n", "half a message of the old connection spoils the new one"),
+        tests=("tests/unit/client/test_client_receiving.py",),
+    ),
+    *rows(
+        "liftpy/client/iteration.py",
+        ("a damaged slice is gone on behind", "            self._ahead.put_back(piece)\n", "", "who reads on after an error has a gap"),
+        ("what is taken together raises", "            except LiftError:\n                break  # for the next call\n", "            except ZeroDivisionError:\n                break\n",
+         "records that were taken before a damaged batch are lost"),
+        ("what is taken together is not noted", "            self._handed_on.last = found[-1]\n", "            pass\n", "what getmany gave comes a second time"),
+        ("what is taken together is one more", "found += islice(self._items, count - len(found))", "found += islice(self._items, count)", "getmany gives more than it was asked for"),
+        tests=("tests/unit/client/test_taken_together.py", "tests/unit/client/test_consuming.py"),
     ),
     *rows(
         "liftpy/client/backwards.py",
@@ -51,7 +67,7 @@ MUTANTS = [
         ("an answer to another request is taken", "if response.operationId != operation_id:", "if not response.operationId:", "an operator is told of somebody else's request"),
         ("each attempt is a new operation", "        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)\n        payload = frames.sealed(request)\n", "        payload = frames.sealed(request)\n", "a request without an operation id is refused, or applied twice"),
         ("a fenced answer is any error", "    _Error.FENCED: FencedError,\n", "", "applications can't tell who is to blame"),
-        ("replicas are partitions", "            replicationFactor=replicas,", "            replicationFactor=partitions,", "a stream has as many replicas as partitions"),
+        ("replicas are partitions", '            replicationFactor=_count(replicas, "replicas"),', '            replicationFactor=_count(partitions, "replicas"),', "a stream has as many replicas as partitions"),
         ("only the first page is read", "        while pages.request is not None:\n            pages.add(await self._read(", "        if pages.request is not None:\n            pages.add(await self._read(", "partitions of large streams are missing"),
     ),
     *rows(

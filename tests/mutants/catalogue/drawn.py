@@ -39,7 +39,7 @@ _DRAWN = {
             "a publisher of the node believes in what was dropped",
         ),
     ],
-    "sidecar/bus/receiving.py": [
+    "liftpy/client/receiving.py": [
         (
             "who waits is not woken",
             "            self.transport.pause_reading()\n        self._wake()",

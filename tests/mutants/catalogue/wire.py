@@ -24,6 +24,19 @@ MUTANTS = [
         tests=RUNS,
     ),
     *rows(
+        "liftpy/wire/batch_columns.py",
+        ("sizes of the same sum are taken for one", "return width if bool((self.ends[1:] - self.ends[:-1] == width).all()) else 0", "return width",
+         "values of other records come, cut where they do not end"),
+        tests=("tests/unit/wire/test_made_records.py",),
+    ),
+    *rows(
+        "liftpy/wire/batch.py",
+        ("a record of a batch can't be pickled", '        "__reduce__": lambda record: (Record, tuple(record)),\n', "",
+         "an application that hands records to other processes fails"),
+        ("a record of a batch has a dictionary", '        "__slots__": (),\n        "__module__"', '        "__module__"', "records take twice the memory and can be written to"),
+        tests=("tests/unit/wire/test_made_records.py",),
+    ),
+    *rows(
         "liftpy/wire/ordinary.py",
         ("an ordinary envelope needs no sum", "return (value, msg_id) if payload[8:12] == _crc(payload[12:]).to_bytes(4) else None",
          "return value, msg_id", "damage on the way is stored and acknowledged"),

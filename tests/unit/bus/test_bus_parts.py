@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 from nats.errors import UnexpectedEOF
 
+from liftpy.client.receiving import Receiver, receive
 from liftpy.cluster.predecessor import Sign
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire.subjects import Subjects
@@ -21,7 +22,6 @@ from sidecar.bus.absence import QUESTION, Probes, is_absent, look_for
 from sidecar.bus.backlog import Told
 from sidecar.bus.cuts import Cuts
 from sidecar.bus.links import Links, open_links
-from sidecar.bus.receiving import Receiver, receive
 from sidecar.bus.socket_thread import SocketThread
 
 

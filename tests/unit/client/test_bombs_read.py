@@ -52,7 +52,7 @@ async def test_reading_holds_a_batch_and_not_an_answer() -> None:
 
         return begun()
 
-    reading = Iteration(ReadAhead("s/0", Home(), 4, begin), BatchSlice.records, lambda record: None)
+    reading = Iteration(ReadAhead("s/0", Home(), 4, begin), BatchSlice.records)
     tracemalloc.start()
     try:
         offsets = []

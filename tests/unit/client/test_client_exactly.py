@@ -17,7 +17,7 @@ from liftpy.client import transport as transport_module
 from liftpy.client.addressing import Address
 from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import InFlight, PublishOptions
-from liftpy.client.iteration import Iteration
+from liftpy.client.iteration import HandedOn, Iteration
 from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
 from liftpy.client.publisher import Publisher
@@ -179,11 +179,23 @@ class Ahead:
         self.abandoned += 1
 
 
+class Noted(HandedOn):
+    """All that was ever the last."""
+
+    def __init__(self) -> None:
+        self.all: list[Any] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "last":
+            self.all.append(value)
+        super().__setattr__(name, value)
+
+
 def iteration(*pieces: list[int]) -> tuple[Any, Any, list[int]]:
     ahead: Any = Ahead(*pieces)
-    handed: list[int] = []
-    made: Any = Iteration(ahead, iter, handed.append)  # type: ignore[arg-type]
-    return made, ahead, handed
+    handed = Noted()
+    made: Any = Iteration(ahead, iter, handed)  # type: ignore[arg-type]
+    return made, ahead, handed.all
 
 
 async def test_items_come_one_by_one_and_each_is_noted_when_it_is_handed_on() -> None:
@@ -399,7 +411,7 @@ class Strict:
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> type[Strict]:
-    monkeypatch.setattr(transport_module, "StrictConnection", Strict)
+    monkeypatch.setattr(transport_module, "ClientConnection", Strict)
     monkeypatch.setattr(Strict, "error", None)
     monkeypatch.setattr(Strict, "heard", "")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.client.calling import CommandAnswer, _once
-from liftpy.client.iteration import Iteration, ReadAhead
+from liftpy.client.iteration import HandedOn, Iteration, ReadAhead
 from liftpy.client.outgoing import Address
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, UnavailableError
 from tests.unit.client.test_client_calling import COMMAND, Wire, reply
@@ -193,9 +193,9 @@ async def test_who_can_not_wait_ends_it_all_the_same() -> None:
 async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced() -> None:
     never = asyncio.get_running_loop().create_future()
     ahead = ahead_of(Source([piece(1)], never))
-    handed: list[Any] = []
-    items: Any = Iteration(ahead, lambda found: iter([found.number, found.number + 10]), handed.append)
-    assert (await anext(items), await anext(items), handed) == (1, 11, [1, 11])
+    handed = HandedOn()
+    items: Any = Iteration(ahead, lambda found: iter([found.number, found.number + 10]), handed)
+    assert (await anext(items), handed.last, await anext(items), handed.last) == (1, 1, 11, 11)
     waiting = asyncio.ensure_future(anext(items))
     await turns()
     assert (items.alive, items.interrupted) == (True, True)
@@ -215,7 +215,7 @@ async def test_one_reads_at_a_time_and_one_that_was_broken_off_may_be_replaced()
 
 
 async def test_an_end_in_the_middle_of_a_slice_hands_on_nothing_more() -> None:
-    items: Any = Iteration(ahead_of(Source([piece(1)], None)), lambda found: iter(range(5)), lambda _: None)
+    items: Any = Iteration(ahead_of(Source([piece(1)], None)), lambda found: iter(range(5)))
     assert await anext(items) == 0
     await items.aclose()
     with pytest.raises(StopAsyncIteration):

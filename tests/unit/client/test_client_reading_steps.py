@@ -413,10 +413,10 @@ async def test_where_a_consumer_begins(start: Any, until: Any, epoch: int, asked
     assert (found.stream, found.partition, found.next_offset, found.end_offset, found.uid) == ("s", 3, first, end, "u1")
     assert (found.high_watermark, found.compacted) == (9, True)
     assert made._position() is not made._origin
-    made._hand_on(SimpleNamespace(offset=20, leader_epoch=4))
+    made._handed_on.last = SimpleNamespace(offset=20, leader_epoch=4)
     last = made._position()
     assert (last.next_offset, last.last_offset, last.leader_epoch, last.end_offset, last.uid) == (21, 20, 4, end, "u1")
-    made._hand_on(piece(30, 1, 2))
+    made._handed_on.last = piece(30, 1, 2)
     assert (made._position().next_offset, made._position().last_offset, made._position().leader_epoch) == (32, 31, 1)
 
 

@@ -1,10 +1,10 @@
 """Receiver: what a socket gives goes to the parser at once, in the callback that brings it.
 
 asyncio's streams, which nats-py reads by, keep the bytes, wake a task, and give it a copy: a turn of the event loop and two
-copies for each wake-up. A Receiver takes the stream protocol's place under the same transport, once the handshake is done. It
-hands what comes to ``take``, and keeps for the reading task what ``take`` leaves (a command that somebody awaits) and what
-comes while that task is busy: at most ``bound_bytes`` and what one read of the socket brings; then the socket is left alone
-until the task has caught up.
+copies for each wake-up, a third of what a reader of large answers cost. A Receiver takes the stream protocol's place under the same
+transport, once the handshake is done. It hands what comes to ``take``, and keeps for the reading task what ``take`` leaves (a command
+that somebody awaits) and what comes while that task is busy: at most ``bound_bytes`` and what one read of the socket brings; then the
+socket is left alone until the task has caught up.
 
 Everything else of the protocol (the end of the connection, the bound for writing) goes on to the stream protocol, by which
 nats-py writes.
@@ -19,6 +19,10 @@ from typing import Any, cast
 
 from nats.errors import UnexpectedEOF
 
+from liftpy.client.parser import READ_BYTES, StrictConnection
+
+_LEFT_BYTES = 2 * READ_BYTES
+"""Received while the reading task is busy; beyond it the socket is left alone."""
 Take = Callable[[bytes], bytes | None]
 """What is left for the reading task; None: nothing, b"": no bytes, but something to do."""
 
@@ -137,3 +141,32 @@ async def receive(connection: Any, take: Take, bound_bytes: int) -> Receiver | N
         if early := await reader.read():
             receiver._keep(early)
     return receiver
+
+
+class ClientConnection(StrictConnection):
+    """A client's: what comes is put together where it arrives, and the reading task is woken for whole messages."""
+
+    _receiver: Receiver | None = None
+    """Of the connection that there is; None: before the handshake is done, and where nats-py alone reads."""
+
+    async def _read_loop(self) -> None:
+        """As the strict one's, for what ``_take`` leaves."""
+        self._receiver = receiver = await receive(self, self._take, _LEFT_BYTES)
+        try:
+            await super()._read_loop()
+        finally:
+            if receiver is not None:
+                receiver.stop()
+            if self._receiver is receiver:
+                self._receiver = None
+
+    async def _read(self) -> bytes:
+        return await (self._receiver.read() if self._receiver is not None else super()._read())
+
+    def _take(self, data: bytes) -> bytes | None:
+        """What has just arrived; return what is left for the reading task (``Take``)."""
+        if self.is_closed or self.is_reconnecting:
+            return None  # it belongs to a connection that is given up
+        self._pings_outstanding = 0
+        parser: Any = self._ps
+        return None if parser.feed(data) else b""

@@ -1,0 +1,155 @@
+"""A process that reads a stream through a client library for some seconds:
+``python -m tests.bench.peer.consumer PORT STREAM SECONDS HOW``.
+
+HOW: ``liftpy-batch`` (``batches()``, the records counted), ``liftpy-values`` (the same, every value as ``bytes``), ``liftpy-record``
+(``async for record``, its value looked at), ``liftpy-many`` (``getmany``); ``py-pull`` and ``py-ordered`` are nats-py's pull consumer
+without acks, many at a time, and its ordered consumer, message by message. Who comes to the end begins anew with the first record.
+Prints one line of JSON: ``acked`` (records read), ``took_s``, ``cpu_s`` of this process meanwhile, ``rounds`` through the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import nats
+import nats.js.api
+
+from liftpy.client import connect
+from liftpy.client.consumer import Consumer
+
+_TOGETHER = 1000
+"""Records or messages asked for at once, or between two looks at the clock."""
+_ANSWER_S = 10.0
+Loop = Callable[[Consumer, float], Coroutine[Any, Any, int]]
+
+
+async def _batches(consumer: Consumer, end: float) -> int:
+    count = 0
+    async for piece in consumer.batches():
+        count += piece.record_count
+        if time.perf_counter() >= end:
+            break
+    return count
+
+
+async def _values(consumer: Consumer, end: float) -> int:
+    count = 0
+    async for piece in consumer.batches():
+        count += len(piece.values())
+        if time.perf_counter() >= end:
+            break
+    return count
+
+
+async def _records(consumer: Consumer, end: float) -> int:
+    count = 0
+    async for record in consumer:
+        if record.value:
+            count += 1
+        if not count % _TOGETHER and time.perf_counter() >= end:
+            break
+    return count
+
+
+async def _many(consumer: Consumer, end: float) -> int:
+    count = 0
+    while (found := await consumer.getmany(_TOGETHER)) and time.perf_counter() < end:
+        count += len(found)
+    return count
+
+
+OURS: dict[str, Loop] = {
+    "liftpy-batch": _batches,
+    "liftpy-values": _values,
+    "liftpy-record": _records,
+    "liftpy-many": _many,
+}
+
+
+async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
+    """One connection, a Consumer for each round."""
+    count = rounds = 0
+    async with connect(url) as client:
+        await client.consume(stream, start="earliest", until="end").begin()
+        clock = _Clock(end_s)
+        while clock.goes_on:
+            count += await OURS[how](client.consume(stream, start="earliest", until="end"), clock.end)
+            rounds += 1
+        return clock.figures(count, rounds)
+
+
+async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, float]:
+    """nats-py."""
+    count = rounds = 0
+    connection = await nats.connect(url)
+    jetstream = connection.jetstream()
+    stored = (await jetstream.stream_info(stream)).state.messages
+    clock = _Clock(end_s)
+    while clock.goes_on:
+        count += await (_pull if how == "py-pull" else _ordered)(jetstream, stream, stored, clock.end)
+        rounds += 1
+    figures = clock.figures(count, rounds)
+    await connection.close()
+    return figures
+
+
+async def _pull(jetstream: Any, stream: str, stored: int, end: float) -> int:
+    config = nats.js.api.ConsumerConfig(ack_policy=nats.js.api.AckPolicy.NONE)
+    subscription = await jetstream.pull_subscribe(stream, stream=stream, config=config)
+    count = 0
+    while count < stored and time.perf_counter() < end:
+        for message in await subscription.fetch(min(_TOGETHER, stored - count), timeout=_ANSWER_S):
+            if message.data:
+                count += 1
+    await subscription.unsubscribe()
+    return count
+
+
+async def _ordered(jetstream: Any, stream: str, stored: int, end: float) -> int:
+    subscription = await jetstream.subscribe(stream, stream=stream, ordered_consumer=True)
+    count = 0
+    while count < stored and (count % _TOGETHER or time.perf_counter() < end):
+        if (await subscription.next_msg(_ANSWER_S)).data:
+            count += 1
+    await subscription.unsubscribe()
+    return count
+
+
+class _Clock:
+    def __init__(self, seconds: float) -> None:
+        self._began, self._cpu_s = time.perf_counter(), _cpu_s()
+        self.end = self._began + seconds
+
+    @property
+    def goes_on(self) -> bool:
+        return time.perf_counter() < self.end
+
+    def figures(self, count: int, rounds: int) -> dict[str, float]:
+        return {
+            "acked": count,
+            "took_s": time.perf_counter() - self._began,
+            "cpu_s": _cpu_s() - self._cpu_s,
+            "rounds": rounds,
+        }
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main() -> None:
+    """See the docstring above."""
+    port, stream, seconds, how = sys.argv[1:]
+    run = ours if how in OURS else theirs
+    print(json.dumps(asyncio.run(run(f"nats://127.0.0.1:{port}", stream, float(seconds), how))))
+
+
+if __name__ == "__main__":
+    main()

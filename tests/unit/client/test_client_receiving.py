@@ -1,0 +1,156 @@
+"""A client's connection puts together what comes where it arrives, and wakes its reading task for whole messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liftpy.client import receiving
+from liftpy.client.parser import READ_BYTES
+from liftpy.client.receiving import ClientConnection
+
+PAYLOAD = bytes(range(250)) * 4000
+LINE = b"MSG a.b 1 %d\r\n" % len(PAYLOAD)
+
+
+class Transport(asyncio.Transport):
+    """A socket that is fed by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading, self.protocol = True, asyncio.StreamReaderProtocol(asyncio.StreamReader())
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return False
+
+
+class Streams:
+    """nats-py's transport around it."""
+
+    def __init__(self) -> None:
+        self.socket = Transport()
+        self._io_reader = asyncio.StreamReader()
+        self._io_writer = type("Writer", (), {"transport": self.socket})
+
+    def at_eof(self) -> bool:
+        return False
+
+
+class Connection(ClientConnection):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[bytes] = []
+        self.wakes = 0
+        self._transport: Any = Streams()
+        self._subs[1] = type("Sub", (), {"subject": "a.*"})()  # type: ignore[assignment]
+        self._status = ClientConnection.CONNECTED
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        self.heard.append(data)
+        await self.gate.wait()
+
+    async def _taken(self, data: bytes) -> None:
+        self.wakes += 1
+        await super()._taken(data)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def connection() -> Any:
+    made = Connection()
+    reading = asyncio.ensure_future(made._read_loop())
+    await settle()
+    yield made
+    reading.cancel()
+    await asyncio.wait([reading])
+    assert made._receiver is None
+
+
+async def test_a_message_of_many_pieces_wakes_the_task_when_it_is_whole(connection: Connection) -> None:
+    feed, whole = connection._transport.socket.protocol.data_received, LINE + PAYLOAD + b"\r\n"
+    connection._pings_outstanding = 2
+    feed(whole[:100_000])
+    await settle()
+    assert (connection.wakes, connection._pings_outstanding) == (1, 0)  # it found out how long it is
+    for at in range(100_000, len(whole), 100_000):
+        feed(whole[at : at + 100_000])
+        await settle()
+    assert (connection.wakes, connection.heard) == (2, [PAYLOAD])
+    feed(whole + whole[:50])
+    feed(whole[50:])
+    await settle()
+    assert connection.heard == [PAYLOAD] * 3
+
+
+async def test_who_is_slow_leaves_the_rest_in_the_socket(connection: Connection) -> None:
+    connection.gate.clear()
+    feed = connection._transport.socket.protocol.data_received
+    feed(LINE + PAYLOAD + b"\r\n")
+    await settle()
+    assert connection.heard == [PAYLOAD]
+    fed = 0
+    while connection._transport.socket.reading:
+        feed(LINE + PAYLOAD + b"\r\n")
+        fed += 1
+    assert fed == receiving._LEFT_BYTES // len(PAYLOAD) + 1 == 2 * READ_BYTES // len(PAYLOAD) + 1
+    connection.gate.set()
+    await settle()
+    assert (connection.heard, connection._transport.socket.reading) == ([PAYLOAD] * (fed + 1), True)
+
+
+async def test_what_comes_on_a_connection_that_is_given_up_is_nobodys(connection: Connection) -> None:
+    connection._status = ClientConnection.RECONNECTING
+    assert connection._take(LINE + PAYLOAD + b"\r\n") is None
+    await settle()
+    assert connection.heard == []
+    connection._status = ClientConnection.CONNECTED
+
+
+async def test_an_end_of_the_connection_is_told() -> None:
+    made, errors = Connection(), []
+
+    async def failed(error: Exception) -> None:
+        errors.append(type(error).__name__)
+
+    made._process_op_err = failed  # type: ignore[method-assign]
+    reading = asyncio.ensure_future(made._read_loop())
+    await settle()
+    assert made._receiver is not None
+    made._receiver.connection_lost(None)
+    await asyncio.wait_for(reading, 30)
+    assert errors == ["UnexpectedEOF"]
+
+
+async def test_where_nats_py_has_no_such_transport_it_reads_by_itself() -> None:
+    made = Connection()
+    made._transport._io_writer = made._transport._io_reader = None
+    parts = [LINE + PAYLOAD + b"\r\n"]
+
+    async def read(size_bytes: int) -> bytes:
+        if not parts:
+            raise asyncio.CancelledError
+        return parts.pop()
+
+    made._transport.read = read
+    await made._read_loop()
+    assert made.heard == [PAYLOAD]

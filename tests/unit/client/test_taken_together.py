@@ -1,0 +1,57 @@
+"""Records that are taken many at a time, and a slice whose records can't be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.client.iteration import Iteration, ReadAhead
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import CorruptionError
+from liftpy.wire.batch import build_batch, parse_batch
+
+
+async def test_what_can_not_be_unfolded_stays_the_next_and_ends_what_is_taken_together() -> None:
+    """Who reads on after a damaged batch would have a gap [R2]."""
+    batches = [build_batch([b"%d" % n, b"x"], base_offset=2 * n, leader_epoch=1) for n in range(4)]
+    pieces = [BatchSlice(parse_batch(batch), 0, 2) for batch in batches]
+    ahead = ReadAhead("s/0", Home(), 4, Source(pieces).begin)
+    broken = {2}
+
+    def unfold(piece: BatchSlice) -> Any:
+        if piece.first_offset // 2 in broken:
+            raise CorruptionError("it is damaged")
+        return piece.records()
+
+    reading: Any = Iteration(ahead, unfold)
+    assert (await anext(reading)).offset == 0
+    assert [record.offset for record in reading.at_once(2)] == [1, 2]
+    assert [record.offset for record in reading.at_once(9)] == [3]
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            await anext(reading)
+        assert reading.at_once(9) == []
+    broken.clear()
+    assert [record.offset async for record in reading] == [4, 5, 6, 7]
+
+
+class Home:
+    def must_be_usable(self) -> None:
+        pass
+
+    def tell_of_close(self, callback: Any) -> Any:
+        return lambda: None
+
+
+class Source:
+    """All pieces in one answer, then the end."""
+
+    def __init__(self, pieces: list[BatchSlice]) -> None:
+        self.answers: list[list[BatchSlice] | None] = [pieces, None]
+
+    async def begin(self) -> Any:
+        async def fetch() -> list[BatchSlice] | None:
+            return self.answers.pop(0)
+
+        return fetch
