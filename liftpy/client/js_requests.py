@@ -102,10 +102,10 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
     if kind is Kind.OTHER:
         raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
-        stream, partition = _stream(kind, tail) if tail else ("", 0)
+        stream, partition = ("", 0) if kind is Kind.INFO else _stream(kind, tail)
         return JsQuestion(kind=kind, stream=stream, partition=partition)
     name, _, subject = tail.partition(".")
-    stream, partition = _stream(kind, name) if name else ("", 0)
+    stream, partition = ("", 0) if kind in (Kind.NAMES, Kind.LIST) else _stream(kind, name)
     if kind is Kind.DIRECT and subject:
         return JsQuestion(kind=kind, stream=stream, partition=partition, subjects=(_subject(kind, subject),), last=True)
     if subject:
