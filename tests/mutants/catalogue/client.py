@@ -216,4 +216,4 @@ MUTANTS = [
         ("any count is sent", "    if not 0 <= count < _MAX_COUNT:", "    if False:", "a ValueError of protobuf reaches the user"),
         tests=("tests/conformance/test_memory_client.py",),
     ),
-]
+]  # fmt: skip

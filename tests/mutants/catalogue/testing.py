@@ -41,10 +41,15 @@ MUTANTS = [
     ),
     *rows(
         f"{_MEMORY}connection.py",
-        ("nobody is told that nobody listens", "if not heard and reply:", "if False:", "requests to nobody wait for their time-out"),
+        (
+            "nobody is told that nobody listens",
+            "if not heard and reply:",
+            "if False:",
+            "requests to nobody wait for their time-out",
+        ),
         (
             "headers are payload",
-            'data[begin + header_bytes : stop], data[begin : begin + header_bytes]',
+            "data[begin + header_bytes : stop], data[begin : begin + header_bytes]",
             'data[begin:stop], b""',
             "message ids, conditions and headers are not seen",
         ),
