@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from liftpy.client import Client, ReadOptions
-from liftpy.config import StreamConfig
+from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.testing.memory import memory_cluster
-from liftpy.testing.memory.connection import MemoryTransport
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2
 from tests.conformance.client_cases import CASES, Case, Place
 
 _numbers = count(1)
@@ -120,17 +121,74 @@ async def test_a_real_nats_client_and_ours_share_the_bus_from_other_loops_and_th
         assert await reading == [b"0", b"1", b"2"]
 
 
-async def test_a_connection_that_breaks_the_protocol_is_told_and_cut() -> None:
-    async with memory_cluster(1, max_payload=1000) as cluster:
-        for wrong, why in ((b"HELLO x\r\n", b"Unknown"), (b"PUB a 1001\r\n", b"Maximum Payload"), (b"PUB a x\r\n", b"-ERR")):
-            carrier = MemoryTransport(cluster._server)
-            await carrier.connect(None, 0, 0)
-            assert (await carrier.readline()).startswith(b"INFO ")
-            carrier.write(b"CONNECT {}\r\nPING\r\n" + wrong[:3])
-            carrier.write(wrong[3:])
-            assert await carrier.readline() == b"PONG\r\n"
-            assert why in await carrier.readline()
-            assert (await carrier.read(100), carrier.at_eof()) == (b"", True)
+async def test_a_follower_waits_with_its_fetch_and_a_reader_with_its_question() -> None:
+    patient = ReplicationConfig(
+        max_idle_wait_s=300, max_lag_time_s=2000, max_leader_timeout_s=600, fetch_timeout_s=600, session_s=3000, lease_s=2000
+    )
+    async with memory_cluster(config=patient) as cluster, cluster.client() as client, asyncio.timeout(25):
+        await client.create_stream("orders", "shop.orders", replicas=3)
+        reading = asyncio.create_task(_values(client, "orders", until=9, options=ReadOptions(wait_s=30)))
+        for number in range(10):
+            await client.publish("orders", b"%d" % number)
+        assert await reading == [b"%d" % n for n in range(10)]
+        cluster.kill_leader("orders")  # known at once: no session has to end
+        await client.publish("orders", b"after")
+
+
+async def test_leases_go_on_when_a_decision_changes_nothing() -> None:
+    short = ReplicationConfig(lease_s=0.5, heartbeat_s=0.1)
+    async with memory_cluster(config=short) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        for _ in range(3):
+            await client.describe_cluster(linearizable=True)
+        beats = 0.0
+        while beats < 1:  # until any lease of before is over
+            await asyncio.sleep(0.1)
+            beats += 0.1
+        await client.publish("orders", b"one", timeout_s=30)
+
+
+async def test_who_was_away_while_the_log_began_later_comes_back() -> None:
+    small = StreamConfig(segment_bytes=4096, retention_bytes=8192)
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("short", "data.short", replicas=3, config=small)
+        await client.publish("short", b"early")
+        away = next(node for node in cluster.nodes if node != cluster.leader("short"))
+        cluster.kill(away)
+        for _ in range(100):
+            await client.publish("short", bytes(400))
+        cluster.keep_house()
+        assert (await client.bounds("short")).log_start_offset > 50
+        cluster.start(away)
+        async with asyncio.timeout(60):
+            while len((await client.stream("short")).partitions[0].isr) < 3:
+                await asyncio.sleep(0.01)
+        begin = (await client.bounds("short")).log_start_offset
+        assert len(await _values(client, "short", until="end", options=ReadOptions(node=away))) == 101 - begin
+
+
+async def test_truncation_does_not_wait_for_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.testing.memory.cluster._HOUSE_EVERY_TICKS", 10**9)
+    async with memory_cluster() as cluster, cluster.client() as client, asyncio.timeout(30):
+        await client.create_stream("orders", "shop.orders", config=StreamConfig(segment_bytes=4096))
+        for _ in range(30):
+            await client.publish("orders", bytes(400))
+        assert await client.truncate_before("orders", 0, 20) == 20
+        sizes = [0]
+        while not sizes[0] or max(sizes) > 10_000:  # of the oldest of four segments nothing is left
+            sizes = [r.log.size_bytes for node in cluster._nodes.values() for r in node.replicas.values()]
+            await asyncio.sleep(0.01)
+
+
+async def test_no_stream_lies_among_the_inboxes_whoever_asks() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        make = cluster_pb2.CreateStream(name="thief", subject="_INBOX.*.x", partitions=1)
+        request = cluster_pb2.ControlRequest(createStream=make, operationId=bytes(16))
+        answer = await client.transport.request("liftpy.control.admin", frames.sealed(request), 30)
+        response = frames.decode(answer, cluster_pb2.ControlResponse)
+        assert response.error == cluster_pb2.ControlResponse.INVALID
+        assert "overlap with the inboxes" in response.detail
+        assert await client.list_streams() == []
 
 
 async def test_what_has_ended_says_so() -> None:

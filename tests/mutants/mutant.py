@@ -19,6 +19,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "spark": ("tests/unit/spark",),
     "service": ("tests/unit/service",),
     "group": ("tests/unit/group",),
+    "testing": ("tests/conformance/test_memory_bus.py", "tests/conformance/test_memory_client.py"),
     "bus": ("tests/unit/bus",),
     "cli": ("tests/unit/cli",),
     "dev": ("tests/unit/cli", "tests/unit/node"),

@@ -73,12 +73,13 @@ class NatsSession:
         at = 0
         try:
             while not self.ended and (end := data.find(_END, at)) >= 0:
-                if end - at > _LONGEST_LINE_BYTES:
-                    raise ProtocolError("maximum control line exceeded")
+                _must_be_short(end - at)
                 after = self._command(data, at, end)
                 if after < 0:
                     break
                 at = after
+            else:
+                _must_be_short(len(data) - at)
         except (ProtocolError, ValueError, IndexError) as error:
             self._write(b"-ERR '%b'\r\n" % (str(error) or "Parser Error").encode())
             self._flush()
@@ -158,6 +159,11 @@ class NatsSession:
         out, self._out = self._out, []
         if out and not self.ended:
             self._say(b"".join(out))
+
+
+def _must_be_short(line_bytes: int) -> None:
+    if line_bytes > _LONGEST_LINE_BYTES:
+        raise ProtocolError("maximum control line exceeded")
 
 
 class MemoryServer:

@@ -67,7 +67,7 @@ MUTANTS = [
         ("an answer to another request is taken", "if response.operationId != operation_id:", "if not response.operationId:", "an operator is told of somebody else's request"),
         ("each attempt is a new operation", "        request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)\n        payload = frames.sealed(request)\n", "        payload = frames.sealed(request)\n", "a request without an operation id is refused, or applied twice"),
         ("a fenced answer is any error", "    _Error.FENCED: FencedError,\n", "", "applications can't tell who is to blame"),
-        ("replicas are partitions", '            replicationFactor=_count(replicas, "replicas"),', '            replicationFactor=_count(partitions, "replicas"),', "a stream has as many replicas as partitions"),
+        ("replicas are partitions", "            replicationFactor=_count(replicas,", "            replicationFactor=_count(partitions,", "a stream has as many replicas as partitions"),
         ("only the first page is read", "        while pages.request is not None:\n            pages.add(await self._read(", "        if pages.request is not None:\n            pages.add(await self._read(", "partitions of large streams are missing"),
     ),
     *rows(
@@ -221,5 +221,15 @@ MUTANTS = [
     *rows(
         "liftpy/client/window.py",
         ("the count of a window is not kept", "self.count += count", "self.count += 0", "a window of messages has no bound"),
+    ),
+    *rows(
+        "liftpy/client/client.py",
+        ("the offset 0 is taken for earliest", 'if start == "":', "if not start:", "a reader that asks for what is gone is set back in silence"),
+        tests=("tests/conformance/test_memory_client.py",),
+    ),
+    *rows(
+        "liftpy/client/admin.py",
+        ("any count is sent", "    if not 0 <= count < _MAX_COUNT:", "    if False:", "a ValueError of protobuf reaches the user"),
+        tests=("tests/conformance/test_memory_client.py",),
     ),
 ]  # fmt: skip

@@ -1,0 +1,143 @@
+"""What passes for a nats-server in the cluster in memory: who hears what, and what a connection is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory.bus import MAX_REMEMBERED, Bus
+from liftpy.testing.memory.connection import MemoryTransport
+from liftpy.wire.subjects import matcher
+
+
+class Turns:
+    """The loop's next turns, when a test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def later(self, callback: Callable[[], None]) -> None:
+        self.waiting.append(callback)
+
+    def turn(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for callback in waiting:
+            callback()
+
+
+def ignore(*_: bytes) -> None:
+    pass
+
+
+def test_a_pattern_fits_what_the_protocol_says() -> None:
+    tokens = ("a", "b", "*", ">")
+    patterns = [".".join(each) for size in (1, 2, 3) for each in product(tokens, repeat=size) if ">" not in each[:-1]]
+    subjects = [".".join(each) for size in (1, 2, 3, 4) for each in product(("a", "b", "a\n"), repeat=size)]
+    for pattern in patterns:
+        fits = Bus(ignore).listen(pattern, ignore).fits
+        assert [bool(fits(subject.encode())) for subject in subjects] == [matcher(pattern)(subject) for subject in subjects]
+
+
+def test_who_comes_and_goes_is_heard_of_at_once() -> None:
+    bus, heard = Bus(Turns().later), list[str]()
+    assert bus.publish(b"a.b", b"", b"") == 0
+    first = bus.listen("a.*", lambda *_: heard.append("first"))
+    assert bus.publish(b"a.b", b"", b"") == 1
+    second = bus.listen("a.b", lambda *_: heard.append("second"))
+    assert bus.publish(b"a.b", b"", b"") == 2
+    first.close()
+    first.leave()
+    assert bus.publish(b"a.b", b"", b"") == 1
+    second.close()
+    assert bus.publish(b"a.b", b"", b"") == 0
+    assert heard == ["first", "first", "second", "second"]
+
+
+def test_one_of_a_queue_group_hears_and_each_in_turn() -> None:
+    bus, heard = Bus(Turns().later), list[str]()
+    for name in ("x", "y", "z"):
+        bus.listen("q", lambda *_, name=name: heard.append(name), "workers")
+    bus.listen("q", lambda *_: heard.append("other"), "others")
+    assert [bus.publish(b"q", b"", b"") for _ in range(300)] == [2] * 300
+    counts = {name: heard.count(name) for name in ("x", "y", "z", "other")}
+    assert counts["other"] == 300
+    assert min(counts["x"], counts["y"], counts["z"]) >= 50
+
+
+def test_what_arrives_together_is_taken_together() -> None:
+    turns, seen = Turns(), list[str]()
+    bus = Bus(turns.later)
+
+    def arrived(subject: bytes, *_: bytes) -> None:
+        seen.append(subject.decode())
+        bus.behind_read(lambda: seen.append("behind"))
+
+    bus.listen(">", arrived)
+    bus.together(lambda: [bus.publish(name, b"", b"") for name in (b"a", b"b")])
+    assert seen == ["a", "b", "behind", "behind"]
+    bus.publish(b"c", b"", b"")
+    assert seen[4:] == ["c"]
+    turns.turn()
+    assert seen[4:] == ["c", "behind"]
+
+
+def test_no_more_subjects_are_remembered_than_the_bound() -> None:
+    bus = Bus(ignore)
+    bus.listen(">", ignore)
+    for number in range(MAX_REMEMBERED + 10):
+        bus.publish(b"s.%d" % number, b"", b"")
+        assert len(bus._known) <= MAX_REMEMBERED
+
+
+def test_answers_leave_as_lines() -> None:
+    bus, heard = Bus(ignore), list[tuple[bytes, bytes]]()
+    bus.listen("_INBOX.>", lambda subject, reply, payload, block: heard.append((subject, payload)))
+    bus.send_lines([b"PUB _INBOX.a  4\r\na\r\nb\r\n", b"PUB _INBOX.b  0\r\n\r\n"])
+    bus.send("_INBOX.c", (b"x", memoryview(b"y")))
+    assert heard == [(b"_INBOX.a", b"a\r\nb"), (b"_INBOX.b", b""), (b"_INBOX.c", b"xy")]
+
+
+async def test_a_connection_that_breaks_the_protocol_is_told_and_cut() -> None:
+    async with memory_cluster(1, max_payload=1000) as cluster, asyncio.timeout(60):
+        for wrong, why in ((b"HELLO x\r\n", b"Unknown"), (b"PUB a 1001\r\n", b"Maximum Payload"), (b"PUB a x\r\n", b"-ERR")):
+            carrier = MemoryTransport(cluster._server)
+            await carrier.connect(None, 0, 0)
+            assert (await carrier.readline()).startswith(b"INFO ")
+            carrier.write(b"CONNECT {}\r\nPING\r\n" + wrong[:3])
+            carrier.write(wrong[3:])
+            assert await carrier.readline() == b"PONG\r\n"
+            assert why in await carrier.readline()
+            assert (await carrier.read(100), carrier.at_eof()) == (b"", True)
+
+
+async def test_a_line_that_never_ends_is_cut() -> None:
+    async with memory_cluster(1) as cluster, asyncio.timeout(60):
+        carrier = MemoryTransport(cluster._server)
+        await carrier.connect(None, 0, 0)
+        assert (await carrier.readline()).startswith(b"INFO ")
+        for _ in range(3):
+            carrier.write(b"SUB " + b"a" * 4000)
+        assert b"control line" in await carrier.readline()
+        assert await carrier.read(100) == b""
+
+
+@pytest.mark.parametrize("echo", [True, False])
+async def test_messages_in_the_protocol(echo: bool) -> None:
+    async with memory_cluster(1) as cluster, asyncio.timeout(60):
+        carrier = MemoryTransport(cluster._server)
+        await carrier.connect(None, 0, 0)
+        await carrier.readline()
+        carrier.write(b'CONNECT {"echo":%s}\r\nSUB a.> 7\r\nUNSUB 7 2\r\n' % (b"true" if echo else b"false"))
+        for piece in (b"PUB a.b reply 2\r\nh", b"i\r", b"\nHPUB a.c 12 14\r\nNATS/1.0\r\n\r\nhi\r\nPUB a.d 0\r\n\r\nPING\r\n"):
+            carrier.write(piece)
+        if echo:
+            for line in (b"MSG a.b 7 reply 2\r\n", b"hi\r\n", b"HMSG a.c 7 12 14\r\n", b"NATS/1.0\r\n", b"\r\n", b"hi\r\n"):
+                assert await carrier.readline() == line
+        assert await carrier.readline() == b"PONG\r\n"
+        carrier.close()
+    with pytest.raises(ConnectionRefusedError):
+        await carrier.connect(None, 0, 0)
