@@ -86,9 +86,7 @@ def held() -> int:
 
 @pytest.mark.parametrize("kind", ["small", "large"])
 @pytest.mark.parametrize("how", ["records", "batches"])
-async def test_memory_is_flat_while_nobody_reads(
-    kind: str, how: str, monkeypatch: pytest.MonkeyPatch, traced: None
-) -> None:
+async def test_memory_is_flat_while_nobody_reads(kind: str, how: str, monkeypatch: pytest.MonkeyPatch, traced: None) -> None:
     decompressed = 0
     body = RecordBatch.body
 
