@@ -16,6 +16,7 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.events import EventKind, ReadEvent
 from liftpy.client.group import Group, GroupOptions, GroupPart, GroupRefusedError
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.many import ManyConsumer, Taken, positions_from
@@ -35,6 +36,7 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "EventKind",
     "Group",
     "GroupOptions",
     "GroupPart",
@@ -54,6 +56,7 @@ __all__ = [
     "QueryAnswer",
     "QueryFailedError",
     "QueryRefusedError",
+    "ReadEvent",
     "ReadOptions",
     "Receipt",
     "Source",

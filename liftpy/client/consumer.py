@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from liftpy.client import positions
 from liftpy.client.backwards import BackwardProgress
+from liftpy.client.events import EventKind, OnEvent, Teller
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
@@ -32,6 +33,7 @@ from liftpy.errors import (
     NotFoundError,
     ProtocolError,
 )
+from liftpy.ids import shown
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.addressee import MisdirectedError, must_be_for
@@ -55,7 +57,9 @@ class ReadOptions:
     the end of the log (long poll); 0.2 s of silence later another replica is asked as well. ``answer_timeout_s``: on top of
     ``wait_s``, until the request counts as unanswered. ``patience_s``: how long nobody may answer before UnavailableError.
     ``read_ahead``: answers kept ready, each up to ``max_bytes``.
-    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers.
+    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers. ``isolation``:
+    ``uncommitted`` reads past HW, from the leader only: such records may still vanish, and then LogTruncatedError says how far what
+    was read holds. ``on_event``: told of answers, retries and changes of replica (``liftpy.client.events``).
     """
 
     max_bytes: int = 1024 * 1024
@@ -64,6 +68,8 @@ class ReadOptions:
     patience_s: float = 30.0
     read_ahead: int = 4
     node: str = ""
+    isolation: Literal["committed", "uncommitted"] = "committed"
+    on_event: OnEvent | None = None
 
     def __post_init__(self) -> None:
         bounds = {
@@ -76,6 +82,13 @@ class ReadOptions:
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
+        if self.isolation not in ("committed", "uncommitted"):
+            raise ConfigError(f"isolation = {shown(str(self.isolation))}: committed or uncommitted")
+
+    @property
+    def committed(self) -> bool:
+        """Whether only committed records are read."""
+        return self.isolation == "committed"
 
 
 class PartitionReader:
@@ -100,6 +113,7 @@ class PartitionReader:
         self.partition = partition
         self.options = options
         self.node = options.node
+        self._teller = Teller(options.on_event, stream, partition)
         self._max_bytes = min(options.max_bytes, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
 
     def must_be_usable(self) -> None:
@@ -129,34 +143,45 @@ class PartitionReader:
         Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
         or CorruptionError that every replica's answer led to.
         """
-        wait_s, opinion = self.options.wait_s, SecondOpinion()
+        opinion = SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
-                request = progress.request(self._max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
-                answer = await self._answer(asked, request, wait_s)
                 try:
-                    slices = progress.accept(answer)
-                except NotServedError as error:
-                    if error.leader != asked:  # there is a thing or two that only the leader knows
-                        self.node = self.options.node or error.leader
+                    return await self._fetch_from(asked, progress, opinion)
+                except LiftError as error:
+                    self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     raise
-                except FINAL as error:
-                    self._transport.counters["answers doubted"] += 1
-                    self.node = self.options.node or (progress.leader if progress.leader != asked else "")
-                    raise opinion.ask_again(error, progress.leader) from None
-                except MisdirectedError:
-                    self._transport.counters["answers to something else"] += 1
-                    raise
-                except (CorruptionError, ProtocolError):
-                    self._transport.counters["damaged answers"] += 1
-                    await self._complain(progress)
-                    raise
-                for piece in slices:
-                    piece.batch.on_damage = self._damaged
-                self.node = self.options.node or progress.node
-                return slices
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion) -> list[BatchSlice]:
+        """One try, of ``asked``, empty: of any replica; ``node`` is then who is to be asked next."""
+        wait_s, asked_at = self.options.wait_s, time.perf_counter()
+        request = progress.request(self._max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
+        answer = await self._answer(asked, request, wait_s)
+        try:
+            slices = progress.accept(answer)
+        except NotServedError as error:
+            if error.leader != asked:  # there is a thing or two that only the leader knows
+                self.node = self.options.node or error.leader
+            raise
+        except FINAL as error:
+            self._transport.counters["answers doubted"] += 1
+            self.node = self.options.node or (progress.leader if progress.leader != asked else "")
+            raise opinion.ask_again(error, progress.leader) from None
+        except MisdirectedError:
+            self._transport.counters["answers to something else"] += 1
+            raise
+        except (CorruptionError, ProtocolError):
+            self._transport.counters["damaged answers"] += 1
+            await self._complain(progress)
+            raise
+        for piece in slices:
+            piece.batch.on_damage = self._damaged
+        self.node = self.options.node or progress.node
+        records = sum(piece.record_count for piece in slices)
+        self._teller.answered(progress.node, records, len(answer), time.perf_counter() - asked_at)
+        return slices
 
     def _damaged(self, error: CorruptionError) -> None:
         """The bytes are those that were written, and do not decompress as their header says: the writer's fault, not the disk's."""
@@ -191,7 +216,8 @@ class PartitionReader:
                 head, _ = frames.decode_read_response(await self._answer(asked, request, 0.0))
                 must_be_for(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
-                self.node = self.node or head.node  # it answers: reading begins there
+                begins_at = head.node if self.options.committed else head.leader
+                self.node = self.node or begins_at  # it answers: reading begins there
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
@@ -249,9 +275,11 @@ class PartitionReader:
                 again = self._transport.reconnected  # then what was asked, or its answer, may be lost
                 waiting = {*asked, again}
                 done, _ = await asyncio.wait(waiting, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                renewed = again in done
                 done.discard(again)
                 if done:
                     break
+                self._teller.tell(EventKind.RECONNECTED if renewed else EventKind.SILENT, node)
                 patience_s = _HEDGE_S
             answer: bytes = (done or await _first(asked)).pop().result()
             return answer
@@ -313,6 +341,8 @@ class Consumer:
             after_epoch = 0 if backwards else start.leader_epoch
         elif after_epoch and (not isinstance(start, int) or start < 1):
             raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
+        if backwards and not reader.options.committed:
+            raise ConfigError("backwards reads committed records only: leave isolation as it is")
         self._reader = reader
         self._start = start
         self._after_epoch = after_epoch
@@ -342,7 +372,10 @@ class Consumer:
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:
         """``at_offset``: of the time at which to begin; None: it is none. ``last``: (offset, LeaderEpoch) of what was read before."""
-        begin = positions.start_offset(self._start, bounds) if at_offset is None else at_offset
+        known, named = bounds, self._start.offset if isinstance(self._start, Position) else self._start
+        if isinstance(named, int) and not self._reader.options.committed:  # the leader knows whether there is one
+            known = replace(bounds, high_watermark=max(bounds.high_watermark, named - 1))
+        begin = positions.start_offset(self._start, known) if at_offset is None else at_offset
         end = positions.end_offset(self._until, bounds)
         made: type[ReadProgress] = ReadProgress
         if self.backwards:
@@ -360,6 +393,7 @@ class Consumer:
             last_offset=last[0],
             leader_epoch=last[1],
             wanted=self._wanted,
+            committed=self._reader.options.committed,
         )
 
     async def _lowest(self, bounds: Bounds) -> int | None:

@@ -33,6 +33,7 @@ MAX_DECOMPRESSED_BYTES = MAX_BATCH_BYTES
 _MOST_BEHIND = 8
 """Answers in a row that know of a lower HW than the greatest seen, until that one is no longer believed: no replica has it."""
 _Error = client_pb2.ReadResponse.Error
+_Isolation = client_pb2.ReadRequest.Isolation
 FINAL = (NotFoundError, OffsetOutOfRangeError, LogTruncatedError)
 """What ends a reader, whoever says it; see ``SecondOpinion``."""
 
@@ -87,6 +88,8 @@ class ReadProgress:
     node: str = ""
     wanted: Filter = NOTHING_LEFT_OUT
     """Only records that it keeps; the others are not sent, and the position goes on past them."""
+    committed: bool = True
+    """Whether only committed records are wanted; else whatever the leader has, which may vanish."""
     compacted: bool = False
     """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
     assembly: Assembly = field(init=False, default_factory=Assembly)
@@ -105,7 +108,8 @@ class ReadProgress:
         return self.end_offset is not None and self.next_offset >= self.end_offset
 
     def request(self, max_bytes: int, wait_ms: int, request_id: int = 0) -> client_pb2.ReadRequest:
-        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us.
+        """The next question. What was handed on was committed, so a replica that does not know this yet is behind, not us. (Where it
+        was not, the leader says by its LeaderEpoch whether it still is there.)
 
         ``request_id``: unguessable; the answer bears it.
         """
@@ -121,7 +125,8 @@ class ReadProgress:
             maxBytes=max_bytes,
             waitMs=wait_ms,
             streamUid=self.uid,
-            minHighWatermark=max(self.next_offset - 1, self.floor_high_watermark),
+            isolation=_Isolation.COMMITTED if self.committed else _Isolation.UNCOMMITTED,
+            minHighWatermark=max(self.next_offset - 1, self.floor_high_watermark) if self.committed else -1,
             lastOffset=self.last_offset,
             lastEpoch=self.leader_epoch,
             filterSubjects=self.wanted.subjects,
@@ -167,7 +172,7 @@ class ReadProgress:
                 slices.append(wanted)
             position, epoch, last_offset = batch.next_offset, batch.leader_epoch, batch.last_offset
         looked = head.nextOffset - 1 if self.wanted and all_taken and piece is None else -1
-        if looked > last_offset and head.lookedEpoch >= epoch and looked <= head.highWatermark:
+        if looked > last_offset and head.lookedEpoch >= epoch and (looked <= head.highWatermark or not self.committed):
             position, epoch, last_offset = looked + 1, head.lookedEpoch, looked
         self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
@@ -194,7 +199,7 @@ class ReadProgress:
                 self.suspect = (head.node, position)  # a batch with a wrong header is not found where it lies
                 raise ProtocolError(f"{where}: a gap, offset {position} was asked for and {batch.base_offset} came")
             self._may_skip(head)
-        if batch.last_offset > head.highWatermark:
+        if batch.last_offset > head.highWatermark and self.committed:
             raise ProtocolError(f"{where}: offset {batch.last_offset} is past the HW {head.highWatermark}")
         if batch.leader_epoch < epoch:
             raise ProtocolError(f"{where}: LeaderEpoch {batch.leader_epoch} at {batch.base_offset} follows {epoch}")
@@ -261,8 +266,8 @@ def check_head(head: client_pb2.ReadResponse, uid: str, stream: str, partition: 
             error = out_of_range(offset, head.logStartOffset, head.highWatermark)
         case _Error.CUT:
             error = LogTruncatedError(
-                f"{name}: what was read as committed before offset {offset} is not there any more: an unclean election lost records; "
-                f"at most those below {head.cutEndOffset} are the same [{text}]",
+                f"{name}: what was read before offset {offset} is not there any more: it was not committed, or an unclean election "
+                f"lost it; at most those below {head.cutEndOffset} are the same [{text}]",
                 head.cutEndOffset,
             )
         case _Error.BAD_REQUEST:

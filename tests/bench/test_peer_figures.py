@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.bench.peer import consume
 from tests.bench.peer.batches import OURS, measured, median, row, with_ratios
 from tests.clients.build import MissingError, Program
 
@@ -37,3 +38,30 @@ def test_ratios_are_of_medians_at_the_same_size() -> None:
 def test_a_peer_whose_tools_are_not_here_is_left_out_with_the_reason() -> None:
     with pytest.raises(MissingError, match="no a-tool-that-nobody-has here"):
         Program(name="peer", sources="peer", tools=("a-tool-that-nobody-has",), build="", run=("./peer",)).ready()
+
+
+def test_readers_are_compared_with_those_of_their_kind_and_size() -> None:
+    def of(system: str, how: str, size_bytes: int, acked: int, all_cpu_s: float) -> consume.Row:
+        run = {"acked": acked, "took_s": 2.0, "cpu_s": 1.0, "all_cpu_s": all_cpu_s}
+        return consume.row(system, how, size_bytes, run)
+
+    found = consume.with_ratios(
+        [
+            of(consume.OURS["liftpy-batch"], "liftpy-batch", 100, 4000, 2.0),
+            of(consume.OURS["liftpy-values"], "liftpy-values", 100, 2000, 2.0),
+            of(consume.OURS["liftpy-record"], "liftpy-record", 100, 1000, 2.0),
+            of("theirs, many", "fetch", 100, 500, 2.0),
+            of("theirs, one", "pull", 100, 500, 2.0),
+        ]
+    )
+    assert [(one["kind"], one["records_per_s"], one["client_cpu_us"]) for one in found[2:4]] == [
+        ("record", 500.0, 1000.0),
+        ("batch", 250.0, 2000.0),
+    ]
+    assert [(one["ours_to_theirs"], one["ours_to_theirs_cpu"]) for one in found] == [
+        (0.5, 0.5),
+        (1.0, 1.0),
+        (1.0, 1.0),
+        (4.0, 4.0),
+        (2.0, 2.0),
+    ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.peer import __main__ as peer
+from tests.bench.peer import consume
 from tests.bench.placement.__main__ import plans as placement_plans
 from tests.bench.placement.__main__ import rows as placement_rows
 from tests.bench.raft.__main__ import rows as raft_rows
@@ -62,6 +64,18 @@ async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.Monke
     assert cases == shared | single | {(peer.OURS, peer.producer_case(100, "many"))}
     assert all(0 < row["cpu_us"] <= row["all_cpu_us"] for row in found if "all_cpu_us" in row)
     assert all(row["records_per_s"] > 0 for row in found)
+
+
+@pytest.mark.processes
+def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without nats.go, whose build takes longer than this."""
+    monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
+    said: list[str] = []
+    found = consume.rows(0.2, 1, {100: 3000}, said.append)
+    assert {row["system"] for row in found} == {*consume.OURS.values(), *consume.PY.values()}
+    assert all(0 < row["client_cpu_us"] <= row["all_cpu_us"] for row in found)
+    assert all(row["records_per_s"] > 0 for row in found)
+    assert said == ["left out: no a-tool-that-nobody-has here"]
 
 
 @pytest.mark.processes

@@ -13,6 +13,33 @@ MUTANTS = [
         ("backwards begins one too low", "begin = min(begin + by_record, bounds.end_offset)", "begin = min(begin, bounds.end_offset)", "the record at the start is left out"),
     ),
     *rows(
+        "liftpy/client/events.py",
+        ("a callback's error ends the reading", "        except Exception as error:\n            now = time", "        except ZeroDivisionError as error:\n            now = time", "an application's counter that fails stops its consumer"),
+        ("a callback's errors are all logged", "self._say_at = now + _SAY_EVERY_S", "pass", "a counter that fails fills the disk with logs"),
+        ("every long poll is an event", "        if records:\n            self.tell", "        if True:\n            self.tell", "an idle consumer counts answers that held nothing"),
+        ("changes of replica are not told", "if before and before != node:", "if before and before == node:", "nobody sees that a reader wanders between nodes"),
+        tests=("tests/unit/client/test_uncommitted_and_events.py",),
+    ),
+    *rows(
+        "liftpy/client/progress.py",
+        ("uncommitted is asked as committed", "isolation=_Isolation.COMMITTED if self.committed else _Isolation.UNCOMMITTED", "isolation=_Isolation.COMMITTED", "records past HW do not come though they were asked for"),
+        ("uncommitted waits for a commit", "max(self.next_offset - 1, self.floor_high_watermark) if self.committed else -1", "max(self.next_offset - 1, self.floor_high_watermark)", "a reader past HW is refused by its leader"),
+        tests=("tests/unit/client/test_uncommitted_and_events.py",),
+    ),
+    *rows(
+        "liftpy/client/consumer.py",
+        ("a position past HW is refused", "if isinstance(named, int) and not self._reader.options.committed:", "if isinstance(named, int) and not isinstance(named, int):", "a stored position of a reader past HW can't be gone on from"),
+        ("a failed try is not told", "                    self._teller.tell(EventKind.FAILED, asked, detail=f\"{error.code}: {error}\")\n", "", "an application sees nothing of retries"),
+        ("a renewed connection is told as silence", "EventKind.RECONNECTED if renewed else EventKind.SILENT", "EventKind.SILENT", "reconnects are counted as silent nodes"),
+        ("reading past HW begins anywhere", "begins_at = head.node if self.options.committed else head.leader", "begins_at = head.node", "every such reader asks a follower in vain first"),
+        tests=("tests/unit/client/test_uncommitted_and_events.py",),
+    ),
+    *rows(
+        "liftpy/client/iteration.py",
+        ("answers are fetched ahead without a bound", "self._ready: _Ready = asyncio.Queue(depth)", "self._ready: _Ready = asyncio.Queue()", "an application that stands still fills its memory"),
+        tests=("tests/unit/client/test_stalled_consumer.py",),
+    ),
+    *rows(
         "liftpy/client/receiving.py",
         ("a client's socket is read without a bound", "await receive(self, self._take, _LEFT_BYTES)", "await receive(self, self._take, 1 << 24)", "an application that stands still fills its memory"),
         ("each piece of a message wakes the task", "return None if parser.feed(data) else b\"\"", "return data", "large answers cost a third more"),
@@ -92,7 +119,7 @@ MUTANTS = [
         ("reading goes on behind what was asked for", "next_offset=offset + 1, last_offset=offset,", "next_offset=offset, last_offset=offset,", "an iteration after a break gives a record twice"),
         ("lineage is forgotten between iterations", "return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)", "return replace(self._origin, next_offset=offset + 1, last_offset=-1, leader_epoch=0)", "records lost by an unclean election go unnoticed"),
         ("bounds of a follower", "if not self.options.node and head.leader != head.node:", "if not self.options.node and not head.leader:", "a reader is told of an end below what was acknowledged to it"),
-        ("complaints are not sent", "                    await self._complain(progress)\n", "", "a node that serves damage goes on"),
+        ("complaints are not sent", "            await self._complain(progress)\n", "", "a node that serves damage goes on"),
         ("reads until a time go on", "            progress.end_offset = end_offset\n            break", "            break", "a read up to a time never ends"),
     ),
     *rows(
@@ -132,7 +159,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/progress.py",
-        ("records above HW are taken", "if batch.last_offset > head.highWatermark:", "if batch.base_offset > head.highWatermark:", "uncommitted records reach applications"),
+        ("records above HW are taken", "if batch.last_offset > head.highWatermark and self.committed:", "if batch.base_offset > head.highWatermark and self.committed:", "uncommitted records reach applications"),
         ("epochs may fall", "if batch.leader_epoch < epoch:", "if batch.leader_epoch < 0:", "records of a log that was cut reach applications"),
         ("gaps are passed over", "        if batch.base_offset > position and not self.wanted:\n", "        if batch.base_offset > position + 1 and not self.wanted:\n", "a record is missing and nobody is told"),
         ("one answer is enough to leave offsets out", "        if self.compacted:\n            return\n", "        return\n", "a forged answer makes a reader skip records"),

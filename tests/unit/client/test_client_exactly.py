@@ -143,7 +143,7 @@ def test_an_answer_that_contradicts_itself_ends_nobody(fields: dict[str, Any], l
         ),
         (_Error.OFFSET_OUT_OF_RANGE, 5, OffsetOutOfRangeError, r"offset 5 is outside 6\.\.10: "),
         (_Error.OFFSET_OUT_OF_RANGE, 6, NotServedError, "OFFSET_OUT_OF_RANGE"),
-        (_Error.CUT, 5, LogTruncatedError, "committed before offset 5 .* below 3 are the same"),
+        (_Error.CUT, 5, LogTruncatedError, "what was read before offset 5 .* below 3 are the same"),
         (_Error.BAD_REQUEST, 5, ProtocolError, "refused as malformed"),
         (_Error.NOT_READY, 5, NotServedError, "NOT_READY"),
         (999, 5, NotServedError, "999"),

@@ -387,7 +387,8 @@ def a_consumer(start: Any = 7, until: Any = None, after_epoch: int = 0) -> tuple
         asked.append((at_ns, last))
         return BOUNDS, 8
 
-    reader: Any = SimpleNamespace(stream="s", partition=3, bounds=bounds, must_be_usable=lambda: asked.append("usable"))
+    usable: Any = lambda: asked.append("usable")  # noqa: E731
+    reader: Any = SimpleNamespace(stream="s", partition=3, bounds=bounds, must_be_usable=usable, options=ReadOptions())
     return Consumer(reader, start, until, after_epoch), asked
 
 
