@@ -40,7 +40,7 @@ class Kind(Enum):
     OTHER = "api"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True)  # not frozen: a traceback is set on it
 class JsRefusal(Exception):
     """No question. ``code``, ``err_code``, ``text``: as JetStream's errors; of DIRECT a status line, and no ``err_code``."""
 

@@ -35,6 +35,8 @@ ELSEWHERE = {
     "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
     "liftpy.cluster.placement.rendezvous:_Ranking._hashes": "its own digests",
     "liftpy.testing.group:SimGroup.apply": "a simulator's",
+    "liftpy.testing.memory.group:MemoryGroup.apply": "the cluster in memory's own",
+    "liftpy.testing.memory.connection:NatsSession._command": "what a client in the same process has written",
     "liftpy.testing.messages:AckFrame.decoded": "a simulator's",
     "liftpy.testing.messages:ReadAnswer.decoded": "a simulator's",
     "liftpy.testing.services:_in_process": "what its own child process says",

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from liftpy.client.js_requests import JsRefusal, parse_question
 from liftpy.client.many import positions_from
 from liftpy.client.plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
@@ -185,6 +186,18 @@ def decoders() -> list[Decoder]:
             lambda d: backlog._told(d, 1, "S", 7),
             make=damaged_json,
             covers=("sidecar.bus.backlog:_told",),
+        ),
+        Decoder(
+            "question of JetStream's read API",
+            [
+                b'{"seq": 4, "batch": 30, "max_bytes": 10}',
+                b'{"multi_last": ["a", "b.*"], "up_to_time": "2026-01-31T12:00:00.5+02:00"}',
+                b'{"start_time": "2026-01-31T12:00:00Z", "next_by_subj": "a.>"}',
+            ],
+            lambda d: parse_question("DIRECT.GET.orders", d),
+            (JsRefusal,),
+            make=damaged_json,
+            covers=("liftpy.client.js_requests:parse_question", "liftpy.client.js_requests:_fields"),
         ),
         Decoder(
             "positions",
