@@ -26,6 +26,7 @@ from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
 from liftpy.client.publisher import Publisher
 from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
+from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
 from liftpy.client.slices import BatchSlice
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "GroupOptions",
     "GroupPart",
     "GroupRefusedError",
+    "Job",
+    "LeaseLostError",
     "ManyAck",
     "ManyConsumer",
     "ManyReceipt",
@@ -56,6 +59,8 @@ __all__ = [
     "QueryAnswer",
     "QueryFailedError",
     "QueryRefusedError",
+    "Queue",
+    "QueueOptions",
     "ReadEvent",
     "ReadOptions",
     "Receipt",

@@ -108,6 +108,15 @@ class GroupPart:
     slice: BatchSlice
 
 
+async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
+    """The answer of the coordinator that leads ``partition`` of the stream of groups, once the command is committed. Raises
+    UnavailableError, OutcomeUnknownError, GroupCommandError."""
+    answer = await client.call_service(
+        GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=timeout_s
+    )
+    return decode_answer(answer.value)
+
+
 class _Pump:
     """The reader of one owned partition. It has at most one part that waits for the application, beside what is read ahead."""
 
@@ -367,10 +376,7 @@ class Group:
         return refused
 
     async def _say(self, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
-        answer = await self._client.call_service(
-            GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=self._partition, timeout_s=timeout_s
-        )
-        return decode_answer(answer.value)
+        return await ask_coordinator(self._client, self._partition, command, timeout_s)
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error

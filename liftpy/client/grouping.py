@@ -7,6 +7,7 @@ from typing import cast
 
 from liftpy.client.group import Group, GroupHome, GroupOptions, Hook
 from liftpy.client.opening import Opening
+from liftpy.client.queue import Queue, QueueHome, QueueOptions
 
 
 class Grouping:
@@ -30,3 +31,11 @@ class Grouping:
         """
         made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return Opening(made.open())
+
+    def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> Opening[Queue]:
+        """A worker of the work queue ``group`` over ``stream``: ``async with client.queue("jobs", "workers") as queue: async for job in
+        queue: ...; await job.ack()``.
+
+        Raises NotFoundError (no such stream, no stream of groups), ConfigError.
+        """
+        return Opening(Queue(cast("QueueHome", self), stream, group, options or QueueOptions()).open())
