@@ -61,6 +61,7 @@ UNREFERENCED = {
     "liftpy.testing.sim_replica.SimReplica.compact": "for scripts",
     "liftpy.testing.memory.cluster.MemoryCluster.kill_leader": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.restart_nats": _FAULTS,
+    "liftpy.testing.memory.cluster.MemoryCluster.serve_groups": "for applications",
     "liftpy.testing.memory.cluster.MemoryCluster.sync_client": "for applications",
     "liftpy.testing.memory.connection.MemoryTransport.connect_tls": _NATS,
     "liftpy.testing.memory.connection.MemoryTransport.wait_closed": _NATS,

@@ -13,7 +13,8 @@ import pytest
 
 from liftpy.client import Client, ReadOptions
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
@@ -189,6 +190,79 @@ async def test_no_stream_lies_among_the_inboxes_whoever_asks() -> None:
         assert response.error == cluster_pb2.ControlResponse.INVALID
         assert "overlap with the inboxes" in response.detail
         assert await client.list_streams() == []
+
+
+class Counting(Service):
+    """Counts what comes by key; every fifth is put out."""
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.counts: dict[bytes, int] = {}
+
+    def on_record(self, record: Record) -> None:
+        key = record.key or b""
+        count = self.counts[key] = self.counts.get(key, 0) + 1
+        self.reply(record, b"%d" % count)
+        if count % 5 == 0:
+            self.emit(b"%d" % count, key=key)
+        if record.value == b"later":
+            self.set_timer("later", self.now_ns + 1)
+
+    def on_timer(self, name: str) -> None:
+        self.counts[b"timers"] = self.counts.get(b"timers", 0) + 1
+
+    def on_query(self, query: bytes) -> bytes:
+        return b"%d" % self.counts.get(query, 0)
+
+    def take_snapshot(self) -> bytes:
+        return repr(sorted(self.counts.items())).encode()
+
+
+def test_a_service_answers_and_puts_out() -> None:
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        with pytest.raises(NotFoundError):
+            cluster.serve(Counting, "counting", "commands")
+        client.create_stream("commands", "data.commands", replicas=3)
+        client.create_stream("results", "data.results")
+        cluster.serve(Counting, "counting", "commands", output_stream="results", tick_s=0.05)
+        answers = [client.call_service("counting", "commands", b"x", key=b"a", timeout_s=30).value for _ in range(7)]
+        assert answers == [b"%d" % n for n in range(1, 8)]
+        cluster.kill_leader("commands")
+        assert client.call_service("counting", "commands", b"later", key=b"b", timeout_s=30).value == b"1"
+        assert client.query_service("counting", b"a", timeout_s=30).value == b"7"
+        with client.publisher("commands") as publisher:
+            for _ in range(300):  # more than are applied at a time
+                publisher.send(b"x", key=b"c")
+        assert client.query_service("counting", b"c", timeout_s=30).value == b"300"
+        cluster.wait_until(
+            lambda: client.query_service("counting", b"timers", timeout_s=30).value == b"1", what="the timer fires"
+        )
+        assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
+
+
+async def test_members_of_a_group_share_partitions() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other, asyncio.timeout(120):
+        cluster.serve_groups()
+        await client.create_stream("orders", "shop.orders", partitions=4)
+        for number in range(40):
+            await client.publish("orders", b"%d" % number, partition=number % 4)
+        async with client.group("billing", ["orders"]) as one, other.group("billing", ["orders"]) as two:
+            while not (len(one.owned) == len(two.owned) == 2):
+                await asyncio.sleep(0.01)
+            found: list[bytes | None] = []
+
+            async def read(group: Any) -> None:
+                async for part in group:
+                    found.extend(part.slice.values())
+                    await group.commit()
+                    if len(set(found)) == 40:
+                        return
+
+            reading = [asyncio.create_task(read(group)) for group in (one, two)]
+            await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            for task in reading:
+                task.cancel()
+            await asyncio.wait(reading)
+            assert set(found) == {b"%d" % n for n in range(40)}
 
 
 async def test_what_has_ended_says_so() -> None:

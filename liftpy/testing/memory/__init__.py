@@ -8,7 +8,7 @@
         ...
 
 The client is the real one, with its parser and protocol; the nodes are the state machines that ship: ``Replica``, ``Log``, ``Ingest``,
-``Reads``, ``ClusterFsm``. What is missing is the socket, the disk, Raft, and the services of a node; docs/testing.md says what differs.
+``Reads``, ``ClusterFsm``. What is missing is the socket, the disk and Raft; docs/testing.md says what differs.
 """
 
 from __future__ import annotations

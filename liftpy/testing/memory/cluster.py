@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -14,17 +15,21 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.client import Client
+from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.client.opening import Opening
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.group.coordinator import GroupCoordinator
 from liftpy.ids import PartitionKey
+from liftpy.service.base import Service
 from liftpy.testing.memory.bus import MAX_PAYLOAD_BYTES, Bus
 from liftpy.testing.memory.connection import URL, MemoryServer, MemoryTransport
 from liftpy.testing.memory.group import MemoryGroup
 from liftpy.testing.memory.home import FellowReplica
 from liftpy.testing.memory.node import MemoryNode
+from liftpy.testing.memory.services import MemoryService
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
 
@@ -37,6 +42,7 @@ _TICK_S = 0.1
 _HOUSE_EVERY_TICKS = 50
 _POLL_S = 0.01
 _CALL_S = 30.0
+_NOT_RUNNING = "this cluster in memory does not run: use it as a context manager"
 
 
 class MemoryCluster:
@@ -64,6 +70,7 @@ class MemoryCluster:
         self._server: MemoryServer | None = None
         self._group: MemoryGroup | None = None
         self._ticks = 0
+        self._services: list[MemoryService] = []
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -94,7 +101,15 @@ class MemoryCluster:
         loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return
+        services, self._services = self._services, []
         ended = threading.Event()
+
+        async def close() -> None:
+            for service in services:
+                await service.close()
+
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            asyncio.run_coroutine_threadsafe(close(), loop).result(_CALL_S)
 
         def end() -> None:
             try:
@@ -135,7 +150,7 @@ class MemoryCluster:
     def _call(self, work: Callable[[], _T]) -> _T:
         """Do ``work`` on the cluster's own thread."""
         if self._loop is None:
-            raise ConfigError("this cluster in memory does not run: use it as a context manager")
+            raise ConfigError(_NOT_RUNNING)
         done: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
         def call() -> None:
@@ -167,12 +182,50 @@ class MemoryCluster:
 
     def _connection(self, **options: Any) -> Coroutine[Any, Any, NatsConnection]:
         if self._server is None or self._loop is None:
-            raise ConfigError("this cluster in memory does not run: use it as a context manager")
+            raise ConfigError(_NOT_RUNNING)
         return open_connection(URL, carrier=MemoryTransport(self._server), **options)
 
     async def _client(self, name: str) -> Client:
         connection = await self._connection(name=name)
         return Client(Transport(connection), self._subjects, owns_connection=True)
+
+    # ---- services --------------------------------------------------------------------------------------------------------
+    def serve(
+        self,
+        factory: Callable[[], Service],
+        name: str,
+        stream: str,
+        *,
+        partition: int = 0,
+        output_stream: str = "",
+        tick_s: float = 1.0,
+    ) -> None:
+        """Run a replicated service over a partition of ``stream``, as one instance that leads, until the cluster stops; return when it
+        is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
+        settings = (name, stream, partition, output_stream, tick_s)
+
+        async def begun() -> None:
+            made = MemoryService(await self._client(name), self._subjects, factory, settings)
+            self._services.append(made)
+            await made.begin()
+
+        self._wait_for(begun())
+
+    def serve_groups(self) -> None:
+        """What consumer groups need: the stream of their commands, and its coordinator."""
+
+        async def made() -> None:
+            async with Opening(self._client("groups")) as client:
+                await client.create_stream(GROUPS_STREAM, "groups.commands", exist_ok=True)
+
+        self._wait_for(made())
+        self.serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM)
+
+    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._loop is None:
+            work.close()
+            raise ConfigError(_NOT_RUNNING)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
     # ---- what goes on by itself ------------------------------------------------------------------------------------------
     def _first_up(self) -> str:

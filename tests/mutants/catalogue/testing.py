@@ -184,6 +184,23 @@ MUTANTS = [
         fresh=True,
     ),
     *rows(
+        f"{_MEMORY}services.py",
+        (
+            "nobody reads what a service puts out",
+            "self._spawn(Emitter(client, transport, settings, self._outbox, *told).run())",
+            "Emitter(client, transport, settings, self._outbox, *told)",
+            "outputs are never written, and replies wait for them",
+        ),
+        (
+            "only the first part of a batch is applied",
+            "records = [record for record in records if record.offset >= machine.position]",
+            "records = []",
+            "a service misses records of a large batch",
+        ),
+        tests=_TESTS,
+        fresh=True,
+    ),
+    *rows(
         f"{_MEMORY}cluster.py",
         (
             "a kill is not noticed",
