@@ -31,8 +31,10 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRang
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
+from liftpy.ingest.recent_ids import MESSAGE_ID
 from liftpy.wire._pb import group_pb2 as pb
 from liftpy.wire.batch import Record
+from liftpy.wire.headers import is_reserved
 
 logger = logging.getLogger("liftpy.client")
 
@@ -45,7 +47,7 @@ _MARGIN_NS = 50_000_000
 """A record whose wait is as good as over is not handed on."""
 _RANGES = 2000
 """Of one command: well below its bound in bytes."""
-_HEADER = "Lift-Dead-"
+_HEADER = "Dead-Letter-"
 
 
 class LeaseLostError(LiftError):
@@ -343,8 +345,8 @@ class Queue:
                 "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
                 "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
             }  # fmt: skip
-            headers = [*record.headers, *((_HEADER + name, value.encode()) for name, value in said.items() if value)]
-            headers = [(name, value) for name, value in headers if name != "Nats-Msg-Id"]
+            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and pair[0] != MESSAGE_ID]
+            headers = [*kept, *((_HEADER + name, value.encode()) for name, value in said.items() if value)]
             name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
             await self._client.publish(
                 self._options.dead_letters, record.value, key=record.key, headers=headers,

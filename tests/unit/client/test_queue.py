@@ -1,0 +1,225 @@
+"""Workers of a queue, against the shipped coordinator in a cluster in memory: each record with one worker, until it is done [Q1-Q6]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
+from liftpy.client import queue as module
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.testing.memory import memory_cluster
+
+SHORT = QueueOptions(ack_wait_s=0.2)
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    monkeypatch.setattr(module, "_LOOK_S", 0.005)
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await asyncio.to_thread(cluster.serve_groups)
+        await made.create_stream("jobs", "jobs")
+        await made.create_stream("dead", "dead")
+        yield made
+
+
+async def fill(client: Client, count: int, first: int = 0, **more: Any) -> None:
+    async with await client.publisher("jobs") as publisher:
+        for number in range(first, first + count):
+            await publisher.send(b"%d" % number, **more)
+
+
+def numbers(jobs: list[Job]) -> list[int]:
+    return [int(job.record.value or b"") for job in jobs]
+
+
+async def all_of(queue: Queue, count: int, each: Callable[[Job], Any]) -> list[int]:
+    """What is taken until ``count`` were, each settled by ``each``."""
+    found: list[int] = []
+    async with asyncio.timeout(60):
+        async for job in queue:
+            found.append(int(job.record.value or b""))
+            await each(job)
+            if len(found) >= count:
+                return found
+    return found
+
+
+async def test_two_workers_share_the_records(client: Client) -> None:
+    await fill(client, 20)
+    async with client.queue("jobs", "w") as one, client.queue("jobs", "w") as other:
+        first, second = await one.take(8), await other.take(8)
+        assert (numbers(first), numbers(second)) == (list(range(8)), list(range(8, 16)))
+        assert [job.deliveries for job in first] == [1] * 8
+        await one.ack(first)
+        await asyncio.gather(*(job.ack() for job in second))
+        assert numbers(await one.take(100)) == [16, 17, 18, 19]
+        assert await other.take(1, timeout_s=0.0) == []
+        await fill(client, 1, 20)
+        assert numbers(await other.take(5)) == [20]
+
+
+async def test_what_is_not_acknowledged_comes_again_and_nothing_else(client: Client) -> None:
+    await fill(client, 5)
+    async with client.queue("jobs", "w", options=SHORT) as lost, client.queue("jobs", "w", options=SHORT) as queue:
+        taken = await lost.take(4)
+        await lost.ack([taken[1], taken[3]])
+        assert sorted(await all_of(queue, 3, Job.ack)) == [0, 2, 4]
+        with pytest.raises(LeaseLostError, match="2 of 2") as error:
+            await lost.nack([taken[0], taken[2]])
+        assert numbers(list(error.value.jobs)) == [0, 2]
+        await lost.ack(taken)  # done already, and whoever says so again is not wrong
+        assert await queue.take(9, timeout_s=0.0) == []
+
+
+async def test_given_back_extended_and_delayed(client: Client) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
+        now, later, kept = await queue.take(3)
+        await now.nack()
+        await later.nack(delay_s=3600)
+        await kept.extend()
+        (again,) = await queue.take(3)
+        assert (numbers([again]), again.deliveries) == ([0], 2)
+        assert await queue.take(3, timeout_s=0.1) == []
+        await queue.ack([again, kept])
+        with pytest.raises(LeaseLostError):
+            await now.nack()
+
+
+async def test_dead_letters(client: Client) -> None:
+    await fill(client, 3, key=b"k", headers={"h": b"v"})
+    options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
+    async with client.queue("jobs", "w", options=options) as queue:
+        bad, poison, good = await queue.take(3)
+        await bad.reject("no such customer")
+        await poison.nack()
+        await good.ack()
+        (again,) = await queue.take(3)
+        await again.nack()
+        assert await queue.take(3, timeout_s=0.5) == []
+        buried = [record async for record in client.consume("dead", until="end")]
+        said = [{name: value.decode() for name, value in record.headers if name.startswith("Dead-Letter")} for record in buried]
+        assert sorted((int(record.value or b""), record.key, record.header("h")) for record in buried) == [
+            (0, b"k", b"v"),
+            (1, b"k", b"v"),
+        ]
+        by_offset = {one["Dead-Letter-Offset"]: one for one in said}
+        assert (by_offset["0"]["Dead-Letter-Reason"], by_offset["1"]["Dead-Letter-Deliveries"]) == ("no such customer", "2")
+        assert {(one["Dead-Letter-Group"], one["Dead-Letter-Stream"], one["Dead-Letter-Partition"]) for one in said} == {
+            ("w", "jobs", "0")
+        }
+        assert queue.counters["buried"] == 2
+    async with client.queue("jobs", "w", options=options) as queue:
+        assert await queue.take(3, timeout_s=0.1) == []
+
+
+async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client) -> None:
+    await fill(client, 10)
+    async with client.queue("jobs", "w") as queue:
+        assert await all_of(queue, 2, Job.ack) == [0, 1]
+    async with client.queue("jobs", "w") as queue:
+        jobs = await queue.take(10)
+        assert numbers(jobs) == list(range(2, 10))
+        assert {job.deliveries for job in jobs} == {1}, "nobody has seen them"
+        await queue.close()
+        await queue.close()
+        assert [job async for job in queue] == []
+
+
+async def test_what_waits_too_long_here_is_not_handed_on(client: Client) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=SHORT) as slow:
+        found = []
+        async for job in slow:
+            found.append(int(job.record.value or b""))
+            if len(found) == 1:
+                while asyncio.get_running_loop().time() * 1e9 < job.until_ns:
+                    await asyncio.sleep(0.01)
+            else:
+                await job.ack()
+            if len(found) == 4:
+                break
+        assert (found[0], sorted(found[1:])) == (0, [0, 1, 2])
+        assert slow.counters["expired"] == 2
+
+
+async def test_what_is_gone_is_done(client: Client) -> None:
+    for number in range(10):
+        await client.publish("jobs", b"%d" % number)
+    async with client.queue("jobs", "w", options=SHORT) as dead:
+        await dead.take(4)
+        await client.truncate_before("jobs", 0, 6)
+        async with asyncio.timeout(60):
+            while (await client.bounds("jobs")).log_start_offset < 6:
+                await asyncio.sleep(0.01)
+        async with client.queue("jobs", "w") as queue:
+            assert await all_of(queue, 4, Job.ack) == [6, 7, 8, 9]
+            assert await queue.take(3, timeout_s=0.5) == []
+
+
+async def test_several_partitions_and_a_stream_made_again(client: Client) -> None:
+    await client.create_stream("many", "many", partitions=3)
+    for partition in range(3):
+        await client.publish("many", b"%d" % partition, partition=partition)
+    async with client.queue("many", "w") as queue:
+        assert sorted(await all_of(queue, 3, Job.ack)) == [0, 1, 2]
+        await client.delete_stream("many")
+        await client.create_stream("many", "many", config=StreamConfig())
+        await client.publish("many", b"7")
+        assert await all_of(queue, 1, Job.ack) == [7]
+
+
+async def test_where_a_queue_begins(client: Client) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:
+        assert await queue.take(3, timeout_s=0.0) == []
+        await fill(client, 1, 3)
+        assert numbers(await queue.take(3)) == [3]
+    async with client.queue("jobs", "all") as queue:
+        assert numbers(await queue.take(9)) == [0, 1, 2, 3]
+
+
+async def test_bounds_on_what_is_out(client: Client) -> None:
+    await fill(client, 10)
+    options = QueueOptions(max_ack_pending=6, max_own_pending=4)
+    async with client.queue("jobs", "w", options=options) as one, client.queue("jobs", "w", options=options) as other:
+        assert [len(await one.take(9)), len(await other.take(9))] == [4, 2]
+        assert await other.take(9, timeout_s=0.0) == []
+
+
+async def test_records_that_can_not_be_read_are_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "w") as queue:
+
+        def unreadable(*_: Any, **__: Any) -> Any:
+            raise UnavailableError("nobody answers")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client, "read_range", unreadable)
+            with pytest.raises(UnavailableError):
+                await queue.take(3)
+        jobs = await queue.take(3)
+        assert [(number, job.deliveries) for number, job in zip(numbers(jobs), jobs, strict=True)] == [(0, 1), (1, 1), (2, 1)]
+
+
+async def test_bad_words(client: Client) -> None:
+    for bad in ({"ack_wait_s": 0.01}, {"max_deliveries": 0}, {"ahead": 0}, {"start": "latest"}, {"dead_letters": "a b"}):
+        with pytest.raises(ConfigError):
+            QueueOptions(**bad)  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError):
+        await client.queue("nobody", "w")
+    with pytest.raises(NotFoundError):
+        await client.queue("jobs", "w", options=QueueOptions(dead_letters="nobody"))
+    await fill(client, 1)
+    async with client.queue("jobs", "w") as queue:
+        (job,) = await queue.take(1)
+        for work in (job.reject("why"), job.nack(-1.0), queue.take(0), queue.take(10_001)):
+            with pytest.raises(ConfigError):
+                await work
+        await queue.ack([])
