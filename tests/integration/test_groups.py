@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from liftpy.client import GroupOptions, GroupRefusedError, connect
+from liftpy.client import GroupOptions, GroupRefusedError, QueueOptions, connect
 from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, Group
 from liftpy.client.group_admin import describe_group, list_groups
 from liftpy.ids import PartitionKey
@@ -174,3 +174,29 @@ async def test_operators_see_groups_and_set_them_anew(coordinated: Bench, stream
         assert (await run("group", "delete", f"g-{name}", *words))[0] == 0
         assert (f"g-{name}" in [one.name for one in await list_groups(client)]) is there
     assert (await run("group", "show", f"g-{name}"))[0] == 1
+
+
+async def test_a_queue_goes_on_when_a_worker_is_gone_and_the_coordinator_moves(coordinated: Bench, stream_name: str) -> None:
+    """Acknowledged is never given again, what was not is, wherever the coordinator leads [Q1, Q2, Q4]."""
+    client, name = coordinated.client, stream_name
+    await coordinated.create(name)
+    async with await client.publisher(name) as publisher:
+        for number in range(40):
+            await publisher.send(b"%d" % number)
+    async with client.queue(name, name, options=QueueOptions(ack_wait_s=3)) as gone, client.queue(name, name) as queue:
+        taken = await gone.take(20, timeout_s=30)
+        await gone.ack(taken[::2])
+        stream = await client.stream(GROUPS_STREAM)
+        target = next(node for node in stream.partitions[0].isr if node != stream.partitions[0].leader)
+        await client.elect_leader(GROUPS_STREAM, 0, target)
+        found: set[bytes] = set()
+        async with asyncio.timeout(60):
+            while len(found) < 30:
+                jobs = await queue.take(100)
+                values = {job.record.value or b"" for job in jobs}
+                assert not found & values, "acknowledged records came again"
+                await queue.ack(jobs)
+                found |= values
+        assert not found & {job.record.value for job in taken[::2]}
+        assert {job.record.value for job in taken[1::2]} < found
+        assert await queue.take(10, timeout_s=0.5) == []
