@@ -273,7 +273,7 @@ async def test_what_has_ended_says_so() -> None:
         cluster.keep_house()
     with pytest.raises(ConfigError, match="does not run"):
         await cluster.client()
-    with pytest.raises(ConfigError, match="1 to 9"):
+    with pytest.raises(ConfigError, match="1 to 16"):
         memory_cluster(0)
     with cluster:
         with pytest.raises(ConfigError, match="runs already"):
