@@ -19,7 +19,6 @@ _READS_BACK = "the other direction of what is sent, for tests and peers"
 _ASYNCIO = "asyncio calls it"
 _NATS = "nats-py calls it"
 _CHECKS = "checks of the control plane, for tests and simulators"
-_GROUP_SHELL = "for the shell of groups"
 _FIXTURES = "pytest finds fixtures by their names"
 _FAULTS = "for tests of applications"
 UNREFERENCED = {
@@ -44,7 +43,6 @@ UNREFERENCED = {
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,
     "liftpy.cluster.checks.check_image": _CHECKS,
     "liftpy.cluster.checks.check_step": _CHECKS,
-    "liftpy.group.coordinator.GroupCoordinator": _GROUP_SHELL,
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",

@@ -15,16 +15,18 @@ nodes are healed and the streams that the test has made are deleted, so that no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from liftpy.client import Client, connect, sync
 from liftpy.client.opening import Opening
 from liftpy.errors import LiftError
-from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.dev.embedded import find_nats_server
 from sidecar.dev.under_test import ClusterUnderTest
+
+if TYPE_CHECKING:
+    from liftpy.testing.memory import MemoryCluster
 
 DEFAULT_NODES = 3
 _PREFIX = "LIFTPY_"
@@ -77,6 +79,8 @@ def _liftpy_session(pytestconfig: pytest.Config) -> Iterator[ClusterUnderTest]:
 @pytest.fixture
 def liftpy_memory(pytestconfig: pytest.Config) -> Iterator[MemoryCluster]:
     """A cluster in memory of the test's own (``liftpy.testing.memory``): no process, no port, milliseconds; ``liftpy_nodes`` nodes."""
+    from liftpy.testing.memory import memory_cluster  # it takes a while, and not every project asks for it
+
     nodes, _ = cluster_options(pytestconfig)
     with memory_cluster(nodes) as cluster:
         yield cluster

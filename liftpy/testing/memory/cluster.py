@@ -35,7 +35,7 @@ from liftpy.wire.subjects import Subjects
 
 _T = TypeVar("_T")
 DEFAULT_NODES = 3
-MAX_NODES = 9
+MAX_NODES = 16
 WAIT_S = 60.0
 """What every wait gives up after, by default."""
 _TICK_S = 0.1
