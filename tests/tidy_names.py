@@ -130,6 +130,7 @@ POSITIONAL_RECORDS = {
     "liftpy.cluster.image.StreamImage": "its first five are what a stream is; made by keywords where it is more",
     "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
     "liftpy.cluster.session._NodeSession": "made in one place",
+    "liftpy.client.consumer.ReadOptions": "applications make it, its first ones were never by keywords alone",
     "liftpy.client.in_flight.InFlight": "made in one place, for every message: by keywords it takes half as long again",
     "liftpy.ingest.acks.Envelope": "its first five are what every envelope says",
     "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",

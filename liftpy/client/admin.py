@@ -44,6 +44,8 @@ ATTEMPT_S = 1.5
 OPERATION_ID_SIZE_BYTES = 16
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
+_NODES_BYTES = 64 * 1024
+"""Of a page that is asked for its nodes."""
 
 _ERRORS: dict[int, type[LiftError]] = {
     _Error.INVALID: ConfigError,
@@ -365,6 +367,15 @@ class Admin:
             for c in cluster.controllers
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
+
+    async def nodes_in(self, rack: str) -> set[str]:
+        """The nodes of a rack, without the rest of the cluster, about."""
+        request, pages = cluster_pb2.ControlRequest(), ClusterPages()
+        while pages.request is not None and not pages.cluster.image.streams:  # nodes come first
+            request.describeCluster.CopyFrom(pages.request)
+            request.describeCluster.maxBytes = _NODES_BYTES
+            pages.add((await self._read(request)).cluster)
+        return {node.nodeId for node in pages.cluster.image.nodes if node.rack == rack}
 
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
         """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""

@@ -19,6 +19,7 @@ from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
+from liftpy.client.nearest import Nearest
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
@@ -539,10 +540,13 @@ class Client(Grouping, ServiceCalls):
         check_name(stream, "stream")
         check_partition(partition)
 
-        async def exists() -> None:
-            _partition_of(await self._described(stream), partition)
+        chosen = options or ReadOptions()
 
-        return PartitionReader(self._transport, self._subjects, stream, partition, options or ReadOptions(), exists)
+        async def now() -> PartitionState:
+            return _partition_of(await self._described(stream), partition)
+
+        nearest = Nearest(chosen.near, now, self._admin.nodes_in) if chosen.near else None
+        return PartitionReader(self._transport, self._subjects, stream, partition, chosen, now, nearest)
 
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
         """The one publisher of ``publish``; however many ask for it at once, one is made."""

@@ -21,6 +21,7 @@ from liftpy.client import positions
 from liftpy.client.backwards import BackwardProgress
 from liftpy.client.events import EventKind, OnEvent, Teller
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
+from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
@@ -57,9 +58,10 @@ class ReadOptions:
     the end of the log (long poll); 0.2 s of silence later another replica is asked as well. ``answer_timeout_s``: on top of
     ``wait_s``, until the request counts as unanswered. ``patience_s``: how long nobody may answer before UnavailableError.
     ``read_ahead``: answers kept ready, each up to ``max_bytes``.
-    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers. ``isolation``:
-    ``uncommitted`` reads past HW, from the leader only: such records may still vanish, and then LogTruncatedError says how far what
-    was read holds. ``on_event``: told of answers, retries and changes of replica (``liftpy.client.events``).
+    ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers. ``near``: a rack; an in-sync
+    replica there is read from as long as one answers. ``isolation``: ``uncommitted`` reads past HW, from the leader only: such records
+    may still vanish, and then LogTruncatedError says how far what was read holds. ``on_event``: told of answers, failures and changes
+    of replica (``liftpy.client.events``).
     """
 
     max_bytes: int = 1024 * 1024
@@ -69,6 +71,7 @@ class ReadOptions:
     read_ahead: int = 4
     node: str = ""
     isolation: Literal["committed", "uncommitted"] = "committed"
+    near: str = ""
     on_event: OnEvent | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +87,8 @@ class ReadOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"isolation = {shown(str(self.isolation))}: committed or uncommitted")
+        if self.near and (self.node or not self.committed):
+            raise ConfigError("near is one of several replicas: give no node, and read what is committed")
 
     @property
     def committed(self) -> bool:
@@ -101,12 +106,15 @@ class PartitionReader:
         stream: str,
         partition: int,
         options: ReadOptions,
-        exists: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        exists: Callable[[], Coroutine[Any, Any, object]] | None = None,
+        nearest: Nearest | None = None,
     ) -> None:
-        """``exists``: asks the metadata group; raises NotFoundError when there is no such stream or partition."""
+        """``exists``: asks the metadata group; raises NotFoundError when there is no such stream or partition. ``nearest``: whom to
+        ask rather than the node that answered last; None: nobody."""
         self._transport = transport
         self._exists = exists
-        self._existing: asyncio.Task[None] | None = None
+        self._existing: asyncio.Task[object] | None = None
+        self._nearest = nearest
         self._ask_at = 0.0
         self._subjects = subjects
         self.stream = stream
@@ -146,11 +154,15 @@ class PartitionReader:
         opinion = SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
+                if self._nearest is not None:
+                    self.node = await self._nearest.instead_of(self.node)
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
                 try:
                     return await self._fetch_from(asked, progress, opinion)
                 except LiftError as error:
                     self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
+                    if self._nearest is not None:
+                        self._nearest.failed(asked)
                     raise
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
@@ -179,6 +191,8 @@ class PartitionReader:
         for piece in slices:
             piece.batch.on_damage = self._damaged
         self.node = self.options.node or progress.node
+        if self._nearest is not None and progress.node != asked:  # others were asked, because it was silent
+            self._nearest.failed(asked)
         records = sum(piece.record_count for piece in slices)
         self._teller.answered(progress.node, records, len(answer), time.perf_counter() - asked_at)
         return slices

@@ -13,6 +13,20 @@ MUTANTS = [
         ("backwards begins one too low", "begin = min(begin + by_record, bounds.end_offset)", "begin = min(begin, bounds.end_offset)", "the record at the start is left out"),
     ),
     *rows(
+        "liftpy/client/nearest.py",
+        ("a node out of sync is the nearest", "self._near = [node for node in in_sync if node in there]", "self._near = sorted(there)", "a reader in a rack asks nodes in vain that hold no replica"),
+        ("the nearest is asked however often it fails", "return [node for node in self._near if self._away_until.get(node, 0.0) <= now]", "return list(self._near)", "a reader in a rack hangs on a node that is down"),
+        ("who has failed is never near again", "self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S", "self._away_until[node] = asyncio.get_running_loop().time() + 1e9", "a reader crosses racks for ever after one failure"),
+        ("the metadata group is asked at every read", "            self._look_at = now + LOOK_EVERY_S\n", "", "readers of racks without replicas flood the metadata group"),
+        ("no metadata ends a reading", "with contextlib.suppress(LiftError, TimeoutError):", "with contextlib.suppress(TimeoutError):", "readers in a rack stop while the metadata group elects"),
+        tests=("tests/unit/client/test_nearest_replica.py",),
+    ),
+    *rows(
+        "liftpy/client/consumer.py",
+        ("a near node that fails stays the one", "                    if self._nearest is not None:\n                        self._nearest.failed(asked)\n", "", "a reader in a rack hangs on a node that is down"),
+        tests=("tests/unit/client/test_nearest_replica.py",),
+    ),
+    *rows(
         "liftpy/client/events.py",
         ("a callback's error ends the reading", "        except Exception as error:\n            now = time", "        except ZeroDivisionError as error:\n            now = time", "an application's counter that fails stops its consumer"),
         ("a callback's errors are all logged", "self._say_at = now + _SAY_EVERY_S", "pass", "a counter that fails fills the disk with logs"),

@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -33,7 +34,17 @@ func cpu() float64 {
 	return seconds(used.Utime) + seconds(used.Stime)
 }
 
+// notYet says whether a consumer that was just made has no leader yet: ask again.
+func notYet(err error, since time.Time) bool {
+	if !errors.Is(err, nats.ErrNoResponders) || time.Since(since) > 10*time.Second {
+		return false
+	}
+	time.Sleep(20 * time.Millisecond)
+	return true
+}
+
 func fetched(consumer jetstream.Consumer, stored uint64, end time.Time) (count uint64) {
+	began := time.Now()
 	for count < stored && time.Now().Before(end) {
 		batch, err := consumer.Fetch(int(min(together, stored-count)), jetstream.FetchMaxWait(10*time.Second))
 		must(err)
@@ -42,6 +53,9 @@ func fetched(consumer jetstream.Consumer, stored uint64, end time.Time) (count u
 			if len(message.Data()) > 0 {
 				count++
 			}
+		}
+		if notYet(batch.Error(), began) {
+			continue
 		}
 		must(batch.Error())
 		if count == before {
@@ -52,10 +66,14 @@ func fetched(consumer jetstream.Consumer, stored uint64, end time.Time) (count u
 }
 
 func pulled(consumer jetstream.Consumer, stored uint64, end time.Time) (count uint64) {
+	began := time.Now()
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(together))
 	must(err)
 	for count < stored && (count%1000 != 0 || time.Now().Before(end)) {
 		message, err := messages.Next()
+		if notYet(err, began) {
+			continue
+		}
 		must(err)
 		if len(message.Data()) > 0 {
 			count++

@@ -1,0 +1,143 @@
+"""A reader in a rack: whom it asks, when it goes elsewhere, and when it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client import nearest as nearest_module
+from liftpy.client.admin import Admin
+from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.nearest import AWAY_S, LOOK_EVERY_S, Nearest
+from liftpy.client.transport import NoAnswerError
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.wire._pb import cluster_pb2
+from tests.unit.client.test_uncommitted_and_events import Log, taken
+
+
+class Metadata:
+    """``isr`` of the partition; ``racks``: rack -> nodes."""
+
+    def __init__(self, isr: tuple[str, ...] = ("n1", "n2", "n3", "n4"), **racks: set[str]) -> None:
+        self.isr, self.racks = isr, racks or {"a": {"n2", "n3", "n9"}}
+        self.looks = 0
+        self.fails = False
+        self.nearest = Nearest("a", self.partition, self.nodes_in)
+
+    async def partition(self) -> Any:
+        self.looks += 1
+        if self.fails:
+            raise UnavailableError("no metadata leader")
+        return SimpleNamespace(isr=self.isr)
+
+    async def nodes_in(self, rack: str) -> set[str]:
+        return self.racks.get(rack, set())
+
+
+class Time:
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+async def time(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of the loop as the module sees it; time-outs go by the true one."""
+    made = Time()
+    proxy = SimpleNamespace(get_running_loop=lambda: made, wait_for=asyncio.wait_for)
+    monkeypatch.setattr(nearest_module, "asyncio", proxy)
+    return made
+
+
+async def test_in_sync_and_in_the_rack(time: Time) -> None:
+    metadata = Metadata()
+    found = {await metadata.nearest.instead_of("n1") for _ in range(60)}
+    assert found == {"n2", "n3"}
+    assert await metadata.nearest.instead_of("n3") == "n3"
+    assert await metadata.nearest.instead_of("") in found
+    assert metadata.looks == 1
+
+
+async def test_one_that_fails_is_passed_over_for_a_while(time: Time) -> None:
+    metadata = Metadata()
+    await metadata.nearest.instead_of("")
+    metadata.nearest.failed("n3")
+    metadata.nearest.failed("n7")
+    assert {await metadata.nearest.instead_of("n3") for _ in range(20)} == {"n2"}
+    metadata.nearest.failed("n2")
+    metadata.isr = ("n1", "n3")
+    assert [await metadata.nearest.instead_of(node) for node in ("n1", "")] == ["n1", ""]
+    assert metadata.looks == 1
+    time.now += LOOK_EVERY_S
+    assert await metadata.nearest.instead_of("n1") in ("n2", "n3")  # both have had their rest: nothing to look up
+    metadata.nearest.failed("n2")
+    metadata.nearest.failed("n3")
+    assert await metadata.nearest.instead_of("n1") == "n1"
+    assert metadata.looks == 2
+    time.now += AWAY_S
+    assert {await metadata.nearest.instead_of("n1") for _ in range(20)} == {"n3"}
+
+
+async def test_where_the_rack_has_none_any_will_do_and_it_is_looked_up_now_and_then(time: Time) -> None:
+    metadata = Metadata(b={"n1"})
+    for _ in range(5):
+        assert await metadata.nearest.instead_of("n4") == "n4"
+    assert metadata.looks == 1
+    metadata.racks["a"] = {"n2"}
+    time.now += LOOK_EVERY_S
+    metadata.fails = True
+    assert await metadata.nearest.instead_of("n4") == "n4"
+    metadata.fails = False
+    assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n4", 2)
+    time.now += LOOK_EVERY_S
+    assert (await metadata.nearest.instead_of("n4"), metadata.looks) == ("n2", 3)
+
+
+async def test_a_reader_asks_its_rack_and_others_when_that_fails(time: Time) -> None:
+    log = Log(ReadOptions(near="a"))
+    log.reader._nearest = Metadata(a={"n3"}).nearest
+    consumer = Consumer(log.reader, "earliest", "end")
+    await consumer.begin()
+    assert await taken(consumer, 4) == [0, 1, 2, 3]
+    assert [node for node, request in log.asked if not request.boundsOnly] == ["n3"]
+    log.asked.clear()
+    log.high_watermark = 7
+    consumer = Consumer(log.reader, 4, "end")
+    await consumer.begin()
+    log.failing = [NoAnswerError("no")]
+    assert await taken(consumer, 4) == [4, 5, 6, 7]
+    assert [node for node, request in log.asked if not request.boundsOnly] == ["n3", "n2"]
+    time.now += AWAY_S
+    consumer = Consumer(log.reader, 6, "end")
+    assert await taken(consumer, 2) == [6, 7]
+    assert log.asked[-1][0] == "n3"
+
+
+@pytest.mark.parametrize("given", [{"node": "n1"}, {"isolation": "uncommitted"}])
+def test_near_is_one_of_several(given: Any) -> None:
+    with pytest.raises(ConfigError, match="near is one of several replicas"):
+        ReadOptions(near="a", **given)
+
+
+async def test_a_cluster_is_asked_for_its_nodes_and_not_for_its_streams() -> None:
+    asked: list[cluster_pb2.DescribeCluster] = []
+
+    async def read(request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
+        asked.append(cluster_pb2.DescribeCluster.FromString(request.describeCluster.SerializeToString()))
+        answer = cluster_pb2.ControlResponse()
+        image, number = answer.cluster.image, len(asked)
+        answer.cluster.more = True
+        image.nodes.add(nodeId=f"n{number}", rack="a" if number != 2 else "b")
+        if number == 3:
+            image.streams.add(name="s", uid="u")
+        return answer
+
+    admin: Any = Admin.__new__(Admin)
+    admin._read = read
+    assert await admin.nodes_in("a") == {"n1", "n3"}
+    assert [(question.afterNode, question.afterStream) for question in asked] == [("", ""), ("n1", ""), ("n2", "")]
+    assert {question.maxBytes for question in asked} == {64 * 1024}
