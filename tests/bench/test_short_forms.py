@@ -70,6 +70,8 @@ async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.Monke
 def test_readers_beside_jetstreams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without nats.go, whose build takes longer than this."""
     monkeypatch.setattr(consume, "GO", replace(consume.GO, tools=("a-tool-that-nobody-has",)))
+    monkeypatch.setattr(consume, "OURS", {how: consume.OURS[how] for how in ("liftpy-values", "liftpy-record")})
+    monkeypatch.setattr(consume, "PY", {"py-pull": consume.PY["py-pull"]})
     said: list[str] = []
     found = consume.rows(0.2, 1, {100: 3000}, said.append)
     assert {row["system"] for row in found} == {*consume.OURS.values(), *consume.PY.values()}
