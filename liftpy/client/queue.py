@@ -152,7 +152,7 @@ class _Place:
 
 
 @dataclass(slots=True, eq=False)
-class _Told:
+class _Telling:
     """A settlement that waits to be told: of ``jobs``, as ranges of one partition each."""
 
     jobs: Sequence[Job]
@@ -172,7 +172,7 @@ class Queue:
         self._partition = 0
         self._places: deque[_Place] = deque()
         self._ahead: deque[Job] = deque()
-        self._told: deque[_Told] = deque()
+        self._told: deque[_Telling] = deque()
         self._telling: asyncio.Task[None] | None = None
         self._number = 0
         self._closed = False
@@ -399,7 +399,7 @@ class Queue:
             raise LeaseLostError(f"queue {self.name}: the wait of {len(lost)} of {len(jobs)} records was over", lost)
 
     def _tell(self, jobs: Sequence[Job], asked: list[pb.Settlement]) -> Awaitable[list[Job]]:
-        told = _Told(jobs, asked, asyncio.get_running_loop().create_future())
+        told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
         told.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
         self._told.append(told)
         if self._telling is None or self._telling.done():

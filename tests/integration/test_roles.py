@@ -22,6 +22,7 @@ from liftpy.client.parser import watch_denials
 from liftpy.client.transport import open_connection
 from liftpy.errors import NotAllowedError
 from liftpy.wire.rights import USES, AccessRole, as_nats_conf, rights_of
+from liftpy.wire.subjects import JETSTREAM_INBOX
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 from tests.examples.echo import TIMES
@@ -178,6 +179,7 @@ async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> No
 def forged(role: AccessRole) -> list[str]:
     """A subject of every row where the role has no place, under names that are there."""
     names = {"ns": NS, "stream": STREAM, "data": "shop.other", "inbox": "_INBOX_somebody"}
+    names |= {"jetstream": "liftpy", "jetstream_inbox": JETSTREAM_INBOX}
     found = []
     for use in USES:
         for principal in ("", ".bob"):
