@@ -111,6 +111,8 @@ class StreamConfig:
     max_held_s: float = 0.0
     """What nobody waits for is held so long at most while the ISR is too short to commit, then dropped and counted; 0: as long as there
     is room."""
+    max_per_subject: int = 0
+    """Of each subject the newest so many stay for sure; older ones go as compaction comes by. 0: all stay."""
 
     def __post_init__(self) -> None:
         year_s = 366 * 86_400.0
@@ -127,10 +129,21 @@ class StreamConfig:
                 "dedup_window_s": (0, 86_400.0),
                 "max_message_bytes": (0, 1 << 31),
                 "max_held_s": (0, year_s),
+                "max_per_subject": (0, 1 << 31),
             },
         )
         if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
             raise ConfigError("optimistic_concurrency needs answers: choose the ack policy leader or all")
+
+    @property
+    def is_cleaned(self) -> bool:
+        """Whether records of it go because of later ones: by key, or by subject."""
+        return self.compaction or self.max_per_subject > 0
+
+    @property
+    def has_retention(self) -> bool:
+        """Whether its oldest records go, by age, bytes or count."""
+        return bool(self.retention_age_s or self.retention_bytes or self.retention_records)
 
     def effective_min_isr(self, replica_count: int) -> int:
         """``min_isr`` for a partition of ``replica_count`` replicas: 2 by default, never more than there are replicas."""
@@ -145,6 +158,7 @@ ALTERABLE = (
     "retention_age_s",
     "retention_bytes",
     "retention_records",
+    "max_per_subject",
     "segment_bytes",
     "segment_age_s",
 )

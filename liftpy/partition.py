@@ -57,6 +57,30 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Operators have given up the committed records below ``end_offset`` (exclusive) that fit: of one of ``subjects``, which may have
+    wildcards, and with one of ``keys``, where each is given. ``number``: none of the cluster's has another's, later ones larger."""
+
+    number: int
+    subjects: tuple[str, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    end_offset: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its subjects and keys."""
+        return sum(len(subject.encode("utf-8", "surrogateescape")) for subject in self.subjects) + sum(map(len, self.keys))
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedBy:
+    """``node`` holds nothing any more of what the purges through ``number`` give up."""
+
+    node: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionState:
     """One partition of a stream."""
 
@@ -102,6 +126,10 @@ class PartitionState:
     what it has of this one [C12]. 0: there is none."""
     asked_start: int = 0
     """Operators have given up what lies below: the log begins here or later, as soon as HW is here [D26]. 0: they gave up nothing."""
+    purges: tuple[Purge, ...] = ()
+    """By number: what operators have given up by subject or key, until every holder has said that it holds none of it."""
+    purged: tuple[PurgedBy, ...] = ()
+    """Who has said so, members of ``isr`` only, in the order of ``holders`` (``liftpy/purge.py``)."""
 
     @property
     def holders(self) -> tuple[str, ...]:

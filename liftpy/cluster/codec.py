@@ -15,7 +15,7 @@ from liftpy.cluster.controller_list import list_from_pb, list_to_pb
 from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _STATUS = {
@@ -131,6 +131,10 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         movedFor=_REASON[partition.moved_for],
         copyEpoch=partition.copy_epoch,
         askedStart=partition.asked_start,
+        purges=[
+            pb.Purge(number=p.number, subjects=p.subjects, keys=p.keys, endOffset=p.end_offset) for p in partition.purges
+        ],
+        purged=[pb.PurgedBy(node=said.node, number=said.number) for said in partition.purged],
     )
 
 
@@ -158,6 +162,11 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
         moved_for=MoveReason.of(message.movedFor),
         copy_epoch=message.copyEpoch,
         asked_start=message.askedStart,
+        purges=tuple(
+            Purge(number=p.number, subjects=tuple(p.subjects), keys=tuple(p.keys), end_offset=p.endOffset)
+            for p in message.purges
+        ),
+        purged=tuple(PurgedBy(names.string(said.node), said.number) for said in message.purged),
     )
 
 

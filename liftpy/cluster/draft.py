@@ -13,6 +13,7 @@ from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.image import ClusterImage, Counters, NodeImage, StreamImage
 from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
 from liftpy.partition import PartitionState
+from liftpy.purge import settled
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_DETAIL_LENGTH = 600
@@ -115,7 +116,7 @@ class Draft:
         old = stream.partitions[partition.partition]
         begins = bool(partition.leader) and (partition.leader, partition.leader_epoch) != (old.leader, old.leader_epoch)
         changed = replace(
-            partition,
+            settled(partition),
             epoch=self.next_epochs(),
             last_leader=partition.leader or partition.last_leader,
             leaderships=old.leaderships + begins,

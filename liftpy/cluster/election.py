@@ -135,6 +135,7 @@ def finish(stream: StreamImage, partition: PartitionState) -> PartitionState:
         incomplete=tuple(node for node in partition.incomplete if node not in staying),
         unclean_elected=partition.unclean_elected or unclean,
         asked_start=0 if unclean else partition.asked_start,  # offsets are given anew, below it too
+        purges=() if unclean else partition.purges,
         moved_for=MoveReason.BY_HAND if partition.wants_leader == candidate else partition.moved_for,
     )
 

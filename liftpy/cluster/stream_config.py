@@ -35,6 +35,7 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         maxMessageBytes=config.max_message_bytes,
         optimisticConcurrency=config.optimistic_concurrency,
         maxHeldS=config.max_held_s,
+        maxPerSubject=config.max_per_subject,
     )
 
 
@@ -59,6 +60,7 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         max_message_bytes=message.maxMessageBytes,
         optimistic_concurrency=message.optimisticConcurrency,
         max_held_s=message.maxHeldS,
+        max_per_subject=message.maxPerSubject,
     )
 
 
@@ -79,7 +81,13 @@ def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str
         if name not in _ALTERABLE:
             raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(ALTERABLE)} can")
         setattr(whole, name, getattr(wanted, name))
-    return config_from_pb(whole)
+    found = config_from_pb(whole)
+    if found.is_cleaned != config.is_cleaned:
+        raise ConfigError(
+            "max_per_subject neither begins nor ends with a stream that is there: readers and services would take the gaps that it "
+            "makes for damage, or the other way round. Make another stream"
+        )
+    return found
 
 
 def _choice(kind: type[E], what: str, value: str) -> E:

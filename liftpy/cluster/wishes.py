@@ -13,17 +13,19 @@ the next batch, and so on; a partition whose follower reports again meanwhile st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER, batch_of
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState
+from liftpy.purge import to_report
 from liftpy.wire._pb import cluster_pb2 as pb
 
 Answer = Callable[[pb.ControlResponse | None], None]
 """Called once: with the answer, or with None when nobody knows the outcome."""
 
-_LATER = frozenset({"changeIsr"})
+_LATER = frozenset({"changeIsr", "reportPurged"})
 _UNKNOWN = (
     pb.ControlResponse.UNKNOWN,
     pb.ControlResponse.UNAVAILABLE,
@@ -31,6 +33,19 @@ _UNKNOWN = (
     pb.ControlResponse.NOT_METADATA_LEADER,
 )
 _SUPERSEDED = pb.ControlResponse(error=pb.ControlResponse.STALE, detail="a newer request took its place before it was sent")
+
+
+def purge_report(
+    key: PartitionKey, partition: PartitionState, node: str, incarnation: int, purged: Collection[int]
+) -> pb.ControlRequest | None:
+    """What ``node``, whose log of ``key`` holds nothing any more of the purges numbered ``purged``, tells the group; None: no news."""
+    number = to_report(partition, node, purged)
+    if not number:
+        return None
+    report = pb.ReportPurged(
+        stream=key.stream, uid=key.uid, partition=key.partition, node=node, incarnation=incarnation, number=number
+    )
+    return pb.ControlRequest(reportPurged=report)
 
 
 @dataclass(frozen=True, slots=True)

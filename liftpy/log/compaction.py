@@ -1,13 +1,12 @@
 """Compaction: keep the last record of each key, at its offset, in fewer and smaller segments.
 
-Goal: a log of keyed records whose size follows the number of keys. Constraints: only sealed, flushed segments wholly at or
-below HW; offsets and epoch starts stay [D13]; batches still follow on each other without a gap, so that a follower that fetches
-them needs no exception [D15]; a tombstone (null value) stays ``delete_retention_s``; records without a key stay, and so does what
-may have a message id, for the dedup window: whoever opens the log learns the ids from it [A3]. So it learns how far each producer is,
-from the stamps of its batches: of a producer's last one they stay, though none of its records does [A4].
+Goal: a log of keyed records whose size follows the number of keys; or of subjects; or without what a purge gives up (which records go,
+``superseded.py`` says). Constraints: only sealed, flushed segments wholly at or below HW; offsets and epoch starts stay [D13]; batches
+still follow on each other without a gap, so that a follower that fetches them needs no exception [D15]. Whoever opens the log learns
+how far each producer is from the stamps of its batches: of a producer's last one they stay, though none of its records does [A4].
 
-Algorithm: (1) a forward pass maps each key to its last offset, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
-segments: a batch loses the records that a later one supersedes and keeps its extent; batches that lose all become one filler,
+Algorithm: (1) a forward pass learns the last offset of each key, until ``MAX_KEYS`` are held; (2) a second pass rewrites the
+segments: a batch loses the records that are superseded and keeps its extent; batches that lose all become one filler,
 a header without records, per run of them and epoch; the last one of a producer that has not expired becomes a control batch with
 its stamps (``build_remains``), which a later run drops when the producer has gone on. A log that ends within a filler elsewhere is
 served the rest of it.
@@ -25,18 +24,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage
+from liftpy.log.superseded import Superseded
+from liftpy.partition import Purge
 from liftpy.wire.batch import BatchHeader, RecordBatch, build_filler, build_remains, parse_batch, parse_header
 from liftpy.wire.batch_columns import Mask
 from liftpy.wire.kept import kept
 
-MAX_KEYS = 4_000_000
-"""Bound of the map from keys to offsets: what is beyond it waits for the next run."""
 MAX_FILLER_OFFSETS = 1 << 31
 """Bound of the offsets under one filler: its delta is a u32."""
 
@@ -62,9 +59,17 @@ class Compaction:
     """Log time: what is younger and has headers stays, for it may have a message id."""
     producer_expiry_ns: int = 0
     """After so much log time without a batch a producer is forgotten; 0: never."""
+    purges: tuple[Purge, ...] = ()
+    rules: Superseded = field(init=False)
+    covered: tuple[Segment, ...] = ()
+    """The first of ``inputs``, as many as were learned and judged."""
     outputs: list[CompactedFile] = field(default_factory=list)
     dropped_records: int = 0
     _writer: _Writer | None = None
+
+    def __post_init__(self) -> None:
+        config, now_ns, ids_ns = self.config, self.now_wall_ns, self.ids_from_ns
+        self.rules = Superseded(config=config, now_wall_ns=now_ns, ids_from_ns=ids_ns, purges=self.purges)
 
     def run(self) -> None:
         """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""
@@ -75,20 +80,23 @@ class Compaction:
             raise
 
     def _write(self) -> None:
-        latest, lasts, covered = self._latest_offsets()
-        for group in self._groups(covered):
+        lasts = self._learn()
+        for group in self._groups(self.covered):
+            before = self.dropped_records
             writer = self._writer = _Writer(self.storage, group[0].base_offset)
             for segment in group:
                 for batch in _batches(segment):
                     is_last = lasts.get(batch.header.producer_id) == batch.base_offset
-                    mask = self._kept(batch, latest)
+                    mask = self.rules.kept(batch)
                     if not (is_last and batch.header.is_remains):
                         self.dropped_records += int(batch.record_count - mask.sum())
                     writer.add(batch, mask, is_last)
-            self.outputs.append(CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group)))
+            output = CompactedFile(writer.finish(), writer.temporary, tuple(s.base_offset for s in group))
             self._writer = None
-        if not self.dropped_records and all(len(output.replaced) == 1 for output in self.outputs):
-            self.abandon()
+            if self.dropped_records == before and len(group) == 1 and output.segment.size_bytes == group[0].size_bytes:
+                self._discard(output)
+            else:
+                self.outputs.append(output)
 
     def abandon(self) -> None:
         """Remove what was written: there was nothing to drop, or the segments changed meanwhile."""
@@ -96,30 +104,30 @@ class Compaction:
         if unfinished is not None:
             self.storage.remove(unfinished.temporary)
         for output in self.outputs:
-            output.segment.file.close()
-            self.storage.remove(output.temporary)
+            self._discard(output)
         self.outputs = []
 
-    def _latest_offsets(self) -> tuple[dict[bytes | None, int], dict[int, int], tuple[Segment, ...]]:
-        """Over the first segments, as many as MAX_KEYS allow: key -> last offset; producer that has not expired -> base offset of its
-        last batch; and those segments."""
-        latest: dict[bytes | None, int] = {}
+    def _discard(self, output: CompactedFile) -> None:
+        output.segment.file.close()
+        self.storage.remove(output.temporary)
+
+    def _learn(self) -> dict[int, int]:
+        """What the rules need to know, over the first segments, as many as MAX_KEYS allow, which are ``covered`` then. Producer that has
+        not expired -> base offset of its last batch."""
         lasts: dict[int, tuple[int, int]] = {}
-        time_ns, covered = 0, self.inputs
+        time_ns, self.covered = 0, self.inputs
         for number, segment in enumerate(self.inputs):
-            if len(latest) >= MAX_KEYS:
-                covered = self.inputs[:number]
+            if self.rules.is_full:
+                self.covered = self.inputs[:number]
                 break
             for batch in _batches(segment):
                 header = batch.header
                 time_ns = max(time_ns, header.timestamp_ns)  # log time, as it is judged by who expires producers
                 if header.producer_id:
                     lasts[header.producer_id] = header.base_offset, time_ns
-                if batch.columns.keys is not None and not header.control:
-                    latest.update(zip(batch.keys(), batch.offsets().tolist(), strict=True))
-        latest.pop(None, None)
+                self.rules.learn(batch)
         until_ns = time_ns - self.producer_expiry_ns if self.producer_expiry_ns else -1
-        return latest, {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}, covered
+        return {producer: base for producer, (base, at_ns) in lasts.items() if at_ns > until_ns}
 
     def _groups(self, segments: tuple[Segment, ...]) -> Iterator[tuple[Segment, ...]]:
         """Neighbours that fit one file together, before anything is dropped from them."""
@@ -131,23 +139,6 @@ class Compaction:
             group.append(segment)
         if group:
             yield tuple(group)
-
-    def _kept(self, batch: RecordBatch, latest: dict[bytes | None, int]) -> Mask:
-        """bool[record_count]: which records stay."""
-        if batch.header.is_remains:
-            return np.zeros(batch.record_count, dtype=np.bool_)
-        if batch.columns.keys is None or batch.header.control:
-            return np.ones(batch.record_count, dtype=np.bool_)
-        keys = batch.keys()
-        newest = np.fromiter((latest.get(key, -1) for key in keys), dtype=np.int64, count=batch.record_count)
-        keep: Mask = (newest <= batch.offsets()) | ~batch.columns.keys.valid()
-        if batch.columns.values.validity is not None:
-            old = batch.timestamps_ns() < self.now_wall_ns - int(self.config.delete_retention_s * NS_PER_S)
-            keep &= batch.columns.values.valid() | ~batch.columns.keys.valid() | ~old
-        headers = batch.columns.headers
-        if headers is not None and batch.header.timestamp_ns > self.ids_from_ns:
-            keep |= np.diff(headers.ends.astype(np.int64), prepend=0) > 0
-        return keep
 
 
 class _Writer:

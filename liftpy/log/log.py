@@ -13,16 +13,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from liftpy.config import NS_PER_S, FlushMode, StreamConfig
+from liftpy.config import FlushMode, StreamConfig
 from liftpy.errors import CorruptionError, LogClosedError, NoSpaceError, OffsetOutOfRangeError, StorageError
 from liftpy.invariants import check
 from liftpy.log.checkpoints import Checkpoints
+from liftpy.log.cleaning import Cleaning
 from liftpy.log.compaction import CompactedFile, Compaction
 from liftpy.log.epochs import EpochCache
 from liftpy.log.flush import Flush, SealJob
 from liftpy.log.horizon import HORIZON_NAME, NEVER, CompactionHorizon, Horizon
 from liftpy.log.reading import (
     ReadResult,
+    checked_to_follow,
     first_offset_at,
     offset_at,
     read_forwards,
@@ -36,6 +38,7 @@ from liftpy.log.retention import asked_start, held_start, is_below, is_too_old, 
 from liftpy.log.segment import Segment, index_name, log_name
 from liftpy.log.small_files import EPOCHS_NAME, Checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
+from liftpy.partition import PartitionState
 from liftpy.wire.batch import BatchHeader, RecordBatch, parse_batch
 
 
@@ -55,8 +58,7 @@ class Log:
         """Called when a read meets bytes that are not what was written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
-        self.asked_start = 0
-        """``PartitionState.asked_start``, as last heard of."""
+        self.asked_start = 0  # ``PartitionState.asked_start``, as last heard of
         for segment in segments:
             for epoch, start in segment.epochs:
                 self.epochs.assign(epoch, start)
@@ -73,8 +75,7 @@ class Log:
         self.on_compacted: Callable[[Horizon], None] | None = None
         """Called when the horizon rises."""
         self.producer_expiry_ns = 0  # of what compaction keeps of producers [A4], in log time; 0: it stays for ever
-        self._compacted_end_offset = 0
-        """Exclusive: what compaction has looked at since the log was opened."""
+        self.cleaning = Cleaning()
         self._unsynced: list[SealJob] = []
         self._flush: Flush | None = None
         self._new_names = False
@@ -165,7 +166,7 @@ class Log:
         from can have looked.
         """
         self._must_be_open()
-        size_bytes = self._check_follows(batches)
+        size_bytes = checked_to_follow(batches, self.log_end_offset, self.epochs.latest_epoch)
         if compacted.end_offset > self.horizon.end_offset and any(b.header.is_compacted for b in batches):
             self._compacted_to(compacted)
         check(size_bytes <= len(buffer), "D23", size_bytes, "bytes of batches in a buffer of", len(buffer))
@@ -186,24 +187,12 @@ class Log:
             position += header.size_bytes
         self._advanced()
 
-    def _check_follows(self, batches: Sequence[RecordBatch]) -> int:
-        """Their size in bytes; InvariantError unless they follow on the log and on each other."""
-        end_offset, epoch, size_bytes = self.log_end_offset, self.epochs.latest_epoch, 0
-        for batch in batches:
-            header = batch.header
-            if header.base_offset != end_offset or header.leader_epoch < epoch:
-                check(header.base_offset == end_offset, "D15", "batch at", header.base_offset, "log end", end_offset)
-                check(False, "D14", "epoch", header.leader_epoch, "after", epoch)
-            end_offset, epoch = end_offset + header.last_offset_delta + 1, header.leader_epoch
-            size_bytes += header.size_bytes
-        return size_bytes
-
     def _roll_if_due(self, size_bytes: int, now_wall_ns: int) -> None:
         active = self.segments[-1]
-        full = active.size_bytes > 0 and active.size_bytes + size_bytes > self.config.segment_bytes
+        full = active.size_bytes + size_bytes > self.config.segment_bytes
         age_ns = int(self.config.segment_age_s * 1e9)
-        old = age_ns > 0 and active.size_bytes > 0 and now_wall_ns - active.made_wall_ns >= age_ns
-        if full or old:
+        old = age_ns > 0 and now_wall_ns - active.made_wall_ns >= age_ns
+        if active.size_bytes > 0 and (full or old):
             self.roll(now_wall_ns)
         elif active.size_bytes == 0:
             active.made_wall_ns = now_wall_ns
@@ -304,7 +293,7 @@ class Log:
             result = read_forwards(self.segments, from_offset, max_bytes, limit)
             if not result.chunks and from_offset < limit:  # a wrong header can hide a batch: "nothing there" would be wrong
                 self._segment_at(from_offset).recheck(from_offset)
-            return without_past(result, from_offset) if self.config.compaction else result
+            return without_past(result, from_offset) if self.may_have_gaps else result
         except CorruptionError as error:
             self.met_damage(error)
             raise
@@ -402,6 +391,7 @@ class Log:
         self.epochs.cut(self.log_end_offset)
         if self.log_end_offset <= self.log_start_offset:
             self._horizon.forget()
+        self.cleaning.cut(self.log_end_offset)
         self._durable_end_offset = min(self._durable_end_offset, self.log_end_offset)
         if self.high_watermark > self.newest_offset:
             self.high_watermark = self.newest_offset
@@ -435,6 +425,7 @@ class Log:
         self._forget_flushes(start_offset)
         self._new_names = False
         self._horizon.forget()
+        self.cleaning.cut(0)
         self._advanced()
 
     def drop_prefix(self, log_start_offset: int) -> None:
@@ -474,22 +465,36 @@ class Log:
         """Drop the whole segments that retention gives up (``held_start``), and what lies below ``asked_start``, needed or not; whether
         the log start moved."""
         self._must_be_open()
-        before, active = self.log_start_offset, self.segments[-1]
-        if is_too_old(active, self.config, self.high_watermark, now_wall_ns) or is_below(
-            active, self.asked_start, self.high_watermark
-        ):
+        before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
+        given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
+        if given_up or self.cleaning.wants_seal(active, high + 1):
             self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
-        wanted = retained_start(self.segments, self.config, self.high_watermark, now_wall_ns)
+        wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         asked = asked_start(self.segments, self.asked_start)
         self.drop_prefix(max(held_start(self.segments, wanted, held_from, hold_bytes), asked))
+        self.cleaning.passed(self.log_start_offset, high + 1)
         return self.log_start_offset > before
 
     @property
     def may_give_up(self) -> bool:
         """Whether there can be anything for ``apply_retention``."""
-        config = self.config
-        limited = config.retention_age_s or config.retention_bytes or config.retention_records
-        return bool(limited or self.log_start_offset < self.asked_start)
+        return self.config.has_retention or self.log_start_offset < self.asked_start or bool(self.cleaning.purges)
+
+    @property
+    def may_be_cleaned(self) -> bool:
+        """Whether there can be anything for a run of compaction."""
+        return self.config.is_cleaned or bool(self.cleaning.purges)
+
+    @property
+    def may_have_gaps(self) -> bool:
+        """Whether offsets may be without a record, here or on a replica that this one fetched from."""
+        return self.config.is_cleaned or self.horizon.end_offset > 0
+
+    def told(self, state: PartitionState) -> bool:
+        """What the metadata says of where the log begins and what is purged; whether ``apply_retention`` has something new to do."""
+        is_new = self.asked_start != state.asked_start
+        self.asked_start = state.asked_start
+        return self.cleaning.told(state) or is_new
 
     def begin_compaction(self, now_wall_ns: int, *, min_dirty_ratio: float = 0.0) -> Compaction | None:
         """What compaction has to look at: the sealed, flushed, committed segments; None when there are none, or when less than
@@ -504,20 +509,11 @@ class Log:
             if id(segment.file) in pending or segment.next_offset > min(self.high_watermark + 1, self._durable_end_offset):
                 break
             inputs.append(segment)
-        dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._compacted_end_offset)
-        least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
-        if not inputs or dirty_bytes < least_bytes or (min_dirty_ratio and not dirty_bytes):
-            return None
-        window_ns = round(self.config.dedup_window_s * NS_PER_S)
-        ids_from_ns = max(segment.max_timestamp_ns for segment in self.segments) - window_ns if window_ns else 1 << 63
-        return Compaction(
-            storage=self.storage,
-            config=self.config,
-            inputs=tuple(inputs),
-            now_wall_ns=now_wall_ns,
-            ids_from_ns=ids_from_ns,
-            producer_expiry_ns=self.producer_expiry_ns,
-        )
+        newest_ns = max(segment.max_timestamp_ns for segment in self.segments)
+        run = self.cleaning.run_over(self.storage, self.config, inputs, newest_ns, now_wall_ns, min_dirty_ratio)
+        if run is not None:
+            run.producer_expiry_ns = self.producer_expiry_ns
+        return run
 
     def complete_compaction(self, compaction: Compaction) -> int:
         """Put the outputs in the place of their inputs; return how many records are gone. Nothing if the log was cut.
@@ -529,7 +525,7 @@ class Log:
         if not all(id(s) in known for s in compaction.inputs):
             compaction.abandon()
             return 0
-        self._compacted_end_offset = end_offset = compaction.inputs[-1].next_offset
+        end_offset = compaction.inputs[-1].next_offset
         try:
             if compaction.outputs:
                 self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1)))
@@ -538,6 +534,7 @@ class Log:
         except StorageError as error:
             self.closed = f"compaction failed: {error}"
             raise
+        self.cleaning.ran(compaction)
         return compaction.dropped_records if compaction.outputs else 0
 
     def _compacted_to(self, horizon: Horizon) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from liftpy.errors import CorruptionError
+from liftpy.invariants import check
 from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name
-from liftpy.wire.batch import BatchHeader, build_filler, parse_header
+from liftpy.wire.batch import BatchHeader, RecordBatch, build_filler, parse_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +144,17 @@ def offset_before(segments: Sequence[Segment], timestamp_ns: int) -> int:
             before = bisect_right(segment.entries, timestamp_ns - 1, key=lambda e: e.max_timestamp_ns) - 1
             return segment.entries[max(before, 0)].base_offset
     return segments[-1].base_offset
+
+
+def checked_to_follow(batches: Sequence[RecordBatch], end_offset: int, epoch: int) -> int:
+    """Their size in bytes; InvariantError unless they follow on each other and on a log that ends at ``end_offset`` (exclusive) in
+    ``epoch`` [D14, D15]."""
+    size_bytes = 0
+    for batch in batches:
+        header = batch.header
+        if header.base_offset != end_offset or header.leader_epoch < epoch:
+            check(header.base_offset == end_offset, "D15", "batch at", header.base_offset, "log end", end_offset)
+            check(False, "D14", "epoch", header.leader_epoch, "after", epoch)
+        end_offset, epoch = end_offset + header.last_offset_delta + 1, header.leader_epoch
+        size_bytes += header.size_bytes
+    return size_bytes

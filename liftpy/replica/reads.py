@@ -69,7 +69,10 @@ class ReadSource(Protocol):
     """What reads need to know of their replica."""
 
     log: Log
-    compacted: bool
+
+    @property
+    def compacted(self) -> bool:
+        """Whether offsets may be without a record."""
 
     @property
     def high_watermark(self) -> int:
@@ -102,14 +105,16 @@ class ReplicaSource:
     """The ``ReadSource`` of a real replica. ``failed``: whether its log is given up; ``is_heard``: whether publishes reach it if it
     leads, since who made a stream and hears of it here publishes next."""
 
-    def __init__(
-        self, replica: Replica, log: Log, *, compacted: bool, failed: Callable[[], bool], is_heard: Callable[[], bool]
-    ) -> None:
+    def __init__(self, replica: Replica, log: Log, *, failed: Callable[[], bool], is_heard: Callable[[], bool]) -> None:
         self.log = log
-        self.compacted = compacted
         self._replica = replica
         self._failed = failed
         self._is_heard = is_heard
+
+    @property
+    def compacted(self) -> bool:
+        """Whether offsets may be without a record."""
+        return self.log.may_have_gaps
 
     @property
     def high_watermark(self) -> int:

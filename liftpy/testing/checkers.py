@@ -19,9 +19,10 @@ from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
+from liftpy.testing.cleaning_checks import gone_for_good, kept_the_newest
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.holding import others_hold_enough
-from liftpy.testing.messages import KEYS, Ack, EpochRequest, FetchRequest, Publish, value_in
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish, value_in
 from liftpy.testing.world import Copy, Life, World
 from liftpy.wire.batch import parse_header, split_batches
 
@@ -583,18 +584,12 @@ class Checkers:
                         "is not on",
                         leader.node_id,
                     )
-            if leader.log.config.compaction:
-                self._compaction_kept_the_newest(leader, ghost)
-
-    def _compaction_kept_the_newest(self, replica: Copy, ghost: PartitionGhost) -> None:
-        """Of every key the newest committed record is there, and records keep their order [D5]."""
-        newest: dict[int, tuple[int, int]] = {}
-        for last_offset in ghost.lasts:
-            base, ids = ghost.spans[ghost.committed[last_offset]]
-            newest |= {message_id % KEYS: (base + place, message_id) for place, message_id in enumerate(ids)}
-        log = replica.log
-        data = b"".join(log.read(log.log_start_offset, 1 << 40, end_offset=log.log_end_offset).chunks)
-        held = {int(value or b"") for batch in split_batches(data) if not batch.header.is_remains for value in batch.values()}
-        for offset, message_id in newest.values():
-            kept = message_id in held or offset < log.log_start_offset
-            check(kept, "D5", self._where(replica), "compaction has dropped the newest", message_id, "at", offset)
+            where = self._where(leader)
+            if leader.log.config.is_cleaned:
+                kept_the_newest(where, leader.log, ghost)
+        for node_id in self.cluster.nodes:
+            process = self.cluster.acting(node_id).process
+            for replica in process.replicas.values() if process is not None else ():
+                state = self._truth(replica.key)
+                if not self.lost_by_command(replica.key) and node_id in state.holders and not replica.log.closed:
+                    gone_for_good(self._where(replica), replica.log, self.ghost(replica.key), state)

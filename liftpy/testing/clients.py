@@ -85,7 +85,7 @@ class SimPublisher:
         return number
 
     def _key(self, message_id: int) -> bytes | None:
-        return b"%d" % (message_id % KEYS) if self.cluster.stream_configs[self.key.stream].compaction else None
+        return b"%d" % (message_id % KEYS) if self.cluster.stream_configs[self.key.stream].is_cleaned else None
 
     def _plain(self, publish: Publish, index: int) -> Message:
         key, wants_answer = self._key(publish.ids[index]), publish.policy is not AckPolicy.NONE
@@ -211,8 +211,8 @@ class SimReader:
 
     def _compare(self, asked: int, answer: ReadAnswer, handed_on: list[BatchSlice]) -> None:
         """Committed records, in order, without a gap but those of compaction, the bytes of the one true log."""
-        has_gaps = self.cluster.stream_configs[self.key.stream].compaction
         ghost = self.cluster.checkers.ghost(self.key)
+        has_gaps = self.cluster.stream_configs[self.key.stream].is_cleaned or bool(ghost.purges)
         head, _ = answer.decoded()
         position = asked
         for piece in handed_on:

@@ -54,7 +54,8 @@ class Cluster:
         self.stream_config = replace(plan.stream_config, commit_policy=plan.policy, min_isr=plan.min_isr)
         self.stream_configs = {STREAM: self.stream_config}
         for other in plan.streams:
-            own = replace(self.stream_config, compaction=other.compaction, segment_bytes=_SMALL_SEGMENTS_BYTES)
+            own = replace(self.stream_config, compaction=other.compaction, max_per_subject=other.max_per_subject)
+            own = replace(own, segment_bytes=_SMALL_SEGMENTS_BYTES)
             age_s, size_bytes = other.retention_age_s, other.retention_bytes
             self.stream_configs[other.name] = replace(own, retention_age_s=age_s, retention_bytes=size_bytes)
         self.min_isr = plan.min_isr
@@ -221,7 +222,7 @@ class Cluster:
             for number in range(self.plan.publisher_count):
                 name = f"p{number}" if not place else f"p{number}.{place}"
                 self.publishers.append(SimPublisher(self, name, self.plan.publish_interval_ns * len(keys), key))
-            if self.plan.repeats and not self.stream_configs[key.stream].compaction:
+            if self.plan.repeats and not self.stream_configs[key.stream].is_cleaned:
                 self.publishers.append(SimRepeater(self, f"again{place}", self.plan.publish_interval_ns * len(keys), key))
             for number in range(2 if self.plan.contends else 0):
                 name = f"contender{number}.{place}"

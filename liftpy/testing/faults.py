@@ -11,9 +11,11 @@ from liftpy.replica.phases import RoleName
 from liftpy.testing import aimed, draining
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
+from liftpy.testing.ghost import GhostPurge
+from liftpy.testing.messages import KEYS
 from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
-from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PUT_BACK, TRUNCATE, TWIN, TWIN_DISK, Fault
+from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PURGE, PUT_BACK, TRUNCATE, TWIN, TWIN_DISK, Fault
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -404,6 +406,29 @@ def _truncate(cluster: Cluster, fault: Fault) -> bool:
     return bool(process.replicas)
 
 
+def _purge(cluster: Cluster, fault: Fault) -> bool:
+    """An operator gives up a key, where the stream has keys, or else the subject, below an offset that the node knows to be committed."""
+    process = cluster.nodes[fault.node].process
+    if process is None or not cluster.group.available or cluster.plan.contends or cluster.plan.derives:
+        return False
+    for stream_key, replica in sorted(process.replicas.items()):
+        log = replica.log
+        end_offset = round((log.high_watermark + 1) * (0.5 + fault.draw / 2))
+        key = int(fault.draw * 1000) % KEYS if log.config.is_cleaned else -1
+        request = pb.PurgeRecords(
+            stream=stream_key.stream, uid=stream_key.uid, partition=stream_key.partition, endOffset=end_offset,
+            subjects=[replica.subject] if key < 0 else [], keys=[b"%d" % key] if key >= 0 else [],
+        )  # fmt: skip
+        before = {p.number for p in cluster.group.partition(stream_key.stream, stream_key.partition).purges}
+        response = cluster.group.apply(pb.ControlRequest(purgeRecords=request))
+        if response.error == pb.ControlResponse.OK and response.partition.purges:
+            ghost, numbers = cluster.checkers.ghost(stream_key), {p.number for p in response.partition.purges}
+            ghost.purges = [purge for purge in ghost.purges if purge.number not in before - numbers]  # this one took its place
+            ghost.purges.append(GhostPurge(max(numbers), key, end_offset))
+            cluster.counters["purges"] += 1
+    return bool(process.replicas)
+
+
 def _expired(cluster: Cluster, leader: SimReplica, offset: int, fault: Fault) -> None:
     for node_id in sorted(set(cluster.nodes) - {fault.node, fault.other}):
         process = cluster.nodes[node_id].process
@@ -457,7 +482,7 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
-    TRUNCATE: _truncate,
+    TRUNCATE: _truncate, PURGE: _purge,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
     **aimed.STRIKES, **draining.STRIKES,
 }  # fmt: skip

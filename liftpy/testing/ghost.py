@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
 from liftpy.invariants import check
+from liftpy.testing.messages import KEYS
 from liftpy.wire.batch import BatchHeader
 
 Key = tuple[int, int]
@@ -66,6 +67,19 @@ class Shadow:
         return tuple(entries)
 
 
+@dataclass(frozen=True, slots=True)
+class GhostPurge:
+    """A purge of the messages whose id modulo ``KEYS`` is ``key`` (-1: of all), below ``end_offset`` (exclusive)."""
+
+    number: int
+    key: int
+    end_offset: int
+
+    def gives_up(self, offset: int, message_id: int) -> bool:
+        """Whether that message is purged."""
+        return offset < self.end_offset and self.key in (-1, message_id % KEYS)
+
+
 @dataclass(slots=True, kw_only=True)
 class PartitionGhost:
     """One partition."""
@@ -100,6 +114,8 @@ class PartitionGhost:
     """A log that went back in time, unseen, has led, and those that had more were not there."""
     shadows: dict[str, Shadow] = field(default_factory=dict)
     """By host."""
+    purges: list[GhostPurge] = field(default_factory=list)
+    """What operators gave up."""
     newest_ids: dict[str, int] = field(default_factory=dict)
     """Publisher -> id of its newest committed message [A4]."""
 
@@ -168,6 +184,10 @@ class PartitionGhost:
         base, ids = self.spans[key] if key is not None else (0, ())
         return ids[offset - base] if 0 <= offset - base < len(ids) else -1
 
+    def is_purged(self, offset: int, message_id: int) -> bool:
+        """Whether operators gave that message up."""
+        return any(purge.gives_up(offset, message_id) for purge in self.purges)
+
     def known_through(self, shadow: Shadow, high: int) -> int:
         """Up to where the log of a process that begins is the one true log, at most ``high``, what it knows to be committed. Where a
         log that went back has led, another one may hold, and know, what was committed before and is gone since."""
@@ -182,6 +202,7 @@ class PartitionGhost:
 
     def lost(self, end_offset: int) -> None:
         """An operator has had an unclean election: what was committed from ``end_offset`` on is gone, and was allowed to go."""
+        self.purges = []
         self.committed = {last: key for last, key in self.committed.items() if last < end_offset}
         self.acked_all = {last: key for last, key in self.acked_all.items() if last < end_offset}
         self.lasts = [last for last in self.lasts if last < end_offset]

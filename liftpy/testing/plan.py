@@ -24,7 +24,7 @@ KINDS = (
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
-TRUNCATE = "truncate"
+TRUNCATE, PURGE = "truncate", "purge"
 """Drawn at a pace of their own."""
 DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
 MOVE = "move"
@@ -57,6 +57,7 @@ class StreamPlan:
     name: str
     partitions: int
     compaction: bool = False
+    max_per_subject: int = 0
     retention_age_s: float = 0.0
     retention_bytes: int = 0
 
@@ -154,6 +155,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     SESSION_ENDS: {"": 0.18, _EDGES: 1.0},
     HW_STALLS: {"": 0.12, _EDGES: 1.0},
     TRUNCATE: {"": 0.12, "disks": 0.25, "moves": 0.25, _EDGES: 0.5},
+    PURGE: {"": 0.15, "disks": 0.3, "moves": 0.3, _EDGES: 0.5},
 }
 """Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0
@@ -284,6 +286,8 @@ def _draw_streams(rng: random.Random) -> tuple[StreamPlan, ...]:
         streams.append(StreamPlan("accounts", 1, compaction=True))
     if rng.random() < 0.25:
         streams.append(StreamPlan("clicks", rng.choice((1, 2)), retention_age_s=rng.choice((1.0, 4.0))))
+    if rng.random() < 0.2:
+        streams.append(StreamPlan("states", 1, max_per_subject=rng.choice((1, 5, 40))))
     return tuple(streams)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from liftpy.cluster.wishes import purge_report
 from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.world import Life, World
@@ -16,6 +19,10 @@ class Asking:
     cluster: World
     key: PartitionKey
     node_id: str
+
+    log: Log
+    state: PartitionState | None
+    """As last heard of."""
 
     def feed(self, event: ev.Event) -> None:
         """One event for the replica."""
@@ -77,3 +84,10 @@ class Asking:
             replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
         )  # fmt: skip
         self.process.propose(self.key, pb.ControlRequest(reportPromotion=report), lambda response: None)
+
+    def report_purged(self) -> None:
+        """Which purges are done here, where the group does not know."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.process.incarnation, purged) if self.state else None
+        if report is not None:
+            self.process.propose(self.key, report, lambda response: None)

@@ -62,12 +62,12 @@ class SimReplica(Asking):
             process.node_id, process.incarnation, cluster.config, seed, process.intake, copy_pace=process.copy_pace
         )
         self.failed = ""
+        self.state: PartitionState | None = None
         self.gone = False
         """It has been stopped, because the partition is held elsewhere."""
         source = ReplicaSource(
             self.replica,
             log,
-            compacted=log.config.compaction,
             failed=lambda: bool(self.failed),
             is_heard=lambda: self.publishers.ingest.heard,
         )
@@ -118,11 +118,11 @@ class SimReplica(Asking):
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        self.state = held.state
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
-        if self.log.asked_start != held.state.asked_start:
-            self.log.asked_start = held.state.asked_start
+        if self.log.told(held.state):
             self.apply_retention(self.now_ns() + self.process.node.wall_offset_ns)
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
@@ -277,8 +277,9 @@ class SimReplica(Asking):
 
     def begin_compaction(self, now_wall_ns: int) -> None:
         """The same as housekeeping does it: beside everything else."""
-        if not self.log.config.compaction or self.failed:
+        if not self.log.may_be_cleaned or self.failed:
             return
+        self.report_purged()
         compaction = self.log.begin_compaction(now_wall_ns, min_dirty_ratio=_DIRTY_RATIO)
         if compaction is not None:
             self.later(self.process.disk.flush_latency_ns(), lambda: self._compacted(compaction))

@@ -93,8 +93,9 @@ class Housekeeping:
         for number, worker in enumerate(self._partitions):
             if worker.log.may_give_up:
                 worker.apply_retention(time.time_ns())
-            if worker.config.compaction:
+            if worker.log.may_be_cleaned:
                 await self._compact(worker)
+                worker.report_purged()
             if worker.set_aside and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.drop_set_aside)
             if number % _AT_ONCE == _AT_ONCE - 1:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from liftpy.client.ending import end_tasks
-from liftpy.cluster.wishes import Wishes
+from liftpy.cluster.wishes import Wishes, purge_report
 from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -142,6 +143,12 @@ class Proposals:
             finished=effect.finished,
         )
         self._ask(key, pb.ControlRequest(reportPromotion=report))
+
+    def report_purged(self, key: PartitionKey, state: PartitionState, purged: Collection[int]) -> None:
+        """Tell that nothing is left of these purges, if that is news; the answer is the next state of the partition."""
+        request = purge_report(key, state, self._node_id, self._incarnation, purged)
+        if request is not None:
+            self._ask(key, request)
 
     def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
         def answered(response: pb.ControlResponse | None) -> None:

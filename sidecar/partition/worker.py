@@ -115,8 +115,6 @@ class NodeTools:
 class PartitionWorker:
     """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
 
-    compacted: bool
-
     def __init__(
         self,
         node: NodeTools,
@@ -128,7 +126,6 @@ class PartitionWorker:
         derived: DerivedState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self.compacted = config.compaction
         self.set_aside = set_aside
         """Files that recovery set aside, which are still there."""
         self._node = node
@@ -181,7 +178,7 @@ class PartitionWorker:
             feed=self.feed,
             subjects=node.subjects,
             hand_over=self._hand_over,
-            compacted=self.compacted,
+            compacted=config.is_cleaned,
         )
         self.executor = Executor(self._tools(node))
         self.executor.on_failure = self._storage_failed
@@ -192,7 +189,6 @@ class PartitionWorker:
         return ReplicaSource(
             self.replica,
             self.log,
-            compacted=self.compacted,
             failed=lambda: self.executor.storage_failed,
             is_heard=lambda: self.ingest.heard,
         )
@@ -273,8 +269,7 @@ class PartitionWorker:
         self.ingest.settings_changed(held.config)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
-        if self.log.asked_start != held.state.asked_start:
-            self.log.asked_start = held.state.asked_start
+        if self.log.told(held.state):
             self.apply_retention(time.time_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
@@ -382,6 +377,11 @@ class PartitionWorker:
                     held_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+    def report_purged(self) -> None:
+        """Tell the metadata group which purges are done here, where it does not know."""
+        if self.state is not None and self.state.purges and not self.executor.storage_failed:
+            self._node.proposals.report_purged(self.key, self.state, self.log.cleaning.purged)
 
     def drop_set_aside(self) -> None:
         """Remove what recovery set aside: this replica is in sync again, without an unclean election. Off the event loop."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from liftpy.cluster.wishes import purge_report
 from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.memory.home import Answered, HomeNode
@@ -19,6 +22,10 @@ class MemoryAsking:
     node: HomeNode
     node_id: str
     key: PartitionKey
+
+    log: Log
+    state: PartitionState | None
+    """As last heard of."""
 
     def feed(self, event: ev.Event) -> None:
         """One event for the replica."""
@@ -76,3 +83,10 @@ class MemoryAsking:
             replayedEndOffset=effect.replayed_end_offset, newestOffset=effect.newest_offset, finished=effect.finished,
         )  # fmt: skip
         self._ask(pb.ControlRequest(reportPromotion=report))
+
+    def report_purged(self) -> None:
+        """Which purges are done here, where the group does not know."""
+        purged = self.log.cleaning.purged
+        report = purge_report(self.key, self.state, self.node_id, self.node.incarnation, purged) if self.state else None
+        if report is not None:
+            self._ask(report)

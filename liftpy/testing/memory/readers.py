@@ -20,7 +20,6 @@ class Readers:
         source = ReplicaSource(
             replica.replica,
             replica.log,
-            compacted=replica.log.config.compaction,
             failed=lambda: bool(replica.failed),
             is_heard=is_heard,
         )

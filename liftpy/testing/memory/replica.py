@@ -19,7 +19,7 @@ from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.log.flush import Flush
 from liftpy.log.group_commit import GroupCommit
 from liftpy.log.log import Log
-from liftpy.partition import HeldPartition
+from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.effect_handler import acts_of
@@ -47,6 +47,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self.replica = Replica(node.node_id, node.incarnation, node.config, seed, node.intake, copy_pace=node.copy_pace)
         self.failed = ""
         """Why its log is given up."""
+        self.state: PartitionState | None = None
         self.gone = False
         """Stopped, or its node is dead: nothing reaches it any more."""
         self._inbox: deque[ev.Event] = deque()
@@ -77,12 +78,12 @@ class MemoryReplica(MemoryAsking, Peers):
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
+        self.state = held.state
         self.log.config = held.config
         self.publishers.ingest.settings_changed(held.config)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
         self.publishers.standby.review()
-        if self.log.asked_start != held.state.asked_start:
-            self.log.asked_start = held.state.asked_start
+        if self.log.told(held.state):
             self.apply_retention()
         self.readers.share(self.node_id in held.isr)
         self.readers.advanced()
@@ -199,11 +200,12 @@ class MemoryReplica(MemoryAsking, Peers):
             return
         if self.stored(self.log.checkpoint):
             self.apply_retention()
-        if self.log.config.compaction and not self.failed:
+        if self.log.may_be_cleaned and not self.failed:
             compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
             if compaction is not None:
                 compaction.run()
                 self.stored(lambda: self.commit.alone(lambda: self.log.complete_compaction(compaction)))
+            self.report_purged()
 
     # ---- derived state -------------------------------------------------------------------------------------------------
     def replay_log(self, effect: do.ReplayLog) -> None:
