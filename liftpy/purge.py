@@ -2,8 +2,8 @@
 
 Goal: no replica of a partition serves such a record any more, also one that is away now, and no wish stays in the metadata for ever.
 Rules: a purge is a wish, numbered, with an end offset (exclusive) at or below HW + 1 as of then. Each replica cleans its log by itself
-(``liftpy/log/cleaning.py``) and says the largest number through which it holds nothing any more. That counts while it is a member of the
-ISR: who is outside may copy anew what it had cleaned, from one that has not. A purge is forgotten when every holder, the learner
+(``liftpy/log/cleaning.py``) and says the largest number through which it holds nothing any more. That counts while it is a member of
+the ISR: who is outside may copy anew what it had cleaned, from one that has not. A purge is forgotten when every holder, the learner
 included, has said so; an unclean election forgets all, since offsets are given anew.
 
 Worked example: holders a, b, c, all in the ISR; purge 7. a and b report 7; c is away and leaves the ISR. The purge stays. c comes back,

@@ -36,6 +36,7 @@ from liftpy.ids import check_data_subject, check_name
 from liftpy.partition import MoveReason, PartitionState
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
+from liftpy.wire.filters import Filter
 from liftpy.wire.subjects import Subjects
 
 _Error = cluster_pb2.ControlResponse.Error
@@ -296,6 +297,18 @@ class Admin:
         """Give up what lies below ``offset`` on every replica; see ``Client.truncate_before``, which knows how far that may be."""
         wish = cluster_pb2.TruncateBefore(stream=stream.name, uid=stream.uid, partition=partition, offset=offset)
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(truncateBefore=wish))).partition)
+
+    async def purge(self, stream: StreamImage, partition: int, wanted: Filter, end_offset: int) -> PartitionState:
+        """Give up what is ``wanted`` below ``end_offset`` on every replica; see ``Client.purge``, which knows how far that may be."""
+        wish = cluster_pb2.PurgeRecords(
+            stream=stream.name,
+            uid=stream.uid,
+            partition=partition,
+            subjects=wanted.subjects,
+            keys=wanted.keys,
+            endOffset=end_offset,
+        )
+        return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(purgeRecords=wish))).partition)
 
     async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
         """Say the same of many partitions, some of them at a time, so that the metadata group is never kept busy for long; where it

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import positions, truncating
+from liftpy.client import positions
 from liftpy.client.admin import Admin, ClusterState, MoveWish
 from liftpy.client.consumer import Consumer, PartitionReader, ReadOptions, read_range
 from liftpy.client.credentials import Credentials
+from liftpy.client.giving_up import GivingUp
 from liftpy.client.grouping import Grouping
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.iteration import Iteration
@@ -84,7 +84,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(Grouping, ServiceCalls):
+class Client(GivingUp, Grouping, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -237,11 +237,6 @@ class Client(Grouping, ServiceCalls):
     ) -> StreamImage:
         """Another number of replicas, or other settings, as ``read_only=True``; see ``Admin.alter_stream``."""
         return await self._admin.alter_stream(name, replication_factor, uid=uid, dry_run=dry_run, **settings)
-
-    async def truncate_before(self, stream: str, partition: int, before: int | datetime, *, dry_run: bool = False) -> int:
-        """Give up the committed records of a partition below an offset, or of before a datetime, for good; see ``truncating``."""
-        reader = self._reader(stream, partition, None)
-        return await truncating.truncate(self._admin, reader, await self.stream(stream), before, dry_run)
 
     async def change_controllers(self, *, add: str = "", remove: str = "") -> str:
         """Change who forms the metadata group; see ``Admin.change_controllers``."""

@@ -131,9 +131,7 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         movedFor=_REASON[partition.moved_for],
         copyEpoch=partition.copy_epoch,
         askedStart=partition.asked_start,
-        purges=[
-            pb.Purge(number=p.number, subjects=p.subjects, keys=p.keys, endOffset=p.end_offset) for p in partition.purges
-        ],
+        purges=[pb.Purge(number=p.number, subjects=p.subjects, keys=p.keys, endOffset=p.end_offset) for p in partition.purges],
         purged=[pb.PurgedBy(node=said.node, number=said.number) for said in partition.purged],
     )
 

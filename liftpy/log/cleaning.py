@@ -45,8 +45,8 @@ class Cleaning:
         self._seen_end_offset = min(self._seen_end_offset, end_offset)
 
     def passed(self, log_start_offset: int, committed_end_offset: int) -> None:
-        """The log begins at ``log_start_offset``, and is committed below ``committed_end_offset`` (exclusive): purges of what lies before
-        its start are done."""
+        """The log begins at ``log_start_offset``, and is committed below ``committed_end_offset`` (exclusive): purges of what lies
+        before its start are done."""
         for purge in self.purges:
             if purge.end_offset <= min(log_start_offset, committed_end_offset):
                 self.purged.add(purge.number)

@@ -112,8 +112,8 @@ class Compaction:
         self.storage.remove(output.temporary)
 
     def _learn(self) -> dict[int, int]:
-        """What the rules need to know, over the first segments, as many as MAX_KEYS allow, which are ``covered`` then. Producer that has
-        not expired -> base offset of its last batch."""
+        """What the rules need to know, over the first segments, as many as MAX_KEYS allow, which are ``covered`` then. Producer that
+        has not expired -> base offset of its last batch."""
         lasts: dict[int, tuple[int, int]] = {}
         time_ns, self.covered = 0, self.inputs
         for number, segment in enumerate(self.inputs):

@@ -85,7 +85,8 @@ class Superseded:
     def _by_key(self, batch: RecordBatch) -> Mask:
         keys, values = batch.columns.keys, batch.columns.values
         assert keys is not None
-        newest = np.fromiter((self._latest.get(key, -1) for key in batch.keys()), dtype=np.int64, count=batch.record_count)
+        entries = keys.to_list()
+        newest = np.fromiter((self._latest.get(key, -1) for key in entries), dtype=np.int64, count=batch.record_count)
         keep: Mask = (newest <= batch.offsets()) | ~keys.valid()
         if values.validity is not None:
             old = batch.timestamps_ns() < self.now_wall_ns - int(self.config.delete_retention_s * NS_PER_S)

@@ -1,5 +1,5 @@
-"""What must hold of logs that are cleaned: the newest of each key or subject are there [D5], and what a purge gave up is nowhere once the
-metadata has forgotten the purge."""
+"""What must hold of logs that are cleaned: the newest of each key or subject are there [D5], and what a purge gave up is nowhere once
+the metadata has forgotten the purge."""
 
 from __future__ import annotations
 

@@ -15,7 +15,20 @@ from liftpy.testing.ghost import GhostPurge
 from liftpy.testing.messages import KEYS
 from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
-from liftpy.testing.plan import DRAG, FORGE, HALF_OPEN, LATE, MOVE, OTHER_LOGS, PURGE, PUT_BACK, TRUNCATE, TWIN, TWIN_DISK, Fault
+from liftpy.testing.plan import (
+    DRAG,
+    FORGE,
+    HALF_OPEN,
+    LATE,
+    MOVE,
+    OTHER_LOGS,
+    PURGE,
+    PUT_BACK,
+    TRUNCATE,
+    TWIN,
+    TWIN_DISK,
+    Fault,
+)
 from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -407,7 +420,7 @@ def _truncate(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _purge(cluster: Cluster, fault: Fault) -> bool:
-    """An operator gives up a key, where the stream has keys, or else the subject, below an offset that the node knows to be committed."""
+    """An operator gives up a key, where the stream has keys, or else the subject, below an offset that is committed."""
     process = cluster.nodes[fault.node].process
     if process is None or not cluster.group.available or cluster.plan.contends or cluster.plan.derives:
         return False

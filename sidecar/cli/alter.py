@@ -23,7 +23,7 @@ from sidecar.settings import Target
 @click.argument("name")
 @click.option("--replication-factor", "factor", type=click.IntRange(1, 32), help="Replicas of each partition.")
 @alterable_options
-@click.option("--dry-run", is_flag=True, help="Show where they would be, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and do nothing.")
 @wait_option
 @timeout_option
 @json_option
@@ -43,12 +43,13 @@ def alter(
     if factor is None and not settings:
         raise click.UsageError("name a --replication-factor or a setting: nothing would change")
 
-    async def work(client: Client) -> tuple[StreamImage, StreamImage]:
+    async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
+        before = await client.stream(name)
         decided = await client.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
         if not as_json:
-            _show(decided, factor, settings, dry_run)
+            _show(before, decided, factor, settings, dry_run)
         if dry_run or not wait or factor is None:
-            return decided, decided
+            return before, decided, decided
         uid = decided.uid
         await follow(
             client,
@@ -57,27 +58,36 @@ def alter(
             timeout_s,
             quiet=as_json,
         )
-        return decided, await client.stream(name)
+        return before, decided, await client.stream(name)
 
-    decided, now = with_client(target, work)
+    before, decided, now = with_client(target, work)
     if as_json:
         partitions = [
             {"partition": p.partition, "replicas": list(p.replicas), "target": list(p.target or p.replicas)}
             for p in (decided if dry_run else now).partitions
         ]
         facts = {"stream": name, "replication_factor": decided.replica_count, "dry_run": dry_run, "partitions": partitions}
-        click.echo(json.dumps(facts | {"settings": shown(decided.config, decided.replica_count)}))
+        changes = {key: {"before": old, "after": new} for key, old, new in _changes(before, decided)}
+        click.echo(json.dumps(facts | {"settings": shown(decided.config, decided.replica_count), "changes": changes}))
     elif wait and not dry_run and factor is not None:
         click.echo(f"every partition of {name} has {factor} replicas")
 
 
-def _show(stream: StreamImage, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
+def _changes(before: StreamImage, after: StreamImage) -> list[tuple[str, Any, Any]]:
+    """(setting, what it was, what it is), of those that differ."""
+    old, new = shown(before.config, before.replica_count), shown(after.config, after.replica_count)
+    return [(setting.key, old[setting.key], new[setting.key]) for setting in SETTINGS if old[setting.key] != new[setting.key]]
+
+
+def _show(before: StreamImage, stream: StreamImage, factor: int | None, settings: dict[str, Any], dry_run: bool) -> None:
     console = Console()
     if settings:
-        now = shown(stream.config, stream.replica_count)
-        words = ", ".join(f"{setting.key} {now[setting.key]}" for setting in SETTINGS if setting.field in settings)
+        changes = _changes(before, stream)
+        for key, old, new in changes:
+            console.print(f"{key}: {old} -> {new}", highlight=False)
         would = "would be at" if dry_run else "is at"
-        console.print(f"{words}; {stream.name} {would} version {stream.config_version} of its settings", highlight=False)
+        same = "" if changes else "nothing changes: that is how it is; "
+        console.print(f"{same}{stream.name} {would} version {stream.config_version} of its settings", highlight=False)
     if factor is None:
         return
     rows = [(str(p.partition), " ".join(p.replicas), " ".join(p.target)) for p in stream.partitions if p.target]

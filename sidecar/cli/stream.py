@@ -15,10 +15,13 @@ from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY
 from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import StreamConfig
+from liftpy.partition import PartitionState, Purge
+from liftpy.purge import waits_for
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.alter import alter
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.placement import placement_options, show_plan
+from sidecar.cli.purge import purge
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
 from sidecar.cli.tables import table
@@ -35,6 +38,7 @@ def stream() -> None:
 
 stream.add_command(alter)
 stream.add_command(truncate)
+stream.add_command(purge)
 
 
 @stream.command()
@@ -185,6 +189,11 @@ def show(name: str, as_json: bool, target: Target) -> None:
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
     console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
+    for p in described["partitions"]:
+        for wish in p["purges"]:
+            what = ", ".join([f"subject {s}" for s in wish["subjects"]] + [f"key {k}" for k in wish["keys"]])
+            where = f"{found.name}/{p['partition']}: purge of {what} below {wish['end_offset']}"
+            console.print(f"{where} waits for {', '.join(wish['waits_for'])}", highlight=False)
 
 
 @stream.command()
@@ -228,10 +237,17 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
                 "epoch": p.epoch,
                 "replicas": list(p.replicas),
                 "isr": list(p.isr),
+                "purges": [_purge_json(p, wish) for wish in p.purges],
             }
             for p in image.partitions
         ],
     }
+
+
+def _purge_json(partition: PartitionState, wish: Purge) -> dict[str, Any]:
+    keys = [key.decode("utf-8", "backslashreplace") for key in wish.keys]
+    waits = list(waits_for(partition, wish))
+    return {"subjects": list(wish.subjects), "keys": keys, "end_offset": wish.end_offset, "waits_for": waits}
 
 
 def _partitions(image: StreamImage) -> str:

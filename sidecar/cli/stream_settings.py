@@ -37,6 +37,7 @@ SETTINGS = (
     Setting(
         "retention_records", "--retention-records", "retention_records", "Keep about this many records a partition; 0: all."
     ),
+    Setting("max_per_subject", "--max-per-subject", "max_per_subject", "Keep the newest so many of each subject; 0: all."),
     Setting("compaction", "--compaction", "compaction", "Keep the newest record of each key, drop what it supersedes."),
     Setting(
         "delete_retention_s", "--delete-retention", "delete_retention_s", "Compaction drops a tombstone after so many seconds."

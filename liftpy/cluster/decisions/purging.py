@@ -1,4 +1,5 @@
-"""PurgeRecords: operators give up records by subject or key. ReportPurged: a replica holds none of them any more (``liftpy/purge.py``)."""
+"""PurgeRecords: operators give up records by subject or key. ReportPurged: a replica holds none of them any more. What follows from
+them is in ``liftpy/purge.py``."""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/partition/worker.py",
-        ("a truncation waits for a round of housekeeping", "            self.log.asked_start = held.state.asked_start\n            self.apply_retention(time.time_ns())",
-         "            self.log.asked_start = held.state.asked_start", "records that were given up are served for seconds"),
+        ("a truncation waits for a round of housekeeping", "        if self.log.told(held.state):\n            self.apply_retention(time.time_ns())",
+         "        self.log.told(held.state)", "records that were given up are served for seconds"),
         ("damage is not checkpointed", "                self.flusher.alone(self.log.checkpoint)\n", "                pass\n", "damage in the newest batch is cut as a torn write, and committed records with it"),
         ("a full disk restarts the node", "        if not isinstance(error, NoSpaceError):\n            self._node.repair", "        if True:\n            self._node.repair", "a node with a full disk restarts for ever"),
         ("a log is closed as clean after a failure", "self.log.close(clean=healthy and not delete)", "self.log.close(clean=not delete)", "a log whose flush failed is believed"),

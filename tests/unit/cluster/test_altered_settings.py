@@ -104,9 +104,21 @@ def test_a_stream_that_answers_nobody_can_not_ask_for_offsets() -> None:
 def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
     values = {"read_only": True, "optimistic_concurrency": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
-    assert altered(StreamConfig(), config_to_pb(wanted), [camel_case(name) for name in ALTERABLE]) == wanted
+    before = StreamConfig(max_per_subject=3)
+    assert altered(before, config_to_pb(wanted), [camel_case(name) for name in ALTERABLE]) == wanted
     for name in ALTERABLE:
-        one = altered(StreamConfig(), config_to_pb(wanted), [camel_case(name)])
-        assert {field for field in ALTERABLE if getattr(one, field) != getattr(StreamConfig(), field)} == {name}
+        one = altered(before, config_to_pb(wanted), [camel_case(name)])
+        assert {field for field in ALTERABLE if getattr(one, field) != getattr(before, field)} == {name}
     with pytest.raises(ConfigError, match="codec"):
         altered(StreamConfig(), pb.StreamConfig(codec="zstd"), ["codec"])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 5), (5, 0)])
+def test_gaps_neither_begin_nor_end_with_a_stream_that_is_there(before: int, after: int) -> None:
+    cluster = driver(max_per_subject=before)
+    answer = alter(cluster, ["maxPerSubject"], maxPerSubject=after)
+    assert answer.error == Error.INVALID
+    assert "Make another stream" in answer.detail
+    compacted = StreamConfig(compaction=True, max_per_subject=before)
+    wanted = pb.StreamConfig(maxPerSubject=after)
+    assert altered(compacted, wanted, ["maxPerSubject"]) == StreamConfig(compaction=True, max_per_subject=after)

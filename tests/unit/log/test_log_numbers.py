@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.unit.decided import differences
 
 NUMBERS = """
-liftpy.log.compaction: MAX_KEYS 4000000, MAX_FILLER_OFFSETS 2Gi, Compaction.dropped_records 0
+liftpy.log.compaction: MAX_FILLER_OFFSETS 2Gi, Compaction.dropped_records 0
+liftpy.log.superseded: MAX_KEYS 4000000
 liftpy.log.epochs: NO_EPOCH 0, EpochCache.__init__(before_start) 0
 liftpy.log.flush: Flush.size_bytes 0
 liftpy.log.flush_place: _FEWEST_POINTS 32, _MOST_POINTS 512, SHORT_S 0.001, SLOW_S 0.002, LONG_S 0.02, LARGE_BYTES 64Ki,

@@ -221,7 +221,8 @@ async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_o
 def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_replica() -> None:
     given: list[Any] = []
     worker: Any = SimpleNamespace(
-        log=SimpleNamespace(config=None, asked_start=0), apply_retention=lambda now_ns: given.append("retention"),
+        log=SimpleNamespace(config=None, told=lambda state: given.append(state) or state.asked_start == 7),
+        apply_retention=lambda now_ns: given.append("retention"),
         ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
         standby=SimpleNamespace(review=lambda: given.append("review")), _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
@@ -231,9 +232,7 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     PartitionWorker.update(worker, held, {"a": 2})
     assert worker.config is worker.log.config is held.config
     assert worker.state is state
-    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", True, "advanced"]
+    assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", state, True, "advanced"]
     held = replace(held, state=replace(state, asked_start=7))
-    for _ in range(2):
-        PartitionWorker.update(worker, held, {"a": 2})
-    assert worker.log.asked_start == 7
-    assert given.count("retention") == 1
+    PartitionWorker.update(worker, held, {"a": 2})
+    assert given[-4:] == [held.state, "retention", True, "advanced"]

@@ -21,7 +21,7 @@ class KeptLog(SimpleNamespace):
     """Its log, whose rule is the real one's."""
 
     kept: Kept
-    may_give_up = Log.may_give_up
+    may_give_up, may_be_cleaned = Log.may_give_up, Log.may_be_cleaned
 
     @property
     def config(self) -> StreamConfig:
@@ -44,6 +44,7 @@ class Kept:
             kept=self,
             log_start_offset=0,
             asked_start=0,
+            cleaning=SimpleNamespace(purges=()),
             begin_compaction=lambda now, min_dirty_ratio: self.compaction,
             complete_compaction=lambda compaction: self.done.append("complete") or 1,
             met_damage=lambda error: self.done.append("damage"),
@@ -51,6 +52,9 @@ class Kept:
 
     def apply_retention(self, now: int) -> None:
         self.done.append("retention")
+
+    def report_purged(self) -> None:
+        self.done.append("report")
 
     def drop_set_aside(self) -> None:
         self.done.append("dropped")
@@ -73,7 +77,7 @@ async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything
     workers[1].set_aside, workers[1].config = (), StreamConfig()
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     await keeping._retention()
-    assert workers[0].done == ["retention", "run", "settle", "complete", *(["dropped"] if everything else [])]
+    assert workers[0].done == ["retention", "run", "settle", "complete", "report", *(["dropped"] if everything else [])]
     assert workers[1].done == []
 
 

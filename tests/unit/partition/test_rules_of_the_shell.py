@@ -76,12 +76,15 @@ def test_retention_that_failed_tells_of_no_new_log_start() -> None:
     ("config", "does"),
     [
         ({"retention_age_s": 1.0}, ["retention"]), ({"retention_bytes": 1}, ["retention"]), ({"retention_records": 1}, ["retention"]),
-        ({"compaction": True}, ["run", "settle", "complete"]), ({}, []), ({"asked": 1}, ["retention"]),
+        ({"compaction": True}, ["run", "settle", "complete", "report"]), ({}, []), ({"asked": 1}, ["retention"]),
+        ({"max_per_subject": 1}, ["run", "settle", "complete", "report"]),
+        ({"purges": 1}, ["retention", "run", "settle", "complete", "report"]),
     ],
 )  # fmt: skip
 async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str], tmp_path: Path) -> None:
     one = Kept("a")
     one.log.asked_start = config.pop("asked", 0)
+    one.log.cleaning.purges = config.pop("purges", 0)
     one.config, one.set_aside = StreamConfig(**config), ()
     await Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
     assert one.done == does

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from liftpy.partition import PartitionState, Purge
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.partition.proposals import Proposals
+from sidecar.partition.worker import PartitionWorker
 from tests.unit.partition.shell_parts import KEY, filled, until
 
 
@@ -97,3 +100,27 @@ async def test_wishes_go_on_being_sent() -> None:
     proposals.leave_isr(KEY, do.LeaveIsr(reason="after the end"))
     await asyncio.sleep(0)
     assert len(group.asked) == 3
+
+
+async def test_a_purge_that_is_done_is_told_once_it_is_news() -> None:
+    wish = Purge(number=4, subjects=("x",), end_offset=9)
+    state = PartitionState(partition=3, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=1, epoch=1, purges=(wish,))
+    group = Group()
+    proposals = Proposals(group, "n1", 7)  # type: ignore[arg-type]
+    proposals.report_purged(KEY, state, {3})
+    proposals.report_purged(KEY, state, {4})
+    await until(lambda: group.asked)
+    said = pb.ReportPurged(stream="orders", uid="u1", partition=3, node="n1", incarnation=7, number=4)
+    assert [request.reportPurged for request in group.asked] == [said]
+
+
+@pytest.mark.parametrize(("failed", "purges", "told"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_a_worker_tells_what_its_log_is_done_with(failed: bool, purges: bool, told: bool) -> None:
+    given: list[Any] = []
+    worker: Any = SimpleNamespace(
+        key=KEY, state=SimpleNamespace(purges=purges), executor=SimpleNamespace(storage_failed=failed),
+        _node=SimpleNamespace(proposals=SimpleNamespace(report_purged=lambda *what: given.append(what))),
+        log=SimpleNamespace(cleaning=SimpleNamespace(purged={1})),
+    )  # fmt: skip
+    PartitionWorker.report_purged(worker)
+    assert given == ([(KEY, worker.state, {1})] if told else [])

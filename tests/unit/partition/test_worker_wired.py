@@ -105,7 +105,7 @@ def wired(monkeypatch: pytest.MonkeyPatch) -> Wired:
 def test_every_part_of_a_worker_is_looked_at_here(wired: Wired) -> None:
     assert set(wired.given) == set(MADE)
     assert (wired.worker.key, wired.worker.config, wired.worker.log) == (KEY, CONFIG, wired.log)
-    assert (wired.worker.compacted, wired.worker.set_aside, wired.worker.state) == (True, ("set aside",), None)
+    assert (wired.worker.set_aside, wired.worker.state) == (("set aside",), None)
 
 
 def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None:
@@ -178,7 +178,7 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     hand_over("n8", "it lags")
     assert wired.fed == [(do.StepAside(leader_epoch=0, toward="n8", reason="it lags"), "for services")]
     source, (failed, is_heard) = wired.taken("ReplicaSource", "failed", "is_heard")
-    assert source == {"replica": wired.parts["Replica"], "log": wired.log, "compacted": True}
+    assert source == {"replica": wired.parts["Replica"], "log": wired.log}
     assert (failed(), is_heard()) == (False, "heard")
     wired.parts["Executor"].storage_failed = True
     assert failed()

@@ -248,10 +248,10 @@ def test_a_followers_snapshot_names_its_leader_and_nobody_as_follower() -> None:
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_what_readers_are_answered_from(leads: bool) -> None:
-    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    log, _ = Log.open(MemoryStorage(), StreamConfig(max_per_subject=3))
     failed = heard = False
     stepped = leader() if leads else idle(3)
-    source = ReplicaSource(stepped.replica, log, compacted=True, failed=lambda: failed, is_heard=lambda: heard)
+    source = ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
     assert (source.log is log, source.compacted) == (True, True)
     assert (source.leads, source.leader, source.leader_epoch) == (leads, "a", 4 if leads else 1)
     if leads:

@@ -208,7 +208,7 @@ def test_a_request_that_was_changed_on_its_way_is_not_answered(shell: Shell) -> 
 # ---- the rule of a real replica ----------------------------------------------------------------------------------------------
 def _source(stepped: Stepped, *, failed: bool = False, heard: bool = True) -> ReplicaSource:
     log, _ = Log.open(MemoryStorage(), StreamConfig())
-    return ReplicaSource(stepped.replica, log, compacted=False, failed=lambda: failed, is_heard=lambda: heard)
+    return ReplicaSource(stepped.replica, log, failed=lambda: failed, is_heard=lambda: heard)
 
 
 def test_a_leader_with_a_lease_and_its_subject_heard_tells_the_latest() -> None:

@@ -1,0 +1,225 @@
+"""Which records go when a log is cleaned, against a naive model; and when a run is worth it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.partition import PartitionState, Purge
+from liftpy.wire.batch import build_batch, split_batches
+
+Row = tuple[bytes | None, str, bool]
+"""Key, subject, whether it has headers."""
+
+
+def state(*purges: Purge) -> PartitionState:
+    return PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1, purges=purges)
+
+
+def purge(number: int = 1, end_offset: int = 1 << 40, **what: Any) -> Purge:
+    return Purge(number=number, end_offset=end_offset, **what)
+
+
+def log_of(batches: list[list[Row]], **settings: Any) -> Log:
+    """Each batch in a segment of its own, committed; batch n is stamped n seconds; the values are the offsets."""
+    log, _ = Log.open(MemoryStorage(), StreamConfig(**({"dedup_window_s": 0.0} | settings)))
+    for number, rows in enumerate(batches):
+        base = log.log_end_offset
+        batch = build_batch(
+            [b"%d" % (base + place) for place in range(len(rows))],
+            base_offset=base, leader_epoch=1, timestamp_ns=number * NS_PER_S,
+            keys=[row[0] for row in rows], subjects=[row[1] for row in rows],
+            headers=[[("h", b"1")] if row[2] else None for row in rows],
+        )  # fmt: skip
+        log.append(batch)
+        log.roll()
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    return log
+
+
+def clean(log: Log, now_ns: int = 0, ratio: float = 0.0) -> int | None:
+    """One run; how many records went, None: it was not worth it."""
+    run = log.begin_compaction(now_ns, min_dirty_ratio=ratio)
+    if run is None:
+        return None
+    run.run()
+    return log.complete_compaction(run)
+
+
+def held(log: Log) -> list[int]:
+    data = b"".join(log.read(log.log_start_offset, 1 << 30, end_offset=log.log_end_offset).chunks)
+    found = [value for batch in split_batches(data) if not batch.header.control for value in batch.values()]
+    assert all(value is not None for value in found)
+    return [int(value or b"") for value in found]
+
+
+ROWS = st.tuples(st.sampled_from([None, b"", b"a", b"b"]), st.sampled_from(["", "x", "x.y", "z"]), st.booleans())
+
+
+def expected(
+    batches: list[list[Row]], compaction: bool, most: int, window_s: int, purges: list[Purge], now_s: int
+) -> list[int]:
+    rows = [(row, number) for number, batch in enumerate(batches) for row in batch]
+    of_subject: dict[str, list[int]] = defaultdict(list)
+    of_key: dict[bytes, int] = {}
+    for offset, ((key, subject, _), _) in enumerate(rows):
+        of_subject[subject].append(offset)
+        if key is not None:
+            of_key[key] = offset
+    stays = []
+    for offset, ((key, subject, headers), number) in enumerate(rows):
+        gone = compaction and key is not None and of_key[key] != offset
+        gone = gone or (bool(most) and subject != "" and offset not in of_subject[subject][-most:])
+        young = headers and window_s > 0 and number > len(batches) - 1 - window_s
+        given_up = any(
+            offset < p.end_offset
+            and (not p.subjects or any(s == subject or (s == "x.>" and subject == "x.y") for s in p.subjects))
+            and (not p.keys or key in p.keys)
+            for p in purges
+        )
+        if (gone and not young) or (given_up and not (young and number > now_s - window_s)):
+            continue
+        stays.append(offset)
+    return stays
+
+
+@given(
+    batches=st.lists(st.lists(ROWS, min_size=1, max_size=7), min_size=1, max_size=6),
+    compaction=st.booleans(),
+    most=st.sampled_from([0, 1, 2, 3]),
+    window_s=st.sampled_from([0, 1, 2, 9]),
+    now_s=st.integers(0, 12),
+    wishes=st.lists(
+        st.tuples(
+            st.sampled_from([(), ("x",), ("x.>", "z")]), st.sampled_from([(), (b"a",), (b"", b"b")]), st.integers(1, 30)
+        ).filter(lambda wish: bool(wish[0] or wish[1])),
+        max_size=2,
+    ),
+)
+def test_it_keeps_what_a_naive_model_keeps(
+    batches: list[list[Row]],
+    compaction: bool,
+    most: int,
+    window_s: int,
+    now_s: int,
+    wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]],
+) -> None:
+    log = log_of(batches, compaction=compaction, max_per_subject=most, dedup_window_s=float(window_s))
+    end = log.log_end_offset
+    purges = [purge(n + 1, min(e, end), subjects=s, keys=k) for n, (s, k, e) in enumerate(wishes)]
+    log.told(state(*purges))
+    clean(log, now_s * NS_PER_S)
+    if compaction or most or purges:
+        assert held(log) == expected(batches, compaction, most, window_s, purges, now_s)
+    everything = expected(batches, False, 0, 0, purges, now_s)
+    done = [p for p in purges if all(o in everything or o >= p.end_offset for o in held(log))]
+    assert log.cleaning.purged >= {p.number for p in done}
+    for p in purges:
+        if p.number in log.cleaning.purged:
+            only = expected(batches, False, 0, 0, [p], now_s)
+            assert set(held(log)) <= set(only)
+
+
+X: Row = (None, "x", False)
+Y: Row = (b"k", "y", False)
+
+
+def test_of_each_subject_the_newest_stay_and_the_nameless_all() -> None:
+    log = log_of([[X, X, Y, (None, "", False)], [X, (None, "", False)], [X]], max_per_subject=2)
+    assert clean(log) == 2
+    assert held(log) == [2, 3, 4, 5, 6]
+    assert log.horizon.end_offset == 7
+    assert log.may_have_gaps
+    assert clean(log, ratio=0.5) is None, "nothing is new"
+
+
+def test_a_purge_needs_what_lies_below_its_end_sealed_and_committed() -> None:
+    log = log_of([[X, Y], [X]])
+    assert not log.may_be_cleaned
+    assert not log.may_give_up
+    log.append(build_batch([b"3"], base_offset=3, leader_epoch=1, timestamp_ns=0, subjects=["x"]))
+    wish = purge(5, 4, subjects=("x",))
+    assert log.told(state(wish))
+    assert not log.told(state(wish)), "no news"
+    assert log.may_be_cleaned
+    assert log.may_give_up
+    assert clean(log) is None, "its end is in the active segment"
+    log.apply_retention(0)
+    assert len(log.segments) == 3, "and not committed: it is not sealed for that"
+    log.raise_high_watermark(3)
+    log.apply_retention(0)
+    assert len(log.segments) == 4
+    assert clean(log) is None, "not flushed"
+    log.flush()
+    assert clean(log) == 3
+    assert held(log) == [1]
+    assert log.cleaning.purged == {5}
+    assert clean(log) is None
+    log.apply_retention(0)
+    assert len(log.segments) == 3 - 2 + 1 or log.segments[-1].size_bytes == 0, "what is done seals nothing"
+    assert not log.told(state())
+    assert log.cleaning.purged == set()
+
+
+def test_only_what_a_purge_concerns_is_read_where_nothing_else_goes() -> None:
+    log = log_of([[X], [X], [Y], [X]])
+    log.told(state(purge(1, 2, subjects=("x",))))
+    run = log.begin_compaction(0)
+    assert run is not None
+    assert [segment.base_offset for segment in run.inputs] == [0, 1]
+
+
+def test_files_of_which_nothing_goes_stay_as_they_are() -> None:
+    log = log_of([[Y], [X], [Y]], segment_bytes=4096)
+    log.config = StreamConfig(segment_bytes=4096, compaction=True, dedup_window_s=0.0)
+    object.__setattr__(log.config, "segment_bytes", 1)  # so that neighbours don't fit one file together
+    log.told(state(purge(1, 3, subjects=("x",))))
+    run = log.begin_compaction(0)
+    assert run is not None
+    run.run()
+    assert [output.replaced for output in run.outputs] == [(0,), (1,)], "y at 0 is superseded, x is purged, the last stays"
+    assert log.complete_compaction(run) == 2
+    assert held(log) == [2]
+
+
+def test_what_may_have_a_message_id_is_purged_when_its_window_is_over() -> None:
+    log = log_of([[(None, "x", True)]], dedup_window_s=100.0)
+    log.told(state(purge(1, 1, subjects=("x",))))
+    assert clean(log, 50 * NS_PER_S) == 0
+    assert (held(log), log.cleaning.purged) == ([0], set())
+    assert clean(log, 99 * NS_PER_S) is None, "nothing is read before its time"
+    assert clean(log, 100 * NS_PER_S) == 1
+    assert (held(log), log.cleaning.purged) == ([], {1})
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_a_purge_is_undone_where_the_log_is_cut_below_its_end(afresh: bool) -> None:
+    log = log_of([[X], [Y], [X]])
+    early, late = purge(1, 1, subjects=("x",)), purge(2, 3, subjects=("x",))
+    log.told(state(early, late))
+    assert clean(log) == 2
+    assert log.cleaning.purged == {1, 2}
+    log.cut_to(2)
+    assert log.cleaning.purged == {1}
+    if afresh:
+        log.start_afresh(2)
+        assert log.cleaning.purged == set()
+        log.apply_retention(0)
+        assert log.cleaning.purged == {1}, "what it is about lies before the log"
+
+
+def test_a_purge_of_what_retention_has_taken_is_done() -> None:
+    log = log_of([[X], [X], [Y]])
+    log.told(state(purge(1, 2, subjects=("x",)), purge(2, 3, subjects=("x",))))
+    log.drop_prefix(2)
+    assert log.cleaning.purged == set()
+    log.apply_retention(0)
+    assert log.cleaning.purged == {1}
