@@ -78,7 +78,7 @@ def purge(
 
 def _where(before: str | None) -> int | datetime | None:
     where = None if before is None else parse_start(before, datetime.now(UTC))
-    if isinstance(where, str):
+    if where is not None and not isinstance(where, (int, datetime)):
         raise click.UsageError("--before takes an offset or a time")
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
@@ -92,7 +92,6 @@ async def _gone(client: Client, name: str, numbers: set[int], timeout_s: float) 
             return
         if time.monotonic() >= until:
             waits = sorted({node for p in partitions for purge in p.purges for node in waits_for(p, purge)})
-            raise UnavailableError(
-                f"{name}: after {timeout_s:g} s it still waits for {', '.join(waits)}; it goes on without this command"
-            )
+            who = ", ".join(waits)
+            raise UnavailableError(f"{name}: after {timeout_s:g} s it still waits for {who}; it goes on without this command")
         await asyncio.sleep(_LOOK_EVERY_S)

@@ -281,6 +281,28 @@ async def truncated_records_are_an_error_and_no_silent_reset(place: Place) -> No
     assert await place.values() == [b"%d" % n for n in range(start, 20)]
 
 
+@case
+async def purged_records_are_gone_and_their_offsets_stay(place: Place) -> None:
+    client, name = place.client, place.name
+    await client.create_stream(name, f"data.{name}.>", config=StreamConfig(dedup_window_s=0.0))
+    for number in range(12):
+        await place.nc.request(f"data.{name}.{'ab'[number % 2]}", b"%d" % number, 30)
+    with pytest.raises(ConfigError):
+        await client.purge(name, 0)
+    async with refused(OffsetOutOfRangeError):
+        await client.purge(name, 0, subjects=["x"], before=99)
+    assert await client.purge(name, 0, subjects=[f"data.{name}.a"], before=8, dry_run=True) == 8
+    assert not (await client.stream(name)).partitions[0].purges
+    assert await client.purge(name, 0, subjects=[f"data.{name}.a"], before=8) == 8
+    while (await client.stream(name)).partitions[0].purges:
+        await asyncio.sleep(0.05)
+    found = await place.read()
+    assert [(record.offset, record.value) for record in found] == [(n, b"%d" % n) for n in range(12) if n % 2 or n >= 8]
+    stays = await place.read(subjects=[f"data.{name}.a"])
+    assert [record.offset for record in stays] == [8, 10]
+    assert [record.offset for record in await place.read(start=2)] == [3, 5, 7, 8, 9, 10, 11]
+
+
 async def is_read_only(place: Place) -> bool:
     try:
         await place.client.publish(place.name, b"?")

@@ -393,19 +393,20 @@ def test_a_drain_names_three_streams_that_have_no_other_place() -> None:
 def test_another_factor_is_shown_with_what_changes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     stream = a_stream(a_partition(), replace(MOVING, partition=1))
-    alter._show(stream, 3, {}, True)
+    alter._show(stream, stream, 3, {}, True)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1", "a", "b", "c", "a", "b", "d"] in lines
     assert not any(words[:1] == ["0"] for words in lines)
     assert lines[-1] == ["1", "partitions", "change;", "nothing", "was", "done:", "this", "is", "a", "dry", "run"]
-    alter._show(a_stream(), 3, {}, False)
+    alter._show(a_stream(), a_stream(), 3, {}, False)
     assert capsys.readouterr().out == "0 partitions change; replication factor 3\n"
     config = StreamConfig(read_only=True, retention_age_s=60.0)
     settled = replace(a_stream(), config=config, config_version=7)
-    alter._show(settled, None, {"read_only": True, "retention_age_s": 60.0}, False)
-    assert capsys.readouterr().out == "retention_age_s 60.0, read_only True; s is at version 7 of its settings\n"
-    alter._show(settled, None, {"read_only": True}, True)
-    assert capsys.readouterr().out == "read_only True; s would be at version 7 of its settings\n"
+    alter._show(a_stream(), settled, None, {"read_only": True, "retention_age_s": 60.0}, False)
+    changes = "retention_age_s: 0.0 -> 60.0\nread_only: False -> True\n"
+    assert capsys.readouterr().out == f"{changes}s is at version 7 of its settings\n"
+    alter._show(settled, settled, None, {"read_only": True}, True)
+    assert capsys.readouterr().out == "nothing changes: that is how it is; s would be at version 7 of its settings\n"
 
 
 def test_a_move_rests_when_nothing_of_that_stream_moves_any_more() -> None:
