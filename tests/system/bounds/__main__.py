@@ -78,15 +78,24 @@ class Asker:
         self._nc = nc
 
     async def all(self, messages: Iterable[tuple[str, bytes, dict[str, str]]]) -> list[dict[str, Any]]:
-        """The answer to each (subject, payload, headers), in order."""
+        """The answer to each (subject, payload, headers), in order; that nobody answered is one too."""
         found: list[dict[str, Any]] = []
         some: list[Awaitable[Msg]] = []
         for subject, payload, headers in messages:
             some.append(self._nc.request(subject, payload, timeout=PATIENCE_S, headers=headers or None))
             if len(some) == AT_ONCE:
-                found += [json.loads(answer.data) for answer in await asyncio.gather(*some)]
+                found += map(_said, await asyncio.gather(*some, return_exceptions=True))
                 some = []
-        return found + [json.loads(answer.data) for answer in await asyncio.gather(*some)]
+        return found + list(map(_said, await asyncio.gather(*some, return_exceptions=True)))
+
+
+def _said(answer: Msg | BaseException) -> dict[str, Any]:
+    if isinstance(answer, Msg):
+        said: dict[str, Any] = json.loads(answer.data)
+        return said
+    if not isinstance(answer, nats.errors.Error):
+        raise answer
+    return {"error": {"description": f"no answer: {answer!r}"}}
 
 
 async def ids(count: int, stream: str, client: Client, asker: Asker) -> Reached:
@@ -187,6 +196,9 @@ async def reach(cluster: DevCluster, kind: str, count: int, bound_bytes: int) ->
         out = await KINDS[kind](count, stream, client, Asker(nc))
         out.stored = (await client.bounds(stream)).high_watermark + 1
         out.elections = (await client.stream(stream)).partitions[0].leader_epoch - out.epoch
+        if any(text.startswith("no answer") for text in out.refused):
+            for name in cluster.nodes:
+                print(name, json.dumps(await client.node_status(name)), flush=True)
     await nc.close()
     out.grown_mib = {name: peak_mib(node.pid) - before[name] for name, node in cluster.nodes.items()}
     out.setting, out.allowed_mib = SETTINGS[kind].lower(), SLACK_MIB + (bound_bytes >> 20)
