@@ -46,6 +46,12 @@ MUTANTS = [
         tests=("tests/unit/cluster/test_purges.py",),
     ),
     *rows(
+        "liftpy/cluster/election.py",
+        ("an unclean election keeps the purges", "purges=() if unclean else partition.purges", "purges=partition.purges",
+         "new records are deleted for old ones"),
+        tests=("tests/unit/cluster/test_purges.py",),
+    ),
+    *rows(
         "liftpy/purge.py",
         ("who left the ISR is still done", "said = {s.node: s for s in partition.purged if s.node in partition.isr}", "said = {s.node: s for s in partition.purged}", "purged records come back with a replica that copied anew"),
         ("a learner is not waited for", "for node in partition.holders), default=0)", "for node in partition.replicas), default=0)", "purged records come back with a learner"),
@@ -77,8 +83,6 @@ MUTANTS = [
         "liftpy/cluster/election.py",
         ("an unclean election keeps the truncation", "asked_start=0 if unclean else partition.asked_start", "asked_start=partition.asked_start",
          "new records are deleted as soon as they are committed"),
-        ("an unclean election keeps the purges", "purges=() if unclean else partition.purges", "purges=partition.purges",
-         "new records are deleted for old ones"),
         ("the deposed one is elected", "if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)", "if node_id not in partition.passed_over and draft.is_live(node_id)", "a leader that was deposed leads again"),
         ("whoever was passed over is asked again", "if node_id != partition.deposed and node_id not in partition.passed_over and draft.is_live(node_id)", "if node_id != partition.deposed and draft.is_live(node_id)", "an election goes round and round"),
         ("reports of a process before count", "return node is not None and node.incarnation == report.witness_incarnation", "return node is not None", "an election rests on a log that is gone"),

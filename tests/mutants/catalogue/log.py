@@ -37,8 +37,12 @@ MUTANTS = [
          "a power cut after the rename loses compacted records for good"),
         ("what an abandoned run wrote stays", "        self.storage.remove(output.temporary)\n", "        pass\n",
          "disks fill with temporary files"),
+    ),
+    *rows(
+        "liftpy/log/compaction.py",
         ("files of which nothing goes are written again", "if self.dropped_records == before and len(group) == 1 and", "if not self.dropped_records and len(group) == 1 and",
          "a purge of one record writes the whole log again"),
+        tests=("tests/unit/log/test_superseded.py",),
     ),
     *rows(
         "liftpy/log/superseded.py",
