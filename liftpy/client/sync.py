@@ -164,6 +164,8 @@ class SyncClient:
     list_streams = _waiting(Client.list_streams)
     stream = _waiting(Client.stream)
     truncate_before = _waiting(Client.truncate_before)
+    pause = _waiting(Client.pause)
+    resume = _waiting(Client.resume)
     elect_leader = _waiting(Client.elect_leader)
     reassign = _waiting(Client.reassign)
     set_node = _waiting(Client.set_node)

@@ -18,6 +18,7 @@ from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.alter import alter
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.pause import pause, resume
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
@@ -34,6 +35,8 @@ def stream() -> None:
 
 
 stream.add_command(alter)
+stream.add_command(pause)
+stream.add_command(resume)
 stream.add_command(truncate)
 
 
@@ -185,6 +188,9 @@ def show(name: str, as_json: bool, target: Target) -> None:
         return
     columns = ("partition", "subject", "status", "leader", "leader epoch", "epoch", "replicas", "ISR")
     console.print(table(columns, rows, folds=("leader epoch", "replicas", "ISR")))
+    for until in sorted({p.pause.words for p in found.partitions} - {""}):
+        numbers = " ".join(str(p.partition) for p in found.partitions if p.pause.words == until)
+        console.print(f"paused, {until}: {numbers}", highlight=False)
 
 
 @stream.command()
@@ -228,6 +234,7 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
                 "epoch": p.epoch,
                 "replicas": list(p.replicas),
                 "isr": list(p.isr),
+                "paused": p.pause.words,
             }
             for p in image.partitions
         ],

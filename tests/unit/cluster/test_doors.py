@@ -36,19 +36,20 @@ def test_the_whole_table() -> None:
     by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
     assert by[AskedBy.READERS] == "describeCluster describeStream"
     assert by[AskedBy.OPERATORS] == (
-        "addPartitions alterStream changeControllers createStream deleteStream electLeader reassign removeNode setNode "
+        "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions reassign removeNode setNode "
         "truncateBefore"
     )
     assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver reassign reportLeader reportPromotion "
-        "truncateBefore"
+        "truncateBefore wakePartition"
     )
     assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
+        "wakePartition": "leader",
     }  # fmt: skip
 
 

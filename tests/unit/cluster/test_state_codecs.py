@@ -15,7 +15,7 @@ from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
 from liftpy.errors import CorruptionError
-from liftpy.partition import MoveReason
+from liftpy.partition import MoveReason, Pause
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
@@ -51,6 +51,8 @@ def test_every_field_of_every_state_comes_back() -> None:
         moved_for=MoveReason.DRAINED,
         copy_epoch=9,
         asked_start=10,
+        pause=Pause.UNTIL_PUBLISH,
+        pauses=12,
         isr=("a", "b"),
         leaderships=11,
     )
