@@ -13,6 +13,14 @@ from liftpy.partition import Pause
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
+KILLS = (
+    "a leader heeds no pause",
+    "a leader that is woken stores at once",
+    "nobody is woken",
+    "followers listen before the leader takes publishes",
+    "what was heard before a pause that was missed is kept",
+)
+
 
 def pause(s: Stage, until: pb.Pause, known: bool = True) -> None:
     """``liftpy stream pause``; then wait until every replica's node knows."""
@@ -56,3 +64,40 @@ def test_the_first_publish_resumes_it_and_is_one_slow_ack(until: pb.Pause) -> No
         s.until(lambda: s.partition.pause is Pause.NOT_PAUSED)
         assert (s.outcome(first), s.outcome(second)) == ("acked", "acked")
         assert s.ids(s.leader) == [1, 2, *first.ids, *second.ids]
+
+
+def the_next_leader_holds(s: Stage, *ids: int) -> None:
+    old = s.leader
+    s.crash(old)
+    s.wait_for_leader(*s.followers)
+    s.settle()
+    assert s.ids(s.leader) == list(ids)
+    s.start(old)
+
+
+def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody() -> None:
+    """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(2)
+        pause(s, pb.UNTIL_RESUMED)
+        late = s.hold("image", receiver=s.leader)
+        pause(s, pb.NOT_PAUSED, known=False)
+        s.until(lambda: all(s.replica(node).replica.state.pause is Pause.ENDING for node in s.followers))
+        assert s.outcome(s.send()) == "PAUSED"
+        late.drop()
+        the_next_leader_holds(s, 1, 2)
+
+
+def test_what_was_heard_before_a_pause_that_a_follower_has_missed_is_forgotten() -> None:
+    """The followers hear of the pause and of its end at once, and have heard what the leader refused in between."""
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(2)
+        late = [s.hold("image", receiver=node) for node in s.followers]
+        pause(s, pb.UNTIL_RESUMED, known=False)
+        s.until(lambda: s.replica(s.leader).replica.state.pause is Pause.UNTIL_RESUMED)
+        assert s.outcome(s.send()) == "PAUSED"
+        pause(s, pb.NOT_PAUSED, known=False)
+        s.until(lambda: s.partition.pause is Pause.NOT_PAUSED)
+        for held in late:
+            held.drop()
+        the_next_leader_holds(s, 1, 2)
