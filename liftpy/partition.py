@@ -22,6 +22,53 @@ class PartitionStatus(IntEnum):
     CANDIDATE_FOUND = 3
 
 
+class Pause(IntEnum):
+    """Whether a partition takes publishes; the numbers of ``cluster.proto``."""
+
+    NOT_PAUSED = 0
+    UNTIL_RESUMED = 1
+    """What is published is refused."""
+    UNTIL_PUBLISH = 2
+    """The first publish resumes it: it is held until then."""
+    ENDING = 3
+    """It is resumed. The leader takes publishes as soon as it knows; followers listen again only when it has said so, so that none of
+    them keeps what a leader that does not know yet refuses [A2]."""
+    UNTIL_PUBLISH_TO_ANY = 4
+    """The first publish to one of the stream's partitions that are paused so resumes all of these."""
+
+    @classmethod
+    def of(cls, number: int) -> Pause:
+        """The state of that number; one that this version does not know takes nothing."""
+        try:
+            return cls(number)
+        except ValueError:
+            return cls.UNTIL_RESUMED
+
+    @property
+    def until_publish(self) -> bool:
+        """Whether a publish ends it."""
+        return self in (Pause.UNTIL_PUBLISH, Pause.UNTIL_PUBLISH_TO_ANY)
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether a leader that knows of it appends nothing that is published."""
+        return self not in (Pause.NOT_PAUSED, Pause.ENDING)
+
+    @property
+    def words(self) -> str:
+        """For people; '': it is not paused."""
+        return _PAUSES[self]
+
+
+_PAUSES = {
+    Pause.NOT_PAUSED: "",
+    Pause.UNTIL_RESUMED: "until resumed",
+    Pause.UNTIL_PUBLISH: "until publish",
+    Pause.ENDING: "ending",
+    Pause.UNTIL_PUBLISH_TO_ANY: "until publish to any",
+}
+
+
 class MoveReason(IntEnum):
     """Why a partition's replicas are to lie elsewhere; the numbers of ``cluster.proto``."""
 
@@ -130,6 +177,10 @@ class PartitionState:
     """By number: what operators have given up by subject or key, until every holder has said that it holds none of it."""
     purged: tuple[PurgedBy, ...] = ()
     """Who has said so, members of ``isr`` only, in the order of ``holders`` (``liftpy/purge.py``)."""
+    pause: Pause = Pause.NOT_PAUSED
+    """Whether operators have it take no publishes. Reading goes on."""
+    pauses: int = 0
+    """How often they have paused it, or said anew until when: so that a replica knows when it has missed one."""
 
     @property
     def holders(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from liftpy.errors import (
     UnavailableError,
 )
 from liftpy.ids import check_data_subject, check_name
-from liftpy.partition import MoveReason, PartitionState
+from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from liftpy.wire.filters import Filter
@@ -309,6 +309,21 @@ class Admin:
             endOffset=end_offset,
         )
         return codec.partition_from_pb((await self._command(cluster_pb2.ControlRequest(purgeRecords=wish))).partition)
+
+    async def pause(
+        self, name: str, partitions: Iterable[int] | None, pause: Pause, *, uid: str = "", config_version: int | None = None
+    ) -> StreamImage:
+        """Pause partitions, or resume them with NOT_PAUSED; see ``Client.pause``. ``config_version``: only if the stream's is that one,
+        else StaleRequestError."""
+        check_name(name, "stream")
+        wish = cluster_pb2.PausePartitions(stream=name, uid=uid, pause=codec.pause_to_pb(pause))
+        if partitions is not None:
+            wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
+            if not wish.partitions:
+                raise ConfigError("no partition is named; None means all")
+        if config_version is not None:
+            wish.configVersion = config_version
+        return await self._whole(await self._command(cluster_pb2.ControlRequest(pausePartitions=wish)))
 
     async def reassign_all(self, wishes: Iterable[MoveWish]) -> list[str]:
         """Say the same of many partitions, some of them at a time, so that the metadata group is never kept busy for long; where it

@@ -23,6 +23,7 @@ from liftpy.client.nearest import Nearest
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
+from liftpy.client.pausing import Pauses
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
 from liftpy.client.producer import Partitioner, Producer
@@ -84,7 +85,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(GivingUp, Grouping, ServiceCalls):
+class Client(GivingUp, Grouping, Pauses, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:

@@ -165,6 +165,8 @@ class SyncClient:
     stream = _waiting(Client.stream)
     truncate_before = _waiting(Client.truncate_before)
     purge = _waiting(Client.purge)
+    pause = _waiting(Client.pause)
+    resume = _waiting(Client.resume)
     elect_leader = _waiting(Client.elect_leader)
     reassign = _waiting(Client.reassign)
     set_node = _waiting(Client.set_node)

@@ -15,7 +15,7 @@ from liftpy.cluster.controller_list import list_from_pb, list_to_pb
 from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
-from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Purge, PurgedBy
+from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _STATUS = {
@@ -31,6 +31,13 @@ _REASON = {
     MoveReason.DRAINED: pb.DRAINED,
     MoveReason.FACTOR: pb.FACTOR,
     MoveReason.LEADERSHIPS: pb.LEADERSHIPS,
+}
+_PAUSE = {
+    Pause.NOT_PAUSED: pb.NOT_PAUSED,
+    Pause.UNTIL_RESUMED: pb.UNTIL_RESUMED,
+    Pause.UNTIL_PUBLISH: pb.UNTIL_PUBLISH,
+    Pause.ENDING: pb.ENDING,
+    Pause.UNTIL_PUBLISH_TO_ANY: pb.UNTIL_PUBLISH_TO_ANY,
 }
 _STATUS_OF = {int(number): status for status, number in _STATUS.items()}
 
@@ -108,6 +115,11 @@ def reason_to_pb(reason: MoveReason) -> pb.MoveReason:
     return _REASON[reason]
 
 
+def pause_to_pb(pause: Pause) -> pb.Pause:
+    """Pause -> its protobuf."""
+    return _PAUSE[pause]
+
+
 def partition_to_pb(partition: PartitionState) -> pb.Partition:
     """PartitionState -> Partition."""
     return pb.Partition(
@@ -133,6 +145,8 @@ def partition_to_pb(partition: PartitionState) -> pb.Partition:
         askedStart=partition.asked_start,
         purges=[pb.Purge(number=p.number, subjects=p.subjects, keys=p.keys, endOffset=p.end_offset) for p in partition.purges],
         purged=[pb.PurgedBy(node=said.node, number=said.number) for said in partition.purged],
+        pause=pause_to_pb(partition.pause),
+        pauses=partition.pauses,
     )
 
 
@@ -165,6 +179,8 @@ def partition_from_pb(message: pb.Partition, names: Names | None = None) -> Part
             for p in message.purges
         ),
         purged=tuple(PurgedBy(names.string(said.node), said.number) for said in message.purged),
+        pause=Pause.of(message.pause),
+        pauses=message.pauses,
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import altering, controllers, elections, isr, moving, nodes, purging, streams
+from liftpy.cluster.decisions import altering, controllers, elections, isr, moving, nodes, pausing, purging, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -80,6 +80,7 @@ REQUESTS: dict[str, RequestKind] = {
     "alterStream": RequestKind(decide=altering.alter_stream, asked_by=_BY.OPERATORS),
     "truncateBefore": RequestKind(decide=altering.truncate_before, asked_by=_BY.OPERATORS, batched=True),
     "purgeRecords": RequestKind(decide=purging.purge_records, asked_by=_BY.OPERATORS, batched=True),
+    "pausePartitions": RequestKind(decide=pausing.pause_partitions, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
@@ -97,6 +98,7 @@ REQUESTS: dict[str, RequestKind] = {
     "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
     "reportPurged": RequestKind(decide=purging.report_purged, asked_by=_BY.NODES, asker="node", batched=True),
     "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
+    "wakePartition": RequestKind(decide=pausing.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
     "beginCopy": RequestKind(decide=moving.begin_copy, asked_by=_BY.NOBODY, batched=True),

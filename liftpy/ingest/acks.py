@@ -31,6 +31,7 @@ _JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.INCORRECT_OFFSET: (400, 10071, "wrong last sequence"),
     RejectReason.TOO_LARGE: (400, 10054, "message size exceeds maximum allowed"),
     RejectReason.READ_ONLY: (400, 10077, "the stream is read-only"),
+    RejectReason.PAUSED: (503, 10008, "the stream is paused: publish again when it is resumed"),
     RejectReason.BELOW_MIN_ISR: (503, 10008, "too few in-sync replicas"),
     RejectReason.NO_SPACE: (503, 10047, "insufficient storage resources available"),
     RejectReason.NOT_LEADER: (503, 10008, "this node does not lead the partition"),

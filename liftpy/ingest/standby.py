@@ -64,8 +64,8 @@ class Standby:
     _hearing: Hearing | None = None
     _leader: tuple[str, int, int] = ("", 0, 0)
     """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
-    _settings: tuple[bool, int, bool] | None = None
-    """Of the stream: for which publishes are refused."""
+    _settings: tuple[bool, int, bool, int] | None = None
+    """Of the stream: for which publishes are refused; and how often the partition was paused."""
     _waits: int = 0
     """Number of the last ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Standby:
             self.stop()
             return
         stream = self.log.config
-        settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency
+        settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency, replica.state.pauses
         if settings != self._settings:
             self._settings = settings
             self._reading = []

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from liftpy.config import AckPolicy
+from liftpy.partition import Pause
 from liftpy.replica.events import Deadline, RefusalReason
 from liftpy.replica.phases import RoleName
 
@@ -67,6 +68,7 @@ class RejectReason(Enum):
     DIVERGED_PRODUCER = 15
     UNKNOWN_PRODUCER = 16
     PRODUCER_CONFLICT = 17
+    PAUSED = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -394,6 +396,18 @@ class GiveUpLeadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WakePartition:
+    """Leader: tell the metadata group that the pause ends; there is no answer to wait for, it is told again."""
+
+    leader_epoch: int
+    """Which leadership; another one by then: nothing happens."""
+    pause: Pause
+    """As this leader knows it; another one by then: nothing happens."""
+    pauses: int
+    """The same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAside:
     """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
     for. A leader that stays takes publishes again."""
@@ -505,6 +519,7 @@ Effect = (
     | GiveUpLeadership
     | LeaveIsr
     | StepAside
+    | WakePartition
     | PersistLeaderEpoch
     | ReportPromotion
     | ReplayLog

@@ -45,6 +45,7 @@ from liftpy.replica.events import (
 from liftpy.replica.fetch_desk import FetchDesk
 from liftpy.replica.intake import Intake, size_in_memory
 from liftpy.replica.isr_change import IsrChange
+from liftpy.replica.pausing import SAID_BY_EVERY_LEADER, Pausing
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.quiet import QUIET_WAIT
 from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
@@ -76,19 +77,17 @@ class LeaderRole(ReplicaRole):
         self.desk = desk or FetchDesk(shared, self.leader_epoch, now_ns)
         self.isr_change = IsrChange()
         self.flushes = SlowFlushes(shared.config)
-        rest_ns = nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0
-        self._stays_until_ns = now_ns + rest_ns
+        self._stays_until_ns = now_ns + (nanoseconds(shared.config.leader_rest_s) if shared.state.leaderships > 1 else 0)
         self._asks_again_ns = 0  # the leadership is not handed over again before, while the replica moves away
         self._waiting_end_offset = -1  # exclusive: the flushed end when a flush was first seen under way; -1: none was
         self._waiting_ns = 0  # since when
         self.intake = Intake(shared.intake, shared.config)
+        self.pausing = Pausing(shared)
         self._probe_after_ns = nanoseconds(shared.config.probe_after)
         self._lag_interval_ns = nanoseconds(shared.config.max_lag_time_s) // _LAG_CHECKS_PER_LAG_TIME
         self.was_candidate = desk is not None
         self._acked_leader_through = shared.log.newest_offset  # inclusive: SendAcks(LEADER) has gone out up to here
-        self._acked_all_through = (
-            shared.log.newest_offset
-        )  # inclusive: who waits for an earlier leader's record comes as a duplicate
+        self._acked_all_through = shared.log.newest_offset  # inclusive: who waits for an earlier one's comes as a duplicate
 
     # ---- life ------------------------------------------------------------------------------------------------------
     def enter(self, now_ns: int, out: Effects) -> None:
@@ -120,6 +119,7 @@ class LeaderRole(ReplicaRole):
     def _open(self, now_ns: int, out: Effects) -> None:
         out.append(OpenSubject())
         self.to_phase(Leading.READY if self.shared.lease.is_current(now_ns) else Leading.NO_LEASE, out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
         self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
 
     def leave(self, out: Effects) -> None:
@@ -140,6 +140,7 @@ class LeaderRole(ReplicaRole):
         if self.phase is Leading.NO_LEASE and self.shared.lease.is_current(now_ns):
             self.to_phase(Leading.READY, out)
             self.shared.deadlines.set(Deadline.LEASE, self.shared.lease.until_ns(now_ns), out)
+            self.pausing.review(self.phase, self.intake, now_ns, out)
             self._acknowledge(now_ns, out)
 
     def partition_changed(self, epoch_rose: bool, now_ns: int, out: Effects) -> None:
@@ -155,6 +156,7 @@ class LeaderRole(ReplicaRole):
         self._open_when_free(now_ns, out)
         self._advance(now_ns, out)
         self._release(out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
         self._look_soon(now_ns, out)
 
@@ -171,25 +173,26 @@ class LeaderRole(ReplicaRole):
     @property
     def takes_publishes(self) -> bool:
         """Whether what arrives now is appended at once."""
-        return not self._is_short and not self.intake.holds and self.intake.may_append()
+        return not (self._is_short or self.intake.holds or self.pausing.sleeps) and self.intake.may_append()
 
     def publishes_received(self, event: PublishesReceived, now_ns: int, out: Effects) -> None:
         """Append, or hold back, or refuse before appending (``intake``). A publish whose publisher can't be answered, or may not be
         told no, is never refused for a short ISR [D20, D22]."""
         self._look_soon(now_ns, out)
-        short = self._is_short
-        if self.shared.held.config.read_only:
-            out.append(self._no(event, RejectReason.READ_ONLY, now_ns))
+        short, holds, sleeps = self._is_short, self.intake.holds, self.pausing.sleeps
+        if (refusal := self.pausing.refusal) is not None:
+            out.append(self._no(event, refusal, now_ns))
         elif short and not event.is_plain and self.may_refuse_for_now(now_ns):
             out.append(RejectPublishes(token=event.token, reason=RejectReason.BELOW_MIN_ISR))
-        elif not (self.intake.holds or (short and event.is_plain)) and self.intake.may_append():
+        elif not (holds or sleeps or (short and event.is_plain)) and self.intake.may_append():
             self._append(event, out)
-        elif event.conditional or not self.intake.hold(event, now_ns):
+        elif (event.conditional and (holds or not sleeps)) or not self.intake.hold(event, now_ns):
             out.append(self._no(event, RejectReason.BELOW_MIN_ISR if short else RejectReason.OVERLOADED, now_ns))
+        self.pausing.review(self.phase, self.intake, now_ns, out)
 
     def _no(self, event: PublishesReceived, reason: RejectReason, now_ns: int) -> RejectPublishes | DropPublishes:
-        """Said where somebody waits who may be told. That a stream is read-only, every leader says."""
-        may_tell = self.may_refuse(now_ns) if reason is RejectReason.READ_ONLY else self.may_refuse_for_now(now_ns)
+        """Said where somebody waits who may be told. That a stream is read-only or paused, every leader says."""
+        may_tell = self.may_refuse(now_ns) if reason in SAID_BY_EVERY_LEADER else self.may_refuse_for_now(now_ns)
         return (RejectPublishes if may_tell and not event.is_plain else DropPublishes)(token=event.token, reason=reason)
 
     def duplicate_received(self, last_offset: int, now_ns: int, out: Effects) -> None:
@@ -211,7 +214,8 @@ class LeaderRole(ReplicaRole):
     def _release(self, out: Effects) -> None:
         """Append what was held, some of it, as far as there is room; after the answer to the fetch that made room."""
         size_bytes = 0
-        while self.intake.holds and self.intake.may_append() and not self._is_short and size_bytes < _RELEASE_BYTES:
+        awake = not (self._is_short or self.pausing.sleeps)
+        while awake and self.intake.holds and self.intake.may_append() and size_bytes < _RELEASE_BYTES:
             event = self.intake.next()
             size_bytes += size_in_memory(event)
             self._append(event, out)
@@ -316,8 +320,7 @@ class LeaderRole(ReplicaRole):
     def fetch_received(self, event: FetchReceived, now_ns: int, out: Effects) -> None:
         """Count it, move HW, then answer, so that the answer carries the new HW."""
         before = self.desk.newest_offset_of(event.replica)
-        reason = self.desk.fetch_received(event, now_ns)
-        if reason is not None:
+        if (reason := self.desk.fetch_received(event, now_ns)) is not None:
             self.refuse(event.token, reason, out)
             self._open_when_free(now_ns, out)
             return
@@ -369,12 +372,11 @@ class LeaderRole(ReplicaRole):
         )
         told = tuple(replica for replica in behind if not self.desk.awaits_answer(replica))
         if told:
-            epoch = self.shared.state.epoch
             out.append(
                 SendNotice(
                     replicas=told,
                     leader_epoch=self.leader_epoch,
-                    epoch=epoch,
+                    epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,
                     high_watermark=log.high_watermark,
                     log_start_offset=log.log_start_offset,
@@ -421,8 +423,7 @@ class LeaderRole(ReplicaRole):
         if wanted == {self.shared.node_id} and not lost and self._may_be_deaf(now_ns):
             return
         change.proposed(wanted, self._replicas_after(wanted, evicted))
-        live = self.shared.live
-        incarnations = tuple((replica, live.get(replica, 0)) for replica in sorted(wanted))
+        incarnations = tuple((replica, self.shared.live.get(replica, 0)) for replica in sorted(wanted))
         left = tuple((replica, self.flushes.last_ns(replica)) for replica in sorted(slow & held.isr - wanted))
         out.append(
             ProposeIsr(
@@ -504,11 +505,11 @@ class LeaderRole(ReplicaRole):
             for progress in self.desk.followers.values():
                 progress.caught_up_ns += late_ns
                 progress.last_asked_ns += late_ns
-        unreachable = self._why_unreachable(now_ns)
-        if unreachable:
+        if unreachable := self._why_unreachable(now_ns):
             out.append(GiveUpLeadership(leader_epoch=self.leader_epoch, reason=unreachable))
         self._look_at_own_flush(late_ns, interval_ns, now_ns)
         self._give_up_what_is_old(now_ns, out)
+        self.pausing.review(self.phase, self.intake, now_ns, out)
         self._review_isr(now_ns, out)
         if self.flushes.is_slow(self.shared.node_id, now_ns):
             self._step_aside(now_ns, out)
@@ -522,7 +523,7 @@ class LeaderRole(ReplicaRole):
         change = self.isr_change
         if not everything or change.in_flight or change.unsettled or self.shared.data_path_down_ns is not None or not followers:
             return 0
-        if self.flushes.slow(now_ns):
+        if self.flushes.slow(now_ns) or self.pausing.is_over(self.intake):
             return 0
         lagging_ns = min(progress.caught_up_ns for progress in followers) + nanoseconds(self.shared.config.max_lag_time_s)
         return min(lagging_ns + 1, max(progress.last_asked_ns for progress in followers) + self._silence_ns())
@@ -544,12 +545,11 @@ class LeaderRole(ReplicaRole):
         if self.phase is not Leading.READY or now_ns < self._stays_until_ns or self.isr_change.in_flight:
             return
         members = [replica for replica in state.replicas if replica in state.isr and replica != shared.node_id]
-        by_quorum = len(state.replicas) // 2 + 1
         toward = successor(
             self.flushes.fast(members, now_ns),
             self.desk.followers,
             shared.live,
-            needed=by_quorum if self._commits_by_quorum else max(shared.held.min_isr, lag.STAY_AT_LEAST),
+            needed=len(state.replicas) // 2 + 1 if self._commits_by_quorum else max(shared.held.min_isr, lag.STAY_AT_LEAST),
             now_ns=now_ns,
             max_lag_ns=nanoseconds(shared.config.max_lag_time_s),
         )

@@ -26,7 +26,7 @@ from typing import assert_never
 
 from liftpy.config import ReplicationConfig
 from liftpy.log.horizon import Horizon
-from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.partition import PartitionState, PartitionStatus, Pause
 from liftpy.replica import events as ev
 from liftpy.replica.backoff import Backoff
 from liftpy.replica.candidate import CandidateRole
@@ -165,9 +165,10 @@ class Replica:
 
     @property
     def stands_by(self) -> bool:
-        """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else."""
+        """Whether it may lead next, and keeps what it hears on the data subject for that: in the ISR, with somebody else. Not while the
+        partition is paused, until its leader has said that it takes publishes again."""
         could = not isinstance(self._role, FailedRole | StoppedRole) and self._shared.node_id in self._shared.held.isr
-        return could and self._shared.held.has_standby
+        return could and self._shared.held.has_standby and self._shared.state.pause is Pause.NOT_PAUSED
 
     def who_hears_for_it(self) -> str:
         """Who of those that stand by is handed the leadership when publishes have gone past this leader; '': nobody, or it does not
@@ -205,6 +206,7 @@ class Replica:
             followers=self._followers(now_ns),
             target=state.target,
             joining=state.joining,
+            paused=state.pause.words,
             copy_lag_records=self._role.copy_lag_records if isinstance(self._role, FollowerRole) else None,
             has_slow_disk=isinstance(self._role, LeaderRole) and self._role.flushes.is_slow(shared.node_id, now_ns),
         )

@@ -54,3 +54,5 @@ class ReplicaSnapshot:
     """Of a learner: records that its leader has committed, and that it does not have; None: it is none, or does not know yet."""
     has_slow_disk: bool = False
     """It leads, and its own flushes are far slower than its followers'."""
+    paused: str = ""
+    """Until when, for people, as far as this replica knows; '': it takes publishes, if it leads."""

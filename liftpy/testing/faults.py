@@ -8,7 +8,7 @@ from functools import partial
 from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.replica.events import NoticeReceived
 from liftpy.replica.phases import RoleName
-from liftpy.testing import aimed, draining
+from liftpy.testing import aimed, draining, pausing
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.ghost import GhostPurge
@@ -497,5 +497,5 @@ _STRIKES = {
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
     TRUNCATE: _truncate, PURGE: _purge,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
-    **aimed.STRIKES, **draining.STRIKES,
+    **aimed.STRIKES, **draining.STRIKES, **pausing.STRIKES,
 }  # fmt: skip

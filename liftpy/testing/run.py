@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from liftpy.errors import InvariantError
-from liftpy.testing import draining
+from liftpy.testing import draining, pausing
 from liftpy.testing.availability import Availability
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.disk import Disk
@@ -79,6 +79,7 @@ def _run(cluster: Cluster, events: int) -> None:
     nemesis.stopped = availability.stopped = True
     cluster.heal()
     draining.heal(cluster)
+    pausing.heal(cluster)
     cluster.become_whole()
 
 

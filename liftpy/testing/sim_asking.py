@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from liftpy.cluster.codec import pause_to_pb
 from liftpy.cluster.wishes import purge_report
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
@@ -62,6 +63,14 @@ class Asking:
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self.cluster.counters[f"gives up: {effect.reason}"] += 1
         self._ask_for_another_leader(effect.leader_epoch, effect.reason)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        self.cluster.counters["pauses ended by publishes" if effect.pause.until_publish else "pauses over"] += 1
+        wish = pb.WakePartition(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
+        )  # fmt: skip
+        self.process.propose(self.key, pb.ControlRequest(wakePartition=wish), lambda response: None)
 
     def step_aside(self, effect: do.StepAside) -> None:
         why = [short for short in ("moves away", "gone past it") if short in effect.reason]

@@ -22,6 +22,7 @@ from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.invariants import check
+from liftpy.partition import Pause
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.testing.messages import Ack, AckFrame, Publish
@@ -77,6 +78,7 @@ class SimIngest:
         self._askers: dict[bytes, tuple[Publish, int, Reply]] = {}
         """Inbox -> (publish, index of its message, way back)."""
         self._releasing: do.SendAcks | None = None
+        self._came_while_paused: set[int] = set()
         self.acks = PendingAcks(self, replica.key, replica.subject)
         below = f"{replica.subject}.>"
         self.derived = derived_state(
@@ -103,7 +105,7 @@ class SimIngest:
             codec=Codec.NONE,
             inboxes=_INBOXES,
             acks=self.acks,
-            feed=replica.feed,
+            feed=self._comes,
             wall_ns=self._wall_ns,
             log_end_offset=lambda: replica.log.log_end_offset,
             may_refuse=lambda: replica.replica.may_refuse_publishers(replica.now_ns()),
@@ -167,6 +169,21 @@ class SimIngest:
         """HW has risen."""
         self.derived.committed(high_watermark)
         self.standby.committed(high_watermark)
+
+    def _comes(self, event: ev.Event) -> None:
+        if isinstance(event, ev.PublishesReceived):
+            if self._replica.replica.state.pause is Pause.UNTIL_RESUMED:
+                self._came_while_paused.add(event.token)
+                self._cluster.counters["publishes to what is paused"] += 1
+            self._cluster.counters["publishes that wake"] += self._replica.replica.state.pause.until_publish
+        self._replica.feed(event)
+
+    def appends(self, effect: do.AppendBatch) -> None:
+        """Of what comes while its leader knows that the partition is paused nothing is stored [A13]."""
+        pause = self._replica.replica.state.pause
+        where = self._replica.host, self._replica.key, pause
+        check(effect.token not in self._came_while_paused, "A13", where, "stores what came while it was paused")
+        check(not pause.until_publish, "A13", where, "stores before it is resumed")
 
     def stepped(self, event: ev.Event) -> None:
         """The replica may have another role now."""

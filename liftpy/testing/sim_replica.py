@@ -186,6 +186,7 @@ class SimReplica(Asking):
 
     # ---- the log -----------------------------------------------------------------------------------------------------
     def append_batch(self, effect: do.AppendBatch) -> None:
+        self.publishers.appends(effect)
         batch = self.publishers.ingest.seal(effect)
         if not self._stored(lambda: self.log.append(batch), effect.token):
             return

@@ -20,6 +20,7 @@ from liftpy.purge import waits_for
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.alter import alter
 from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.pause import pause, resume
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.purge import purge
 from sidecar.cli.session import with_client
@@ -37,6 +38,8 @@ def stream() -> None:
 
 
 stream.add_command(alter)
+stream.add_command(pause)
+stream.add_command(resume)
 stream.add_command(truncate)
 stream.add_command(purge)
 
@@ -194,6 +197,9 @@ def show(name: str, as_json: bool, target: Target) -> None:
             what = ", ".join([f"subject {s}" for s in wish["subjects"]] + [f"key {k}" for k in wish["keys"]])
             where = f"{found.name}/{p['partition']}: purge of {what} below {wish['end_offset']}"
             console.print(f"{where} waits for {', '.join(wish['waits_for'])}", highlight=False)
+    for until in sorted({p.pause.words for p in found.partitions} - {""}):
+        numbers = " ".join(str(p.partition) for p in found.partitions if p.pause.words == until)
+        console.print(f"paused, {until}: {numbers}", highlight=False)
 
 
 @stream.command()
@@ -238,6 +244,7 @@ def stream_json(image: StreamImage) -> dict[str, Any]:
                 "replicas": list(p.replicas),
                 "isr": list(p.isr),
                 "purges": [_purge_json(p, wish) for wish in p.purges],
+                "paused": p.pause.words,
             }
             for p in image.partitions
         ],

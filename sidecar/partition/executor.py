@@ -260,6 +260,9 @@ class Executor:
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self._t.proposals.give_up_leadership(self._t.key, effect)
 
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        self._t.proposals.wake_partition(self._t.key, effect)
+
     def report_promotion(self, effect: do.ReportPromotion) -> None:
         self._t.proposals.report_promotion(self._t.key, effect)
 

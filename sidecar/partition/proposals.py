@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from liftpy.client.ending import end_tasks
+from liftpy.cluster.codec import pause_to_pb
 from liftpy.cluster.wishes import Wishes, purge_report
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
@@ -127,6 +128,20 @@ class Proposals:
             toward=toward,
         )
         self._ask(key, pb.ControlRequest(giveUpLeadership=wish))
+
+    def wake_partition(self, key: PartitionKey, effect: do.WakePartition) -> None:
+        """Say that a pause ends; the answer is the next state of the partition."""
+        CHATTER.info(logger, "%s: its pause ends: %s", key, effect.pause.name)
+        wish = pb.WakePartition(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            leader=self._node_id,
+            leaderEpoch=effect.leader_epoch,
+            pause=pause_to_pb(effect.pause),
+            pauses=effect.pauses,
+        )
+        self._ask(key, pb.ControlRequest(wakePartition=wish))
 
     def report_promotion(self, key: PartitionKey, effect: do.ReportPromotion) -> None:
         """Tell how far the promotion is; the answer is the next state of the partition."""

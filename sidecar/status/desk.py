@@ -164,7 +164,18 @@ def _http(status: str, kind: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-_COLUMNS = ("stream", "partition", "role", "phase", "leader", "leader_epoch", "isr", "newest_offset", "high_watermark")
+_COLUMNS = (
+    "stream",
+    "partition",
+    "role",
+    "phase",
+    "leader",
+    "leader_epoch",
+    "isr",
+    "newest_offset",
+    "high_watermark",
+    "paused",
+)
 
 
 def _page(report: dict[str, Any], count: int) -> bytes:

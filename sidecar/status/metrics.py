@@ -62,6 +62,8 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=len(led))
         quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
         yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
+        paused = sum(bool(p["paused"]) for p in led)
+        yield GaugeMetricFamily("liftpy_partitions_paused", "Led here, and paused by operators.", value=paused)
         yield from self._copies(report["copies"], partitions)
         yield from self._derived(report["derived"])
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in led)

@@ -226,6 +226,7 @@ def _replica(snapshot: ReplicaSnapshot) -> dict[str, Any]:
         "isr": list(snapshot.isr),
         "target": list(snapshot.target),
         "joining": snapshot.joining,
+        "paused": snapshot.paused,
         "copy_lag": snapshot.copy_lag_records,
         "log_start_offset": snapshot.log_start_offset,
         "newest_offset": snapshot.log_end_offset - 1,

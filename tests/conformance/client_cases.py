@@ -28,6 +28,7 @@ from liftpy.errors import (
     OffsetOutOfRangeError,
     PublishRejectedError,
 )
+from liftpy.partition import Pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +310,66 @@ async def is_read_only(place: Place) -> bool:
     except PublishRejectedError as error:
         return error.reason == "READ_ONLY"
     return False
+
+
+async def refused_as_paused(place: Place, partition: int = 0) -> bool:
+    try:
+        await place.client.publish(place.name, b"?", partition=partition)
+    except PublishRejectedError as error:
+        return error.reason == "PAUSED"
+    return False
+
+
+@case
+async def what_is_paused_takes_nothing_until_it_is_resumed(place: Place) -> None:
+    client, name = place.client, place.name
+    await client.create_stream(name, f"data.{name}", partitions=2)
+    await client.publish(name, b"before")
+    paused = await client.pause(name, [0])
+    assert [p.pause for p in paused.partitions] == [Pause.UNTIL_RESUMED, Pause.NOT_PAUSED]
+    while not await refused_as_paused(place):  # the leader hears of it a moment later
+        pass
+    assert not await refused_as_paused(place, 1)
+    end = (await client.bounds(name)).end_offset
+    async with refused(PublishRejectedError, "PAUSED"):
+        await client.publish(name, b"meanwhile")
+    again = await client.pause(name, [0])
+    assert again.partitions == (await client.stream(name)).partitions == paused.partitions, "nothing is to be done"
+    assert (await place.values())[0] == b"before", "reading goes on"
+    assert (await client.bounds(name)).end_offset == end
+    resumed = await client.resume(name)
+    assert [p.pause for p in resumed.partitions] == [Pause.ENDING, Pause.NOT_PAUSED]
+    while await refused_as_paused(place):
+        pass
+    while (await client.stream(name)).partitions[0].pause is not Pause.NOT_PAUSED:  # its leader says that it takes publishes
+        await asyncio.sleep(0.01)
+    for partitions in ([2], [0, 7]):
+        async with refused(NotFoundError, "no partition"):
+            await client.pause(name, partitions)
+    async with refused(NotFoundError, "no stream"):
+        await client.resume("nobody-knows-it")
+    async with refused(ConfigError, "no partition is named"):
+        await client.pause(name, [])
+    async with refused(ConfigError, "-1"):
+        await client.pause(name, [-1])
+
+
+@case
+async def a_publish_resumes_what_is_paused_until_then(place: Place) -> None:
+    client, name = place.client, place.name
+    await client.create_stream(name, f"data.{name}", partitions=3)
+    for how in ({"resume_on_publish": True}, {"resume_all": True}):
+        await client.publish(name, b"before", partition=1)
+        paused = await client.pause(name, **how)
+        assert all(p.pause.until_publish for p in paused.partitions)
+        first = await client.publish(name, b"first", partition=1)
+        assert first is not None
+        assert not first.duplicate
+        while (stream := await client.stream(name)).partitions[1].pause is not Pause.NOT_PAUSED:
+            await client.publish(name, b"more", partition=1)  # the leader may have heard of the pause after the first
+        others = [p.pause.until_publish for p in stream.partitions]
+        assert others == ([True, False, True] if "resume_on_publish" in how else [False] * 3)
+        await client.resume(name)
 
 
 # ---- administration --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from liftpy.cluster.codec import pause_to_pb
 from liftpy.cluster.wishes import purge_report
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
@@ -65,6 +66,13 @@ class MemoryAsking:
 
     def give_up_leadership(self, effect: do.GiveUpLeadership) -> None:
         self._another_leader(effect.leader_epoch, effect.reason)
+
+    def wake_partition(self, effect: do.WakePartition) -> None:
+        wish = pb.WakePartition(
+            stream=self.key.stream, uid=self.key.uid, partition=self.key.partition, leader=self.node_id,
+            leaderEpoch=effect.leader_epoch, pause=pause_to_pb(effect.pause), pauses=effect.pauses,
+        )  # fmt: skip
+        self._ask(pb.ControlRequest(wakePartition=wish))
 
     def step_aside(self, effect: do.StepAside) -> None:
         self._another_leader(effect.leader_epoch, effect.reason, effect.toward)

@@ -140,6 +140,7 @@ class Ack(_message.Message):
         DIVERGED_PRODUCER: _ClassVar[Ack.Error]
         UNKNOWN_PRODUCER: _ClassVar[Ack.Error]
         PRODUCER_CONFLICT: _ClassVar[Ack.Error]
+        PAUSED: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -158,6 +159,7 @@ class Ack(_message.Message):
     DIVERGED_PRODUCER: Ack.Error
     UNKNOWN_PRODUCER: Ack.Error
     PRODUCER_CONFLICT: Ack.Error
+    PAUSED: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
     MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]

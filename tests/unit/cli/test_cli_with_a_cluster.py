@@ -29,7 +29,7 @@ from tests.unit.cluster.cluster_driver import Driver
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
-    for name in ("partition", "node", "status", "stream", "rights", "consume", "truncate", "purge")
+    for name in ("partition", "node", "status", "stream", "rights", "consume", "truncate", "pause", "purge")
 }
 
 
@@ -376,7 +376,7 @@ def test_streams_are_shown_as_they_are(
             "leader": p.leader,
             "leader_epoch": p.leader_epoch,
         }
-        | {"epoch": p.epoch, "replicas": list(p.replicas), "isr": list(p.isr)}
+        | {"epoch": p.epoch, "replicas": list(p.replicas), "isr": list(p.isr), "paused": ""}
         for p, subject in zip(image.partitions, ("shop.orders", "shop.orders.1"), strict=True)
     ]
     assert shown["partitions"] == wanted

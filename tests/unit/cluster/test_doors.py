@@ -36,20 +36,21 @@ def test_the_whole_table() -> None:
     by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
     assert by[AskedBy.READERS] == "describeCluster describeStream"
     assert by[AskedBy.OPERATORS] == (
-        "addPartitions alterStream changeControllers createStream deleteStream electLeader purgeRecords reassign removeNode "
-        "setNode truncateBefore"
+        "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
+        "reassign removeNode setNode truncateBefore"
     )
     assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
-        "reportLeader reportPromotion reportPurged truncateBefore"
+        "reportLeader reportPromotion reportPurged truncateBefore wakePartition"
     )
     assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
         "reportPurged": "node",
+        "wakePartition": "leader",
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
 from liftpy.errors import CorruptionError
-from liftpy.partition import MoveReason, Purge, PurgedBy
+from liftpy.partition import MoveReason, Pause, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
 
@@ -53,6 +53,8 @@ def test_every_field_of_every_state_comes_back() -> None:
         asked_start=10,
         purges=(Purge(number=12, subjects=("x.>",), keys=(b"k",), end_offset=13),),
         purged=(PurgedBy("a", 12),),
+        pause=Pause.UNTIL_PUBLISH,
+        pauses=12,
         isr=("a", "b"),
         leaderships=11,
     )

@@ -62,7 +62,7 @@ class Bench:
         self.live = {"n2": 5}
         self.replica = SimpleNamespace(
             stands_by=True, node_id="n1", role=RoleName.FOLLOWER, live_incarnation=lambda node: self.live.get(node, 0),
-            state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3),
+            state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3, pauses=0),
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
         self.standby = Standby(
@@ -475,6 +475,18 @@ def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgot
     bench.heard(b"3")
     bench.standby.review()
     assert values(bench.leads()) == [b"3"]
+
+
+def test_what_was_heard_before_a_pause_was_missed_may_have_been_refused_and_is_forgotten() -> None:
+    bench = Bench()
+    bench.heard(b"1")
+    bench.standby.review()
+    assert bench.standby.heard.blocks
+    bench.replica.state.pauses = 1  # it is over already: this node was told of both together
+    bench.standby.review()
+    bench.heard(b"2")
+    bench.standby.review()
+    assert values(bench.leads()) == [b"2"]
 
 
 def test_what_is_old_goes() -> None:

@@ -47,6 +47,7 @@ SNAPSHOT = ReplicaSnapshot(
     has_slow_disk=False,
     target=("n1", "n4"),
     joining="n4",
+    paused="until publish",
     copy_lag_records=125,
     followers=(
         FollowerSnapshot("n2", 21, 3, True, 0.12345, 1.23456, False),
@@ -156,6 +157,7 @@ def test_each_figure_of_a_partition_is_its_own(tmp_path: Path) -> None:
             "isr": ["n1", "n2"],
             "target": ["n1", "n4"],
             "joining": "n4",
+            "paused": "until publish",
             "copy_lag": 125,
             "log_start_offset": 13,
             "newest_offset": 24,
@@ -418,9 +420,20 @@ def test_the_table_for_people_has_every_column_in_order(tmp_path: Path) -> None:
     made.reporter = Paged()  # type: ignore[assignment]
     text = made._respond(b"GET /?after=a/1199&count=1 HTTP/1.1\r\nHost: localhost\r\n\r\n").decode()
     assert "text/html" in text
-    heads = ("stream", "partition", "role", "phase", "leader", "leader epoch", "isr", "newest offset", "high watermark")
+    heads = (
+        "stream",
+        "partition",
+        "role",
+        "phase",
+        "leader",
+        "leader epoch",
+        "isr",
+        "newest offset",
+        "high watermark",
+        "paused",
+    )
     assert "".join(f"<th>{head}</th>" for head in heads) in text
-    cells = ("b &lt;i&gt;", "0", "LEADER", "-", "n1", "1", "", "0", "0")
+    cells = ("b &lt;i&gt;", "0", "LEADER", "-", "n1", "1", "", "0", "0", "")
     assert "".join(f"<td>{cell}</td>" for cell in cells) in text
     assert "node n1, version 1, incarnation 1, uptime s 1.0, metadata leader n1, metadata index 7" in text
     assert 'href="/?after=b+%3Ci%3E%2F0&amp;count=1"' in text

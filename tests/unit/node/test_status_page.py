@@ -15,7 +15,16 @@ from sidecar.status.desk import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
 
 PARTITIONS = [("a", number) for number in range(1200)] + [("b <i>", number) for number in range(3)]
 _FACTS = {"node": "n1", "version": "1", "incarnation": 1, "uptime_s": 1.0, "metadata_leader": "n1", "metadata_index": 7}
-_SHOWN = {"role": "LEADER", "phase": "-", "leader": "n1", "leader_epoch": 1, "isr": [], "newest_offset": 0, "high_watermark": 0}
+_SHOWN = {
+    "role": "LEADER",
+    "phase": "-",
+    "leader": "n1",
+    "leader_epoch": 1,
+    "isr": [],
+    "newest_offset": 0,
+    "high_watermark": 0,
+    "paused": "",
+}
 
 
 class Reporter:

@@ -11,6 +11,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
+from liftpy.partition import Pause
 from liftpy.replica import events
 from liftpy.replica.effects import RejectReason
 from liftpy.replica.events import RefusalReason
@@ -35,7 +36,7 @@ def filled(kind: type[Any]) -> Any:
             "frozenset[str]": lambda: frozenset({f"n{next(number)}"}),
             "tuple[tuple[str, int]": lambda: ((f"n{next(number)}", next(number)),),
             "tuple[str": lambda: (f"n{next(number)}",), "AckPolicy": lambda: AckPolicy.LEADER,
-            "RefusalReason": lambda: RefusalReason.DIVERGED,
+            "RefusalReason": lambda: RefusalReason.DIVERGED, "Pause": lambda: Pause.UNTIL_PUBLISH,
             "RejectReason": lambda: RejectReason.BELOW_MIN_ISR, "Deadline": lambda: events.Deadline.LAG, "bool": lambda: True,
             "int": lambda: next(number), "str": lambda: f"n{next(number)}",
         }.items():  # fmt: skip

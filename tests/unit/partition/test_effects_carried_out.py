@@ -105,6 +105,7 @@ CALLS: dict[type[Any], Any] = {
     do.ReportLeader: lambda e, feed: [("proposals.report_leader", (KEY, e))],
     do.LeaveIsr: lambda e, feed: [("proposals.leave_isr", (KEY, e))],
     do.GiveUpLeadership: lambda e, feed: [("proposals.give_up_leadership", (KEY, e))],
+    do.WakePartition: lambda e, feed: [("proposals.wake_partition", (KEY, e))],
     do.ReportPromotion: lambda e, feed: [("proposals.report_promotion", (KEY, e))],
     do.ReplayLog: lambda e, feed: [("replay.run", (ANY,))],
     do.StartServing: lambda e, feed: [("replication.start", ())],

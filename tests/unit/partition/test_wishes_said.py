@@ -36,6 +36,7 @@ WISHES: dict[str, tuple[type[Any], Callable[[Proposals, Any], None], dict[str, s
     "reportLeader": (do.ReportLeader, lambda p, e: p.report_leader(KEY, e), {"witness": "n1", "witnessIncarnation": "7"}),
     "leaveIsr": (do.LeaveIsr, lambda p, e: p.leave_isr(KEY, e), {"node": "n1", "incarnation": "7"}),
     "giveUpLeadership": (do.GiveUpLeadership, lambda p, e: p.give_up_leadership(KEY, e), {"leader": "n1", "incarnation": "7"}),
+    "wakePartition": (do.WakePartition, lambda p, e: p.wake_partition(KEY, e), {"leader": "n1"}),
     "reportPromotion": (
         do.ReportPromotion,
         lambda p, e: p.report_promotion(KEY, e),

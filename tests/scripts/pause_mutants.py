@@ -1,0 +1,55 @@
+"""Mutants for scripts: bugs of pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from liftpy.ingest.standby import Standby
+from liftpy.partition import Pause
+from liftpy.replica.pausing import Pausing
+from liftpy.replica.phases import RoleName
+from liftpy.replica.replica import Replica
+from tests.simulation.mutants.bug import Mutant, Patches, method
+
+
+def pause_is_not_heeded() -> Patches:
+    return [patch.object(Pausing, "refusal", property(lambda self: None))]
+
+
+def woken_before_it_is_resumed() -> Patches:
+    return [patch.object(Pausing, "sleeps", property(lambda self: False))]
+
+
+def nobody_is_woken() -> Patches:
+    return [method(Pausing, "is_over", lambda self, intake: False)]
+
+
+def followers_listen_before_the_leader_knows() -> Patches:
+    def stands_by(self: Replica) -> bool:
+        shared = self._shared
+        could = self.role is not RoleName.FAILED and shared.node_id in shared.held.isr
+        return could and shared.held.has_standby and not shared.state.pause.takes_nothing
+
+    return [patch.object(Replica, "stands_by", property(stands_by))]
+
+
+def heard_before_a_pause_is_kept() -> Patches:
+    real = Standby.review
+
+    def review(self: Standby) -> None:
+        if self._settings is not None and self.replica.state.pause is Pause.NOT_PAUSED:
+            self._settings = (*self._settings[:3], self.replica.state.pauses)
+        real(self)
+
+    return [method(Standby, "review", review)]
+
+
+MUTANTS: Sequence[Mutant] = (
+    Mutant("a leader heeds no pause", "none: a script asks for the refusal", pause_is_not_heeded),
+    Mutant("a leader that is woken stores at once", "A13", woken_before_it_is_resumed),
+    Mutant("nobody is woken", "a pause that a publish should end", nobody_is_woken),
+    Mutant("followers listen before the leader takes publishes", "A2", followers_listen_before_the_leader_knows),
+    Mutant("what was heard before a pause that was missed is kept", "A2", heard_before_a_pause_is_kept),
+)
+"""Those of ``more_mutants`` besides."""

@@ -1,0 +1,65 @@
+"""``liftpy stream pause`` and ``resume``: what is asked for, and what is shown of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.image import StreamImage
+from liftpy.partition import Pause
+from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+
+__all__ = ["cluster"]
+
+
+class Paused:
+    """What the cluster is asked for, done to its image."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def pause(self, name: str, partitions: tuple[int, ...] | None, **how: bool) -> StreamImage:
+        return self._all(
+            name, partitions, Pause.UNTIL_PUBLISH if how["resume_on_publish"] else Pause.UNTIL_RESUMED, "pause", how
+        )
+
+    async def resume(self, name: str, partitions: tuple[int, ...] | None) -> StreamImage:
+        return self._all(name, partitions, Pause.ENDING, "resume", {})
+
+    def _all(self, name: str, partitions: tuple[int, ...] | None, pause: Pause, what: str, how: dict[str, Any]) -> StreamImage:
+        self.cluster.asked.append((what, name, partitions, *how.values()))
+        for number in partitions or (0, 1):
+            self.cluster.set(name, number, pause=pause)
+        return self.cluster.image.streams[name]
+
+
+def test_partitions_are_paused_and_resumed_and_shown_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("pause", "resume"):
+        setattr(cluster, word, getattr(Paused(cluster), word))
+    uid = cluster.image.streams["orders"].uid
+    assert "paused" not in run(capsys, "stream", "show", "orders")[1]
+    code, out, _ = run(capsys, "stream", "pause", "orders", "--partition", "1")
+    assert (code, out) == (0, "orders/1 is paused until resumed\n")
+    shown = run(capsys, "stream", "show", "orders")[1]
+    assert shown.endswith("\npaused, until resumed: 1\n")
+    listed = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["partitions"]
+    assert [p["paused"] for p in listed] == ["", "until resumed"]
+    code, out, _ = run(capsys, "stream", "pause", "orders", "--resume-on-publish", "--json")
+    about = [{"partition": n, "paused": "until publish"} for n in (0, 1)]
+    assert (code, json.loads(out)) == (0, {"stream": "orders", "uid": uid, "partitions": about})
+    run(capsys, "stream", "pause", "orders", "--resume-all", "--partition", "0", "--partition", "1")
+    code, out, _ = run(capsys, "stream", "resume", "orders", "--partition", "0")
+    assert (code, out) == (0, "orders/0 takes publishes\n")
+    assert run(capsys, "stream", "resume", "orders", "--json")[1].count("ending") == 2
+    assert cluster.asked == [
+        ("pause", "orders", (1,), False, False), ("pause", "orders", None, True, False), ("pause", "orders", (0, 1), True, True),
+        ("resume", "orders", (0,)), ("resume", "orders", None),
+    ]  # fmt: skip
+
+
+def test_a_partition_that_is_no_number_is_wrong_usage(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["pause", "orders", "--partition", "-1"], ["resume", "orders", "--partition", "x"], ["pause"]):
+        assert run(capsys, "stream", *words)[0] == 2
+    assert cluster.asked == []
