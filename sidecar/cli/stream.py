@@ -17,7 +17,7 @@ from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.alter import alter
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import changed, setting_options, shown
@@ -53,6 +53,7 @@ stream.add_command(truncate)
 @placement_options
 @json_option
 @connection_options
+@internal_option
 def create(
     name: str,
     subject: str,
@@ -124,6 +125,7 @@ class _Wanted:
 @placement_options
 @json_option
 @connection_options
+@internal_option
 def add_partitions(
     name: str, total: int | None, as_json: bool, target: Target, placement: PlacementWish, dry_run: bool
 ) -> None:
@@ -142,9 +144,10 @@ def add_partitions(
 @stream.command(name="list")
 @json_option
 @connection_options
+@internal_option
 def list_streams(as_json: bool, target: Target) -> None:
-    """List all streams."""
-    streams = with_client(target, lambda client: client.list_streams())
+    """List all streams; with --internal also the cluster's own."""
+    streams = with_client(target, lambda client: client.list_streams(internal=target.internal))
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
         return
@@ -192,6 +195,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @click.option("--yes", is_flag=True, help="Don't ask: its records are deleted for good.")
 @json_option
 @connection_options
+@internal_option
 def delete(name: str, yes: bool, as_json: bool, target: Target) -> None:
     """Delete stream NAME and all its records, for good."""
     if not yes:

@@ -31,6 +31,9 @@ class Coordinated:
     async def stream(self, name: str) -> Any:
         return SimpleNamespace(name=name, uid="u1", partitions=(SimpleNamespace(partition=0),))
 
+    async def groups_stream(self) -> Any:
+        return await self.stream("_groups")
+
     async def list_streams(self) -> list[Any]:
         return [await self.stream("orders")]
 
