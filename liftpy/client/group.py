@@ -27,7 +27,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.positions import Start
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import decode_answer, encode_command, partition_of
 from liftpy.group.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
@@ -424,7 +424,7 @@ class Group:
                 try:
                     await self._read(pump, consumer)
                     return
-                except UnavailableError as error:
+                except (UnavailableError, OutcomeUnknownError) as error:  # the last is what a process that was stopped sees
                     self.counters["unread"] += 1
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)

@@ -47,6 +47,7 @@ async def run(rounds: int, seed: int, only: list[str], log: Path | None, *, stri
     print(f"{rounds} rounds with seed {seed} in {time.monotonic() - began:.0f} s: {records} records, each given and committed")
     for what, figures in (
         ("rebalances", ground.rebalanced_s),
+        ("records of partitions that stayed, late at most", ground.stayed_late_s),
         ("dead members taken over", ground.taken_over_s),
         ("next commit after a coordinator's end", ground.coordinator_away_s),
     ):

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -44,7 +43,7 @@ class Member:
         self.lines: list[dict[str, Any]] = []
         self.resumed_ns: list[int] = []
         command = [sys.executable, "-m", "tests.system.groups.process", url, GROUP, STREAM, str(SESSION_S)]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -52,6 +51,12 @@ class Member:
         for line in self.process.stdout:
             if line.endswith("\n"):  # one that was killed may have said half of its last word
                 self.lines.append(json.loads(line))
+
+    def join(self) -> None:
+        """What a new process waits for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("join\n")
+        self.process.stdin.flush()
 
     def said(self, do: str, since_ns: int = 0) -> list[dict[str, Any]]:
         """Lines of that kind, from a monotonic time on."""
@@ -75,6 +80,7 @@ class Ground:
         self.live: list[str] = []
         self.looked: list[dict[int, int]] = []
         self.rebalanced_s: list[float] = []
+        self.stayed_late_s: list[float] = []
         self.taken_over_s: list[float] = []
         self.coordinator_away_s: list[float] = []
         self._feeding: asyncio.Task[None] | None = None
@@ -86,7 +92,7 @@ class Ground:
         await self.client.create_stream(STREAM, "data.work", partitions=PARTITIONS)
         self._feeding = asyncio.create_task(self._feed())
         for _ in range(members):
-            self.start()
+            self.members[await self.start()].join()
         await self.settle()
 
     async def close(self) -> None:
@@ -113,11 +119,16 @@ class Ground:
             await asyncio.sleep(EVERY_S)
 
     # ---- members -----------------------------------------------------------------------------------------------------------
-    def start(self) -> str:
-        """One more; its name."""
+    async def start(self) -> str:
+        """One more, which is ready to join; its name."""
         name = f"m{len(self.members) + 1}"
-        self.members[name] = Member(name, self.cluster.nats_url)
+        member = self.members[name] = Member(name, self.cluster.nats_url)
         self.live.append(name)
+
+        async def ready() -> bool:
+            return bool(member.said("ready"))
+
+        await self.until(ready, f"{name} is ready")
         return name
 
     def generations(self) -> dict[int, tuple[str, int]]:
@@ -200,15 +211,11 @@ class Ground:
         times = [line["t"] for name in self.members for line in self.members[name].said("gained", since_ns)]
         return (max(times) - since_ns) / 1e9 if times else 0.0
 
-    def quiet_s(self, since_ns: int, partitions: Iterable[int]) -> float:
-        """The longest that one of them was not given anything, from then on, in s."""
-        longest = 0.0
-        for partition in partitions:
-            times = sorted(
-                line["t"] for m in self.members.values() for line in m.said("given", since_ns) if line["partition"] == partition
-            )
-            longest = max([longest, *((b - a) / 1e9 for a, b in pairwise(times))])
-        return longest
+    def late_s(self, since_ns: int, partitions: Iterable[int]) -> float:
+        """How late a record of them was given at most, from then on, in s."""
+        chosen = frozenset(partitions)
+        lines = [line for member in self.members.values() for line in member.said("given", since_ns)]
+        return max((line["late_s"] for line in lines if line["partition"] in chosen), default=0.0)
 
     async def judge(self, *, at_the_end: bool = False) -> int:
         """Raise ViolationError for what members or the coordinator did wrong; return how many records there are. All of them are given

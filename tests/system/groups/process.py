@@ -1,7 +1,8 @@
 """A member in a process of its own. It says what it does in lines of JSON, each with the machine's monotonic time in ns:
 
-joins; gained and gone, with partitions; given, before a part is worked on: partition, generation, first and last offset; commits, once
-that is confirmed: the next offset by partition; refused; unsure; leaves; left.
+ready, then it waits for a line; joins; gained and gone, with partitions; given, before a part is worked on: partition, generation,
+first and last offset, and how late its first record is, by the wall clock; commits, once that is confirmed: the next offset by partition;
+refused; unsure; leaves; left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ async def work(group: Group) -> None:
     """Each part is committed by itself."""
     async for part in group:
         number, last = part.key.partition, part.slice.last_offset
-        say("given", partition=number, generation=part.generation, first=part.slice.offsets()[0].item(), last=last)
+        late_s = time.time() - part.slice.timestamps_ns()[0].item() / 1e9
+        first = part.slice.offsets()[0].item()
+        say("given", partition=number, generation=part.generation, first=first, last=last, late_s=late_s)
         try:
             await group.commit()
         except GroupRefusedError as error:
@@ -51,6 +54,8 @@ async def main(url: str, group_name: str, stream: str, session_s: float) -> None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
     options = GroupOptions(session_s=session_s, auto_commit_s=3600)
     async with connect(url) as client:
+        say("ready")
+        await asyncio.to_thread(sys.stdin.readline)
         say("joins")
         group = await client.group(
             group_name, [stream], options=options,

@@ -15,16 +15,16 @@ MOST_MEMBERS, FEWEST_MEMBERS = 4, 2
 _RETURN_S = 5.0
 
 
-async def _calmly(ground: Ground, change: Callable[[], str], wait_for: str) -> str:
-    """A change by which only what has to move stops; measured from when the member said ``wait_for``."""
+async def _calmly(ground: Ground, name: str, change: Callable[[], None], says: str) -> str:
+    """A change by which only what has to move stops; measured from when the member says that it begins."""
     before, began_ns = ground.generations(), time.monotonic_ns()
-    name = change()
+    change()
 
     async def said() -> bool:
-        return bool(ground.members[name].said(wait_for))
+        return bool(ground.members[name].said(says))
 
-    await ground.until(said, f"{name} {wait_for}")
-    at_ns = ground.members[name].said(wait_for)[0]["t"]
+    await ground.until(said, f"{name} {says}")
+    at_ns = ground.members[name].said(says)[0]["t"]
     await ground.settle()
     after = ground.generations()
     if found := judge.disturbed(before, after):
@@ -32,24 +32,21 @@ async def _calmly(ground: Ground, change: Callable[[], str], wait_for: str) -> s
     took_s = ground.moved_s(at_ns)
     ground.rebalanced_s.append(took_s)
     stayed = [partition for partition in after if before.get(partition) == after[partition]]
-    return f"{name}: moved in {took_s:.2f} s, {len(stayed)} stayed and paused {ground.quiet_s(began_ns, stayed):.2f} s at most"
+    ground.stayed_late_s.append(ground.late_s(began_ns, stayed))
+    return f"{name}: moved in {took_s:.2f} s, {len(stayed)} stayed, their records {ground.stayed_late_s[-1]:.2f} s late at most"
 
 
 async def joins(ground: Ground) -> str:
     """One more member."""
-    return await _calmly(ground, ground.start, "joins")
+    name = await ground.start()
+    return await _calmly(ground, name, ground.members[name].join, "joins")
 
 
 async def leaves(ground: Ground) -> str:
     """SIGTERM: it commits and says goodbye."""
-
-    def leave() -> str:
-        name = ground.rng.choice(ground.live)
-        ground.live.remove(name)
-        ground.members[name].send(signal.SIGTERM)
-        return name
-
-    return await _calmly(ground, leave, "leaves")
+    name = ground.rng.choice(ground.live)
+    ground.live.remove(name)
+    return await _calmly(ground, name, lambda: ground.members[name].send(signal.SIGTERM), "leaves")
 
 
 async def _away(ground: Ground, name: str, struck_ns: int) -> str:
