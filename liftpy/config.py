@@ -254,6 +254,10 @@ class ReplicationConfig:
     replacement_grace_s: float = 300.0
     """A node that has been down for so long has its replicas made anew on others; 0: never, unless it is drained. Counted by the
     metadata leader, from when it saw it down: a new one begins anew."""
+    groups_partitions: int = 3
+    """Of the stream of consumer groups, when it is made; each has a coordinator, and a group is with one of them for good."""
+    groups_replicas: int = 0
+    """Of each of them; 0: 3, or as many as there are nodes."""
     copies_at_once: int = 64
     """Replicas that are copied to other nodes at a time, in the whole cluster."""
     copies_per_node: int = 8
@@ -265,6 +269,8 @@ class ReplicationConfig:
         _bounded(
             self,
             {
+                "groups_partitions": (1, 1000),
+                "groups_replicas": (0, 32),
                 "copies_at_once": (1, 10_000),
                 "copies_per_node": (1, 1000),
                 "max_lag_records": (0, 1 << 62),

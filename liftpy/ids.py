@@ -34,11 +34,23 @@ def is_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def is_internal(stream: str) -> bool:
+    """Whether the cluster itself keeps something in the stream of this name: nobody changes it but by saying so."""
+    return stream.startswith("_")
+
+
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
     return name
+
+
+def check_published(stream: str) -> str:
+    """Return ``stream`` if applications may publish to a stream of this name, else raise InvalidNameError."""
+    if is_internal(check_name(stream, "stream")):
+        raise InvalidNameError(f"stream {stream!r} is internal, the cluster's own: nothing is published to it")
+    return stream
 
 
 def check_publisher_subject(subject: str) -> str:

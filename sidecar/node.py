@@ -38,6 +38,7 @@ from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
+from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import open_count, raise_limit
 from sidecar.disk.files import OpenMaps
@@ -120,6 +121,7 @@ class Node:
         self._flush_times = NodeFlushTimes(self.counters)
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
+        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters)
         self._unwatch: Callable[[], None] = lambda: None
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
@@ -167,6 +169,8 @@ class Node:
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
+        self._coordinators.follow(ClusterImage(), self.group.image)
+        self.group.watch(self._coordinators.follow)
         await self.partitions.settled()
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
@@ -262,6 +266,7 @@ class Node:
             descriptors=self._descriptors,
             flush_times=self._flush_times,
             flush_place=self._flush_place,
+            coordinators=self._coordinators,
         )
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
@@ -367,6 +372,7 @@ class Node:
             if self.partitions is not None:
                 await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
             await registered.drain(_DRAIN_TIMEOUT_S)
+        await self._coordinators.close()
         if self._membership is not None:
             await self._membership.close()
         if self.partitions is not None:

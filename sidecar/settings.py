@@ -16,6 +16,7 @@ The file::
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
+    host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
@@ -57,11 +58,12 @@ _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How a command reaches a cluster: servers, namespace, credentials."""
+    """How a command reaches a cluster: servers, namespace, credentials; and whether it may change the cluster's own streams."""
 
     nats: tuple[str, ...] = field(default=(DEFAULT_NATS,), repr=False)
     namespace: str = DEFAULT_NAMESPACE
     credentials: Credentials = field(default_factory=Credentials)
+    internal: bool = False
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
@@ -75,6 +77,7 @@ class NodeSettings:
     ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
+    ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
     """
@@ -94,6 +97,7 @@ class NodeSettings:
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
+    host_groups: bool = True
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:

@@ -125,6 +125,8 @@ class Admin:
         self._transport = transport
         self._subjects = subjects
         self._deadline_s = deadline_s
+        self.internal = False
+        """Whether internal streams may be made, changed, cut and deleted: the cluster's own, whose names begin with ``_``."""
 
     async def create_stream(
         self,
@@ -396,6 +398,10 @@ class Admin:
         )
         return ClusterState(codec.image_from_pb(cluster.image), cluster.metadataLeader, controllers)
 
+    async def open_groups(self) -> StreamImage:
+        """The internal stream of consumer groups, made where it is not there; see ``Grouping.groups_stream``."""
+        return await self._whole(await self._read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
+
     async def nodes_in(self, rack: str) -> set[str]:
         """The nodes of a rack, without the rest of the cluster, about."""
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()
@@ -424,6 +430,7 @@ class Admin:
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """A request that only operators may ask for."""
+        request.internal = self.internal
         return await self._ask_on(self._subjects.control_admin(), request)
 
     async def _ask_on(self, subject: str, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:

@@ -16,6 +16,7 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.giving_up import GivingUp
 from liftpy.client.grouping import Grouping
 from liftpy.client.in_flight import PublishAck, PublishOptions
+from liftpy.client.internals import Internals
 from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
@@ -37,7 +38,7 @@ from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
-from liftpy.ids import check_name
+from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
 from liftpy.strict_json import load_json
 from liftpy.wire import envelope
@@ -85,7 +86,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(GivingUp, Grouping, Pauses, ServiceCalls):
+class Client(GivingUp, Grouping, Internals, Pauses, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -271,9 +272,9 @@ class Client(GivingUp, Grouping, Pauses, ServiceCalls):
         await self._admin.delete_stream(name, uid)
         self._streams.pop(name, None)
 
-    async def list_streams(self) -> list[StreamImage]:
-        """All streams with partitions, replicas, ISR and leaders, by name."""
-        return (await self._admin.describe()).streams()
+    async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
+        """All streams with partitions, replicas, ISR and leaders, by name; ``internal``: the cluster's own, too."""
+        return [found for found in (await self._admin.describe()).streams() if internal or not is_internal(found.name)]
 
     async def stream(self, name: str) -> StreamImage:
         """One stream; raises NotFoundError."""
@@ -368,7 +369,7 @@ class Client(GivingUp, Grouping, Pauses, ServiceCalls):
             return self.consume(*place, start=begin, until=until, subjects=subjects, keys=keys, options=bounded)
 
         async def places() -> list[Place]:
-            return [(stream.name, p.partition) for stream in await self.list_streams() for p in stream.partitions]
+            return [(stream.name, p.partition) for stream in await self.list_streams(internal=True) for p in stream.partitions]
 
         return ManyConsumer(Places(places, made), names, start, positions)
 
@@ -482,7 +483,7 @@ class Client(GivingUp, Grouping, Pauses, ServiceCalls):
         ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
         has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard), UnavailableError.
         """
-        check_name(stream, "stream")
+        check_published(stream)
         check_partition(partition)
         if subject:
             address = _address(subject)
@@ -516,7 +517,7 @@ class Client(GivingUp, Grouping, Pauses, ServiceCalls):
     async def _producer(
         self, stream: str, name: str, options: ProducerOptions, how: Partitioner, of: Source | None
     ) -> Producer:
-        known = await self._described(check_name(stream, "stream"))
+        known = await self._described(check_published(stream))
         addresses = [_address_of(known, partition.partition) for partition in known.partitions]
         check_answers(known)
 

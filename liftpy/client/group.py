@@ -27,19 +27,16 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.positions import Start
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import decode_answer, encode_command, partition_of
 from liftpy.group.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
 from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import group_pb2 as pb
+from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 
 logger = logging.getLogger("liftpy.client")
 
-GROUPS_SERVICE = "groups"
-"""Name of the coordinator, a replicated service."""
-GROUPS_STREAM = "_groups"
-"""The stream of its commands."""
 _AGAIN_S = 0.25
 """Between two tries of what could not be committed or read."""
 _ANSWER_S = 2.0
@@ -82,6 +79,10 @@ class GroupHome(Protocol):
 
     async def stream(self, name: str) -> StreamImage:
         """As ``Client.stream``."""
+        ...
+
+    async def groups_stream(self) -> StreamImage:
+        """As ``Client.groups_stream``."""
         ...
 
     async def list_streams(self) -> list[StreamImage]:
@@ -165,11 +166,8 @@ class Group:
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     async def open(self) -> Group:
-        """Find the coordinator and join. Raises NotFoundError where the stream of groups is not made yet."""
-        try:
-            home = await self._client.stream(GROUPS_STREAM)
-        except NotFoundError:
-            raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        """Find the coordinator and join; the first member of a cluster has its stream made. Raises as ``groups_stream``."""
+        home = await self._client.groups_stream()
         self._partition = partition_of(self.name, len(home.partitions))
         known = await self._known_streams()
         if not known:
@@ -426,7 +424,7 @@ class Group:
                 try:
                     await self._read(pump, consumer)
                     return
-                except UnavailableError as error:
+                except (UnavailableError, OutcomeUnknownError) as error:  # the last is what a process that was stopped sees
                     self.counters["unread"] += 1
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)

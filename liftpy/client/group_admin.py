@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, GroupRefusedError
+from liftpy.client.group import GroupRefusedError
 from liftpy.errors import NotFoundError
 from liftpy.group.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import group_pb2 as pb
+from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
 
 if TYPE_CHECKING:
     from liftpy.client.client import Client
@@ -55,7 +56,7 @@ class GroupDescription:
 
 
 async def list_groups(client: Client) -> list[GroupSummary]:
-    """All of them, by name. Raises NotFoundError where the stream of groups is not made, UnavailableError."""
+    """All of them, by name. Raises UnavailableError."""
     found: list[GroupSummary] = []
     for partition in range(await _partitions(client)):
         after = ""
@@ -70,7 +71,7 @@ async def list_groups(client: Client) -> list[GroupSummary]:
 
 async def describe_group(client: Client, name: str) -> GroupDescription:
     """One group. Raises NotFoundError."""
-    partition = partition_of(check_name(name, "group"), await _partitions(client))
+    partition = await _partition_of(client, check_name(name, "group"))
     answer = await _ask(client, pb.GroupQuery(group=name), partition)
     members = tuple(
         MemberOfGroup(
@@ -103,10 +104,18 @@ async def delete_group(client: Client, name: str) -> None:
 
 
 async def _partitions(client: Client) -> int:
+    """0: nobody has needed groups yet."""
     try:
         return len((await client.stream(GROUPS_STREAM)).partitions)
     except NotFoundError:
-        raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        return 0
+
+
+async def _partition_of(client: Client, group: str) -> int:
+    count = await _partitions(client)
+    if not count:
+        raise NotFoundError(f"there is no group {group!r}, nor any other")
+    return partition_of(group, count)
 
 
 async def _ask(client: Client, query: pb.GroupQuery, partition: int) -> pb.GroupQueryAnswer:
@@ -117,7 +126,10 @@ async def _ask(client: Client, query: pb.GroupQuery, partition: int) -> pb.Group
 
 
 async def _tell(client: Client, command: pb.GroupCommand) -> None:
-    partition = partition_of(command.group, await _partitions(client))
+    if command.HasField("delete"):
+        partition = await _partition_of(client, command.group)
+    else:  # a group may be given positions before it has had a member
+        partition = partition_of(command.group, len((await client.groups_stream()).partitions))
     said = await client.call_service(
         GROUPS_SERVICE, GROUPS_STREAM, encode_command(command), partition=partition, timeout_s=_TIMEOUT_S
     )

@@ -27,7 +27,7 @@ class Grouping:
 
         ``streams``: names, or patterns with ``*``, which new streams join. ``instance``: a static identity; a process that comes back
         with it within the session goes on with its partitions. The hooks are told of partitions as they come and when they are gone;
-        they are called between heartbeats and must not wait. Raises NotFoundError (no stream of groups, no such stream), ConfigError.
+        they are called between heartbeats and must not wait. Raises NotFoundError (no such stream), ConfigError, UnavailableError.
         """
         made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return Opening(made.open())
@@ -36,6 +36,6 @@ class Grouping:
         """A worker of the work queue ``group`` over ``stream``: ``async with client.queue("jobs", "workers") as queue: async for job in
         queue: ...; await job.ack()``.
 
-        Raises NotFoundError (no such stream, no stream of groups), ConfigError.
+        Raises NotFoundError (no such stream), ConfigError, UnavailableError.
         """
         return Opening(Queue(cast("QueueHome", self), stream, group, options or QueueOptions()).open())

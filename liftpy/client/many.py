@@ -21,7 +21,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Position
 from liftpy.client.slices import BatchSlice
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.ids import check_name, shown
+from liftpy.ids import check_name, is_internal, shown
 from liftpy.strict_json import load_json
 from liftpy.wire.batch import Record
 
@@ -63,13 +63,17 @@ def bounded_ahead(options: ReadOptions, ahead_bytes: int) -> ReadOptions:
 
 
 def selects(names: Iterable[str]) -> Callable[[str], bool]:
-    """Whether a stream is one of ``names``, some of which are patterns (``orders-*``). Raises ConfigError, InvalidNameError."""
+    """Whether a stream is one of ``names``, some of which are patterns (``orders-*``). An internal stream is one of a pattern
+    only where that begins with ``_`` itself. Raises ConfigError, InvalidNameError."""
     wanted = tuple(names)
     if not wanted:
         raise ConfigError("name the streams to read, or patterns such as orders-*")
     exact = {check_name(name, "stream") for name in wanted if not _WILD & set(name)}
     patterns = [name for name in wanted if _WILD & set(name)]
-    return lambda stream: stream in exact or any(fnmatchcase(stream, pattern) for pattern in patterns)
+    internal = [name for name in patterns if is_internal(name)]
+    return lambda stream: (
+        stream in exact or any(fnmatchcase(stream, pattern) for pattern in (internal if is_internal(stream) else patterns))
+    )
 
 
 def positions_from(text: str) -> dict[Place, Position]:

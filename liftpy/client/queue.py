@@ -23,11 +23,11 @@ from hashlib import sha256
 from typing import Any, Literal, Protocol
 
 from liftpy.client.consumer import ReadOptions
-from liftpy.client.group import GROUPS_STREAM, GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
 from liftpy.client.positions import Bounds
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
@@ -180,11 +180,8 @@ class Queue:
 
     # ---- life --------------------------------------------------------------------------------------------------------
     async def open(self) -> Queue:
-        """Find the stream and the coordinator. Raises NotFoundError where one is not there."""
-        try:
-            home = await self._client.stream(GROUPS_STREAM)
-        except NotFoundError:
-            raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        """Find the stream and the coordinator. Raises NotFoundError (no such stream), and as ``groups_stream``."""
+        home = await self._client.groups_stream()
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
             await self._client.stream(self._options.dead_letters)

@@ -5,6 +5,9 @@ anything, and what speaks for node ``n1`` comes from whoever may publish on ``<n
 
 Constraint: who may ask for what stands in one table (``requests.py``). A kind that is in no row is refused everywhere.
 
+Internal streams, whose names begin with ``_``, are the cluster's own: what would make, change, cut or delete one needs ``internal``.
+Where their replicas are is for operators to say as of any other: ``reassign`` and ``electLeader`` need nothing.
+
 Worked example: ``changeIsr`` with leader ``n2`` on ``<ns>.control.node.n1`` is refused, and so it is within a batch;
 ``deleteStream`` on ``<ns>.info`` is refused; anything on ``<ns>.control.admin.read``, where who may read may publish as well, is
 refused; ``passOver``, which only the metadata leader proposes, is refused wherever it comes from.
@@ -15,7 +18,7 @@ from __future__ import annotations
 from enum import Enum
 
 from liftpy.cluster.requests import AskedBy, kind_of
-from liftpy.ids import shown
+from liftpy.ids import is_internal, shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import PARTITION_WORDS
 
@@ -28,6 +31,14 @@ class Door(Enum):
     NODE = "control.node"
 
 
+_GUARDED = {
+    "createStream": "name",
+    "addPartitions": "name",
+    "deleteStream": "name",
+    "alterStream": "name",
+    "truncateBefore": "stream",
+}
+"""Kind of request -> its field that names a stream, which must not be an internal one."""
 _NO_KIND = "a request of an unknown kind"
 
 
@@ -38,6 +49,8 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     asked_by = kind_of(request).asked_by
     if asked_by is AskedBy.READERS:
         return ""
+    if door is Door.ADMIN and not request.internal and (guarded := _guarded(request)):
+        return guarded
     if (door is Door.NODE and request.HasField("batch")) or (door is Door.ADMIN and request.batch.requests):
         each = (item.request for item in request.batch.requests)
         reasons = (_of_node(who, part) if door is Door.NODE else _of_operator(part) for part in each)
@@ -45,6 +58,16 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     if door is Door.NODE:
         return _of_node(who, request)
     return "" if door is Door.ADMIN and asked_by is AskedBy.OPERATORS else _elsewhere(request, door)
+
+
+def _guarded(request: pb.ControlRequest) -> str:
+    """Why it needs to say that an internal stream is meant."""
+    for part in (request, *(item.request for item in request.batch.requests)):
+        name = part.WhichOneof("request") or ""
+        stream = getattr(getattr(part, name), _GUARDED[name]) if name in _GUARDED else ""
+        if is_internal(stream):
+            return f"stream {shown(stream)} is internal, the cluster's own: {name} needs to say that it is meant (--internal)"
+    return ""
 
 
 def _of_node(who: str, request: pb.ControlRequest) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import altering, controllers, elections, isr, moving, nodes, pausing, purging, streams
+from liftpy.cluster.decisions import altering, controllers, elections, groups, isr, moving, nodes, pausing, purging, streams
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -72,6 +72,7 @@ _BY = AskedBy
 REQUESTS: dict[str, RequestKind] = {
     "describeCluster": RequestKind(decide=_describe_cluster, asked_by=_BY.READERS, read_only=True),
     "describeStream": RequestKind(decide=_describe_stream, asked_by=_BY.READERS, read_only=True),
+    "openGroups": RequestKind(decide=groups.open_groups, asked_by=_BY.READERS),
     "createStream": RequestKind(decide=streams.create_stream, asked_by=_BY.OPERATORS),
     "addPartitions": RequestKind(decide=streams.add_partitions, asked_by=_BY.OPERATORS),
     "deleteStream": RequestKind(decide=streams.delete_stream, asked_by=_BY.OPERATORS),

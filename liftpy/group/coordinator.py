@@ -16,6 +16,7 @@ from liftpy.wire.batch import Record
 
 SILENCE = "silence"
 """The timer's name."""
+NO_FIGURES = {"groups": 0, "members": 0, "queues": 0, "records_out": 0, "state_bytes": 0}
 
 
 class GroupCoordinator(Service):
@@ -48,6 +49,19 @@ class GroupCoordinator(Service):
     def on_query(self, query: bytes) -> bytes:
         """What a ``GroupQuery`` asks, as a ``GroupQueryAnswer``."""
         return shown.answered(self._machine, query)
+
+    def figures(self) -> dict[str, int]:
+        """For status: how many there are, and what they take in memory, about."""
+        found = self._machine.groups.values()
+        queues = [queue for group in found for queue in group.queues.values()]
+        numbers = (
+            len(found),
+            sum(len(group.readers.members) for group in found),
+            len(queues),
+            sum(queue.out_count for queue in queues),
+            self._machine.size_bytes,
+        )
+        return dict(zip(NO_FIGURES, numbers, strict=True))
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
         """All groups."""

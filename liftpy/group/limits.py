@@ -39,6 +39,9 @@ SESSION_MS = 10_000
 MIN_SESSION_MS = 3_000
 MAX_SESSION_MS = 3_600_000
 MAX_HEARTBEAT_MS = 1_000
+FEW_MEMBERS = 32
+QUICK_HEARTBEAT_MS = 500
+"""Of a group of so few members: what is to move is heard of sooner, and there are not many commands all the same."""
 WAITING_HEARTBEAT_MS = 200
 """Of a member that waits for others to give something up."""
 FENCE_MS = 2_000

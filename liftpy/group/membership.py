@@ -322,6 +322,8 @@ class ConsumerGroup:
                 part.leaderEpochs.extend(epoch for _, epoch in at)
         session_ms = member.session_ns // NS_PER_MS
         beat_ms = limits.heartbeat_ms(session_ms)
+        if len(self.members) <= limits.FEW_MEMBERS:
+            beat_ms = min(beat_ms, limits.QUICK_HEARTBEAT_MS)
         answer.sessionMs, answer.session = session_ms, member.session
         answer.settled = self.settled
         answer.heartbeatMs = beat_ms if answer.settled or not self.lacks(name) else min(beat_ms, limits.WAITING_HEARTBEAT_MS)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from liftpy.wire.subjects import JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
+from liftpy.wire.subjects import GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000
 """Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
@@ -36,6 +36,7 @@ class AccessRole(Enum):
     OPERATOR = "operator"
     STATUS = "status"
     SERVICE = "service"
+    MEMBER = "member"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +58,16 @@ def _use(
 
 
 _ASKERS = (AccessRole.READER, AccessRole.OPERATOR)
-_READERS = (AccessRole.READER, AccessRole.SERVICE)
-_APPLICATIONS = (AccessRole.PUBLISHER, AccessRole.READER, AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE)
+_READERS = (AccessRole.READER, AccessRole.SERVICE, AccessRole.MEMBER)
+_COMMANDERS = (AccessRole.MEMBER, AccessRole.NODE)
+_APPLICATIONS = tuple(role for role in AccessRole if role is not AccessRole.NODE)
 USES = (
     _use("replicate", "{ns}.{stream}.*.replicate", (AccessRole.NODE,)),
     _use("offset", "{ns}.{stream}.*.offset", (AccessRole.NODE,)),
     _use("read", "{ns}.{stream}.*.read", _READERS),
     _use("read_from", "{ns}.{stream}.*.read.*", _READERS),
     _use("notify", "{ns}.notify.*", (AccessRole.NODE,)),
-    _use("info", "{ns}.info", (AccessRole.READER, AccessRole.OPERATOR, AccessRole.STATUS, AccessRole.SERVICE)),
+    _use("info", "{ns}.info", (*_READERS, AccessRole.OPERATOR, AccessRole.STATUS)),
     _use("control_admin", "{ns}.control.admin{principal}", (AccessRole.OPERATOR,)),
     _use("control_node", "{ns}.control.node.*", (AccessRole.NODE,)),
     _use("raft", "{ns}.raft.*.*", (AccessRole.NODE,)),
@@ -77,7 +79,10 @@ USES = (
     _use("service_query", "{ns}.service.{queried}.query", _ASKERS, (AccessRole.SERVICE,)),
     _use("", "{ns}.service.{queried}.query.*", _ASKERS, (AccessRole.SERVICE,)),
     _use("service_snapshot", "{ns}.service.{queried}.snapshot.*", (AccessRole.SERVICE,), (AccessRole.SERVICE,)),
-    _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE)),
+    _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.MEMBER)),
+    _use("groups", "{ns}-groups", _COMMANDERS),
+    _use("", "{ns}-groups.*", _COMMANDERS),
+    _use("", f"{GROUPS_INBOX}.>", (AccessRole.NODE,)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
     _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
     _use("", "$JS.{jetstream}.API.>", (AccessRole.READER,)),

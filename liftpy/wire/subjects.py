@@ -90,6 +90,11 @@ class Subjects:
         """A node's own view of its partitions (`liftpy status`)."""
         return f"{self.namespace}.status.{node_id}"
 
+    def groups(self) -> str:
+        """Data subject of the stream of groups: members of consumer groups and workers of queues send their commands here. Outside of
+        the namespace, since streams are; partition N listens on ``<this>.N`` (``data_subject``)."""
+        return f"{self.namespace}-groups"
+
     def service(self, node_id: str) -> str:
         """Replicated services beside a node register, report and acknowledge here."""
         return f"{self.namespace}.service.{node_id}"
@@ -107,6 +112,12 @@ SERVER_CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 """Where nats-server answers what it holds for the connections of the own account."""
 JETSTREAM_INBOX = "_INBOX_liftpy-jetstream"
 """Inbox prefix, without the dot, under which nodes that answer JetStream's read API are answered what they read."""
+GROUPS_INBOX = "_INBOX_liftpy-groups"
+"""Inbox prefix, without the dot, under which the coordinators of groups in the nodes are answered."""
+GROUPS_STREAM = "_groups"
+"""The internal stream of what members of groups say."""
+GROUPS_SERVICE = "groups"
+"""Name of what reads it and answers: the coordinator, a replicated service."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})

@@ -12,7 +12,7 @@ from liftpy.client import Client
 from liftpy.cluster.image import StreamImage
 from liftpy.cluster.movements import movements
 from sidecar.cli.movement import follow, timeout_option, wait_option
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.stream_settings import SETTINGS, alterable_options, shown
 from sidecar.cli.tables import table
@@ -28,6 +28,7 @@ from sidecar.settings import Target
 @timeout_option
 @json_option
 @connection_options
+@internal_option
 def alter(
     name: str,
     factor: int | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -28,6 +29,17 @@ _CREDENTIALS = {
 }
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+
+
+def internal_option(function: F) -> F:
+    """Add --internal, directly below ``connection_options``; it is said in the command's ``target``."""
+
+    @functools.wraps(function)
+    def command(*args: Any, target: Target, internal: bool, **kwargs: Any) -> Any:
+        return function(*args, target=replace(target, internal=internal), **kwargs)
+
+    text = "Also what is the cluster's own: streams whose names begin with _."
+    return click.option("--internal", is_flag=True, help=text)(command)  # type: ignore[return-value]
 
 
 def credential_options(function: F) -> F:

@@ -21,6 +21,8 @@ def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, timeo
         client = await connect(
             target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=timeout_s
         )
+        if target.internal:
+            client.allow_internal()
         async with client:
             return await work(client)
 

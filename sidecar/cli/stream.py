@@ -19,7 +19,7 @@ from liftpy.partition import PartitionState, Purge
 from liftpy.purge import waits_for
 from liftpy.wire.subjects import data_subject
 from sidecar.cli.alter import alter
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.pause import pause, resume
 from sidecar.cli.placement import placement_options, show_plan
 from sidecar.cli.purge import purge
@@ -60,6 +60,7 @@ stream.add_command(purge)
 @placement_options
 @json_option
 @connection_options
+@internal_option
 def create(
     name: str,
     subject: str,
@@ -131,6 +132,7 @@ class _Wanted:
 @placement_options
 @json_option
 @connection_options
+@internal_option
 def add_partitions(
     name: str, total: int | None, as_json: bool, target: Target, placement: PlacementWish, dry_run: bool
 ) -> None:
@@ -149,9 +151,10 @@ def add_partitions(
 @stream.command(name="list")
 @json_option
 @connection_options
+@internal_option
 def list_streams(as_json: bool, target: Target) -> None:
-    """List all streams."""
-    streams = with_client(target, lambda client: client.list_streams())
+    """List all streams; with --internal also the cluster's own."""
+    streams = with_client(target, lambda client: client.list_streams(internal=target.internal))
     if as_json:
         click.echo(json.dumps([stream_json(s) for s in streams]))
         return
@@ -207,6 +210,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @click.option("--yes", is_flag=True, help="Don't ask: its records are deleted for good.")
 @json_option
 @connection_options
+@internal_option
 def delete(name: str, yes: bool, as_json: bool, target: Target) -> None:
     """Delete stream NAME and all its records, for good."""
     if not yes:

@@ -10,7 +10,7 @@ import click
 from liftpy.client import Client
 from liftpy.client.positions import parse_start
 from liftpy.errors import ConfigError
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -28,6 +28,7 @@ from sidecar.settings import Target
 @click.option("--yes", is_flag=True, help="Don't ask: the records are deleted for good.")
 @json_option
 @connection_options
+@internal_option
 def truncate(name: str, before: str, partition: int | None, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
     """Give up the records of stream NAME that lie before an offset or a time, for good, on every replica.
 

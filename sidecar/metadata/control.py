@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.client.ending import end_tasks
+from liftpy.cluster.decisions.groups import say_how_many
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.forwarding import error_response
@@ -21,7 +22,7 @@ from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.requests import may_be_logged
 from liftpy.cluster.subject_index import begins_under
-from liftpy.config import NS_PER_S
+from liftpy.config import NS_PER_S, ReplicationConfig
 from liftpy.errors import LiftError
 from liftpy.ids import shown
 from liftpy.wire import frames
@@ -122,6 +123,7 @@ class ControlDesk:
         decide: DecideHere,
         alone: Callable[[pb.ControlRequest], pb.ControlResponse | None],
         is_known: Callable[[str], bool],
+        config: ReplicationConfig,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._connection = connection
@@ -132,6 +134,7 @@ class ControlDesk:
         self._decide = decide
         self._alone = alone
         self._is_known = is_known
+        self._config = config
         self._allowance = Allowance(_PER_S, _AT_ONCE)
         self._turns = Turns()
         self._under_way_bytes = 0
@@ -166,6 +169,7 @@ class ControlDesk:
             return
         size_bytes = len(message.data)
         request.sender = who
+        say_how_many(request, self._config)
         fit_request(request, self._connection.max_payload)
         if not self._leads():
             await self._reply(message.reply, self._alone(request))

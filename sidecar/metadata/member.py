@@ -95,6 +95,7 @@ class RaftMember:
             self._decide_here,
             self._describe_alone,
             lambda node_id: node_id in self.image.nodes,
+            config,
         )
         self._watchers: list[Watcher] = []
         self._subscriptions: list[Any] = []

@@ -45,6 +45,14 @@ _BYTES = {
 }
 
 
+_GROUPS = {
+    "groups": "Groups whose coordinator is LEADER here.",
+    "group_members": "Their live members.",
+    "group_queues": "Their partitions of work queues.",
+    "group_records_out": "Records of work queues that workers have and have not settled.",
+}
+
+
 class NodeCollector(Collector):
     """Turns a node's report into metric families."""
 
@@ -89,6 +97,7 @@ class NodeCollector(Collector):
         yield GaugeMetricFamily("liftpy_uncommitted_records", "Records of led partitions above HW.", value=uncommitted)
         services = [service for p in partitions for service in p.get("services", ())]
         yield from self._services(services, sum(len(p.get("gone_services", ())) for p in partitions))
+        yield from self._coordinators(report["coordinators"])
         yield from self._nats(report["nats"])
         yield from self._connections(report["connections"])
         yield from self._flushes(report["flush_times"])
@@ -144,6 +153,22 @@ class NodeCollector(Collector):
         for state, count in counted.items():
             standby.add_metric([state], count)
         yield standby
+
+    def _coordinators(self, coordinators: list[dict[str, Any]]) -> Iterator[Metric]:
+        """Numbers of groups are those of the coordinators that are LEADER here, so that a sum over nodes counts each once."""
+        leading = [one for one in coordinators if one["role"] == "LEADER"]
+        running = GaugeMetricFamily("liftpy_coordinators", "Coordinators of groups here, by state.", labels=["state"])
+        running.add_metric(["leader"], len(leading))
+        running.add_metric(["follower"], sum(one["role"] == "FOLLOWER" for one in coordinators))
+        running.add_metric(["failing"], sum(bool(one["problem"]) for one in coordinators))
+        yield running
+        for name, text in _GROUPS.items():
+            yield GaugeMetricFamily(f"liftpy_{name}", text, value=sum(one[name.removeprefix("group_")] for one in leading))
+        text = "Of memory, about: the states of the coordinators here; each has its own bound."
+        yield GaugeMetricFamily("liftpy_coordinator_state_bytes", text, value=sum(one["state_bytes"] for one in coordinators))
+        text = "The bound of one coordinator; it takes no new group, member, position or queue beyond."
+        bound = max((one["bound_bytes"] for one in coordinators), default=0)
+        yield GaugeMetricFamily("liftpy_coordinator_state_bound_bytes", text, value=bound)
 
     def _services(self, services: list[dict[str, Any]], gone: int) -> Iterator[Metric]:
         yield GaugeMetricFamily("liftpy_services", "Replicated services registered with this node.", value=len(services))

@@ -22,6 +22,7 @@ from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
+from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.flush_times import FlushTimes
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.scrub import Scrub
@@ -48,6 +49,7 @@ class Reporter:
         descriptors: Callable[[], dict[str, int]] = dict,
         flush_times: FlushTimes | None = None,
         flush_place: FlushPlace | None = None,
+        coordinators: GroupCoordinators | None = None,
     ) -> None:
         self._settings = settings
         self._incarnation = incarnation
@@ -59,6 +61,7 @@ class Reporter:
         self._descriptors = descriptors
         self._flush_times = flush_times or FlushTimes()
         self._flush_place = flush_place or FlushPlace()
+        self._coordinators = coordinators
         self._started = time.monotonic()
 
     def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
@@ -94,6 +97,7 @@ class Reporter:
             "derived": _derived(self._partitions.derived),
             "flush_times": self._flush_times.report(),
             "flush_place": self._flush_place.report(),
+            "coordinators": self._coordinators.report() if self._coordinators is not None else [],
             "ticks": self._group.ticks(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }

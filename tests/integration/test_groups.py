@@ -1,22 +1,20 @@
-"""Consumer groups on real processes: the coordinator as its operators run it, members in clients of their own."""
+"""Consumer groups on real processes: the coordinators in the nodes, members in clients of their own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from liftpy.client import GroupOptions, GroupRefusedError, QueueOptions, connect
-from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, Group
+from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group, list_groups
+from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey
-from tests.examples.processes import start_service
+from liftpy.wire.subjects import GROUPS_STREAM
 from tests.integration.conftest import Bench
 
 pytestmark = pytest.mark.processes
@@ -26,22 +24,9 @@ Seen = Counter[tuple[int, int]]
 
 
 @pytest.fixture
-async def coordinated(bench: Bench, tmp_path: Path) -> AsyncIterator[Bench]:
-    """The shared cluster, with the coordinator beside each node."""
-    await bench.create(GROUPS_STREAM)
-    processes = [
-        start_service(
-            "liftpy.group.coordinator:GroupCoordinator", stream=GROUPS_STREAM, node=node, data=tmp_path, output="",
-            snapshot_every=1000, nats_url=bench.cluster.nats_url, more=("--name", GROUPS_SERVICE, "--tick-s", "1"),
-        )
-        for node in bench.cluster.nodes
-    ]  # fmt: skip
-    yield bench
-    for process in processes:
-        process.send_signal(signal.SIGTERM)
-    for process in processes:
-        process.wait(30)
-    await bench.client.delete_stream(GROUPS_STREAM)
+def coordinated(bench: Bench) -> Bench:
+    """The shared cluster: its nodes run the coordinators, as soon as somebody needs them."""
+    return bench
 
 
 async def feed(bench: Bench, stream: str, count: int) -> None:
@@ -187,8 +172,9 @@ async def test_a_queue_goes_on_when_a_worker_is_gone_and_the_coordinator_moves(c
         taken = await gone.take(20, timeout_s=30)
         await gone.ack(taken[::2])
         stream = await client.stream(GROUPS_STREAM)
-        target = next(node for node in stream.partitions[0].isr if node != stream.partitions[0].leader)
-        await client.elect_leader(GROUPS_STREAM, 0, target)
+        number = partition_of(name, len(stream.partitions))
+        led = stream.partitions[number]
+        await client.elect_leader(GROUPS_STREAM, number, next(node for node in led.isr if node != led.leader))
         found: set[bytes] = set()
         async with asyncio.timeout(60):
             while len(found) < 30:

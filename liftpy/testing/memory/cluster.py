@@ -15,7 +15,6 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.client import Client
-from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM
 from liftpy.client.opening import Opening
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage
@@ -31,7 +30,7 @@ from liftpy.testing.memory.home import FellowReplica
 from liftpy.testing.memory.node import MemoryNode
 from liftpy.testing.memory.services import MemoryService
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.subjects import Subjects
+from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
 
 _T = TypeVar("_T")
 DEFAULT_NODES = 3
@@ -216,10 +215,12 @@ class MemoryCluster:
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
-                await client.create_stream(GROUPS_STREAM, "groups.commands", exist_ok=True)
+                partitions.extend(range(len((await client.groups_stream()).partitions)))
 
+        partitions: list[int] = []
         self._wait_for(made())
-        self.serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM)
+        for partition in partitions:
+            self.serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM, partition=partition)
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:

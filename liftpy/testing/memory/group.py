@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from liftpy.cluster.decisions.groups import say_how_many
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.duties import MetadataDuties, joined
@@ -47,6 +48,7 @@ class MemoryGroup:
         self._bus = bus
         self._subjects = subjects
         self._inboxes = InboxRule(subjects.inbox_prefixes)
+        self._config = config
         self._changed = changed
         self._leader = leader
         self._fsm = ClusterFsm(subjects.namespace, elections=True)
@@ -119,6 +121,7 @@ class MemoryGroup:
             return  # damaged: whoever asked asks again
         who = subject.decode().removeprefix(f"{self._subjects.namespace}.{door.value}").removeprefix(".")
         request.sender = who
+        say_how_many(request, self._config)
         fit_request(request, self._bus.max_payload)
         detail = fit(request, len(payload)) or refusal(door, who, request) or self._among_inboxes(request)
         response = error_response(request, pb.ControlResponse.INVALID, detail) if detail else self.decide(request)

@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/wire/rights.py",
-        ("a reader may publish data", "{data}\", (AccessRole.PUBLISHER, AccessRole.SERVICE))", "{data}\", (AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.READER))",
+        ("a reader may publish data", "(AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.MEMBER))", "(AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.MEMBER, AccessRole.READER))",
          "a reader's user can write"),
         ("every partition is listed", "if partitions > _MAX_LISTED_PARTITIONS:", "if partitions > 100 * _MAX_LISTED_PARTITIONS:",
          "rights of thousands of lines, which nats-server refuses"),

@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.client import GroupOptions
 from liftpy.client.group import Group
+from liftpy.client.transport import NoAnswerError
 from liftpy.errors import UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import decode_command
@@ -30,6 +31,9 @@ class Coordinated:
 
     async def stream(self, name: str) -> Any:
         return SimpleNamespace(name=name, uid="u1", partitions=(SimpleNamespace(partition=0),))
+
+    async def groups_stream(self) -> Any:
+        return await self.stream("_groups")
 
     async def list_streams(self) -> list[Any]:
         return [await self.stream("orders")]
@@ -82,3 +86,25 @@ async def test_a_commit_that_nobody_answers_ends_no_session() -> None:
         assert [key.partition for key in group.owned] == [0]
     with pytest.raises(StopAsyncIteration):
         await anext(aiter(group))
+
+
+async def test_a_read_that_nobody_answered_in_time_is_asked_again() -> None:
+    """So it is for a process that was stopped for longer than its patience: its group goes on, if its session does."""
+    home, failures = Coordinated(), [NoAnswerError("no answer"), UnavailableError("nobody")]
+    made = home.consume
+
+    class Stopped:
+        def __init__(self, *given: Any, **how: Any) -> None:
+            self.inner = made(*given, **how)
+            self.batches = self.inner.batches
+
+        async def begin(self) -> Any:
+            if failures:
+                raise failures.pop()
+            return await self.inner.begin()
+
+    home.consume = Stopped  # type: ignore[method-assign, assignment]
+    home.node.append(b"a")
+    async with await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group, asyncio.timeout(10):
+        assert (await anext(aiter(group))).slice.keys() == [b"a"]
+        assert group.counters["unread"] == 2

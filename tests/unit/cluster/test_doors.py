@@ -34,7 +34,7 @@ def test_the_whole_table() -> None:
         return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
 
     by = {asked_by: those(lambda kind, who=asked_by: kind.asked_by is who) for asked_by in AskedBy}  # type: ignore[misc]
-    assert by[AskedBy.READERS] == "describeCluster describeStream"
+    assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
     assert by[AskedBy.OPERATORS] == (
         "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
         "reassign removeNode setNode truncateBefore"

@@ -67,7 +67,7 @@ def generation_of(answer: pb.GroupAnswer, partition: int) -> int:
 def test_partitions_move_only_when_they_were_given_up() -> None:
     lab = Lab()
     a = lab.join("a")
-    assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, 1000)
+    assert (owned(a), a.settled, a.sessionMs, a.heartbeatMs) == ([0, 1, 2, 3], True, 10_000, limits.QUICK_HEARTBEAT_MS)
     b = lab.join("b")
     assert (owned(b), b.settled, b.heartbeatMs) == ([], False, limits.WAITING_HEARTBEAT_MS)
     a2 = lab.beat("a", a)

@@ -13,6 +13,7 @@ import pytest
 from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.requests import REQUESTS, may_be_logged
+from liftpy.config import ReplicationConfig
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -49,6 +50,7 @@ class Controller:
             self.decide,
             lambda request: self.says_alone,
             lambda node_id: node_id == "n1",
+            ReplicationConfig(groups_partitions=5, groups_replicas=2),
         )
 
     async def subscribe(self, subject: str, cb: Any) -> Any:

@@ -192,6 +192,7 @@ async def test_a_start_registers_stores_beats_and_then_opens(world: World) -> No
         "heartbeats begin",
         "image 0 to 9",
         "group watch",
+        "group watch",
         "opened",
         "live",
     ]

@@ -76,7 +76,13 @@ def test_who_may_do_what_on_the_wire() -> None:
     assert {role.value: (*rights_of(role, scope).publish, "|", *rights_of(role, scope).subscribe) for role in AccessRole} == {
         "publisher": ("shop.orders", "|", "_INBOX_me.>"),
         "reader": ("ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "|", "_INBOX_me.>"),
-        "node": ("ns.>", SERVER_CONNECTIONS, "_INBOX_me.>", "|", "ns.>", "shop.orders"),
+        "node": (
+            "ns.>", "ns-groups", "ns-groups.*", "_INBOX_liftpy-groups.>", SERVER_CONNECTIONS, "_INBOX_me.>", "|",
+            "ns.>", "shop.orders", "ns-groups", "ns-groups.*", "_INBOX_liftpy-groups.>",
+        ),
+        "member": (
+            "ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "shop.orders", "ns-groups", "ns-groups.*", "|", "_INBOX_me.>",
+        ),
         "operator": ("ns.info", "ns.control.admin.me", "ns.status.*", "|", "_INBOX_me.>"),
         "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
         "service": (
@@ -93,7 +99,7 @@ def test_who_may_do_what_on_the_wire() -> None:
             "ns.service.*.snapshot.*",
             "_INBOX_me.>",
         ),
-    }
+    }  # fmt: skip
     bank = Scope("ns", ("orders",), (), services=("bank",))
     queries = ("ns.service.bank.query", "ns.service.bank.query.*")
     for role in (AccessRole.READER, AccessRole.OPERATOR):

@@ -1,0 +1,83 @@
+"""What a client does with internal streams, in a cluster in memory: hidden, guarded, read by name; that of groups made on demand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from liftpy.client.group_admin import delete_group, describe_group, list_groups, reset_group
+from liftpy.client.many import selects
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
+from liftpy.ids import PartitionKey
+from liftpy.testing.memory import memory_cluster
+from liftpy.wire.subjects import GROUPS_STREAM
+
+
+@pytest.mark.parametrize(
+    ("names", "stream", "selected"),
+    [
+        (["*"], "orders", True),
+        (["*"], "_groups", False),
+        (["?groups"], "_groups", False),
+        (["_*"], "_groups", True),
+        (["_*"], "orders", False),
+        (["_groups"], "_groups", True),
+        (["orders", "_gr*"], "_groups", True),
+    ],
+)
+def test_a_pattern_finds_one_only_where_it_names_it(names: list[str], stream: str, selected: bool) -> None:
+    assert selects(names)(stream) is selected
+
+
+async def test_the_first_who_needs_groups_has_their_stream_made() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other:
+        assert await list_groups(client) == []
+        for asked in (describe_group(client, "billing"), delete_group(client, "billing")):
+            with pytest.raises(NotFoundError, match="billing"):
+                await asked
+        assert await client.list_streams(internal=True) == [], "who only looks has nothing made"
+        made, again = await asyncio.gather(client.groups_stream(), other.groups_stream())
+        assert made.uid == again.uid
+        assert (made.subject, len(made.partitions), made.replica_count) == ("liftpy-groups", 3, 3)
+        assert await client.list_streams() == []
+        assert [stream.name for stream in await client.list_streams(internal=True)] == [GROUPS_STREAM]
+
+
+async def test_nobody_publishes_to_one_or_changes_one_by_accident() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        made = await client.groups_stream()
+        for publishing in (client.publish(GROUPS_STREAM, b"x"), client.publisher(GROUPS_STREAM)):
+            with pytest.raises(InvalidNameError, match="internal"):
+                await publishing
+        with pytest.raises(InvalidNameError, match="internal"):
+            await client.producer(GROUPS_STREAM)
+        for changing in (
+            client.delete_stream(GROUPS_STREAM),
+            client.create_stream("_mine", "mine"),
+            client.alter_stream(GROUPS_STREAM, retention_bytes=1),
+            client.add_partitions(GROUPS_STREAM, 8),
+        ):
+            with pytest.raises(ConfigError, match="--internal"):
+                await changing
+        assert (await client.stream(GROUPS_STREAM)).uid == made.uid
+        assert (await client.bounds(GROUPS_STREAM, 0)).end_offset == 0, "it is read as any other"
+        client.allow_internal()
+        await client.delete_stream(GROUPS_STREAM)
+        with pytest.raises(NotFoundError):
+            await client.stream(GROUPS_STREAM)
+
+
+async def test_a_group_is_given_positions_before_it_has_a_member() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await asyncio.to_thread(cluster.serve_groups)
+        orders = await client.create_stream("orders", "orders")
+        key = PartitionKey("orders", orders.uid, 0)
+        for name in ("billing", "mailing", "counting", "archiving"):  # in different partitions
+            await reset_group(client, name, {key: 7})
+            assert (await describe_group(client, name)).positions == {key: 7}
+        assert [group.name for group in await list_groups(client)] == ["archiving", "billing", "counting", "mailing"]
+        assert len({group.partition for group in await list_groups(client)}) > 1
+        await delete_group(client, "billing")
+        with pytest.raises(NotFoundError):
+            await describe_group(client, "billing")

@@ -1,0 +1,98 @@
+"""Internal streams: that of groups is made on demand, once; nobody changes one by accident."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.decisions.groups import RETENTION_BYTES, SEGMENT_BYTES, say_how_many
+from liftpy.cluster.doors import Door, refusal
+from liftpy.config import AckPolicy, ReplicationConfig
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import GROUPS_STREAM
+from tests.unit.cluster.cluster_driver import Driver, Error
+
+
+def test_the_stream_of_groups_is_made_once_and_is_the_same_for_all() -> None:
+    driver = Driver(("a", "b", "c"))
+    made = driver.ask(openGroups=pb.OpenGroups(partitions=2))
+    held = driver.fsm.image.streams[GROUPS_STREAM]
+    assert (made.error, made.stream.uid, made.stream.name) == (Error.OK, held.uid, GROUPS_STREAM)
+    assert (held.subject, len(held.partitions), held.replica_count) == ("liftpy-groups", 2, 3)
+    assert (held.config.segment_bytes, held.config.retention_bytes) == (SEGMENT_BYTES, RETENTION_BYTES)
+    assert held.config.ack_policy is AckPolicy.ALL
+    assert not held.config.compaction, "a service does not read a compacted stream: snapshots bound its log"
+    again = driver.ask(openGroups=pb.OpenGroups(partitions=9, replicationFactor=1))
+    assert again.stream == made.stream
+    assert driver.fsm.image.streams[GROUPS_STREAM] == held
+
+
+@pytest.mark.parametrize(("nodes", "replicas", "copies"), [(("a",), 0, 1), (("a", "b"), 0, 2), (("a", "b", "c"), 2, 2)])
+def test_it_has_as_many_replicas_as_there_are_nodes(nodes: tuple[str, ...], replicas: int, copies: int) -> None:
+    driver = Driver(nodes)
+    driver.ask(openGroups=pb.OpenGroups(partitions=1, replicationFactor=replicas))
+    assert driver.fsm.image.streams[GROUPS_STREAM].replica_count == copies
+
+
+def test_without_nodes_it_waits_for_them() -> None:
+    driver = Driver()
+    assert driver.ask(openGroups=pb.OpenGroups(partitions=3)).stream.waiting == 3
+
+
+def test_a_stream_that_is_in_its_way_is_named() -> None:
+    driver = Driver(("a",))
+    driver.create("mine", "liftpy-groups")
+    refused = driver.ask(openGroups=pb.OpenGroups(partitions=1))
+    assert refused.error == Error.INVALID
+    assert "mine" in refused.detail
+
+
+def test_how_many_is_for_the_metadata_leader_to_say() -> None:
+    request = pb.ControlRequest(openGroups=pb.OpenGroups(partitions=900, replicationFactor=31))
+    say_how_many(request, ReplicationConfig(groups_partitions=4, groups_replicas=2))
+    assert (request.openGroups.partitions, request.openGroups.replicationFactor) == (4, 2)
+    say_how_many(other := pb.ControlRequest(barrier=pb.Barrier()), ReplicationConfig())
+    assert other == pb.ControlRequest(barrier=pb.Barrier())
+
+
+GUARDED: list[dict[str, Any]] = [
+    {"createStream": pb.CreateStream(name="_x")},
+    {"addPartitions": pb.AddPartitions(name="_x")},
+    {"deleteStream": pb.DeleteStream(name="_x")},
+    {"alterStream": pb.AlterStream(name="_x")},
+    {"truncateBefore": pb.TruncateBefore(stream="_x")},
+]
+
+
+@pytest.mark.parametrize("asked", GUARDED, ids=lambda asked: next(iter(asked)))
+def test_nobody_changes_one_by_accident(asked: dict[str, Any]) -> None:
+    ((kind, message),) = asked.items()
+    said = refusal(Door.ADMIN, "", pb.ControlRequest(**asked))
+    assert f"stream '_x' is internal, the cluster's own: {kind} needs" in said
+    assert "--internal" in said
+    assert refusal(Door.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
+    for door in (Door.INFO, Door.NODE):
+        assert refusal(door, "n1", pb.ControlRequest(internal=True, **asked)), "to say so opens no other door"
+    field = "stream" if kind == "truncateBefore" else "name"
+    setattr(message, field, "x_")
+    assert refusal(Door.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
+    setattr(message, field, "_x")
+
+
+def test_not_in_a_batch_either() -> None:
+    cut = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="_x"))
+    other = pb.ControlRequest(truncateBefore=pb.TruncateBefore(stream="x"))
+    batch = pb.Batch(requests=[pb.BatchedRequest(request=request) for request in (other, cut)])
+    assert "--internal" in refusal(Door.ADMIN, "", pb.ControlRequest(batch=batch))
+    assert refusal(Door.ADMIN, "", pb.ControlRequest(batch=batch, internal=True)) == ""
+
+
+def test_where_its_replicas_are_is_said_as_of_any_other() -> None:
+    for asked in ({"reassign": pb.Reassign(stream="_x")}, {"electLeader": pb.ElectLeader(stream="_x")}):
+        assert refusal(Door.ADMIN, "", pb.ControlRequest(**asked)) == ""
+
+
+@pytest.mark.parametrize("door", list(Door))
+def test_whoever_reads_may_need_the_stream_of_groups(door: Door) -> None:
+    assert refusal(door, "n1", pb.ControlRequest(openGroups=pb.OpenGroups())) == ""

@@ -1,0 +1,160 @@
+"""The coordinators that a node runs: which, when they begin and end, and what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sidecar.coordinators as module
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.wire.subjects import GROUPS_STREAM
+from sidecar.coordinators import GroupCoordinators, hosted
+from sidecar.settings import NodeSettings
+from tests.unit.cluster.small_images import a_partition, a_stream, an_image
+
+
+def image_of(*replicas: str, uid: str = "u1", name: str = GROUPS_STREAM) -> ClusterImage:
+    """A stream whose partition N is on the nodes that ``replicas[N]`` spells."""
+    partitions = [a_partition(partition=n, replicas=tuple(nodes)) for n, nodes in enumerate(replicas)]
+    return an_image(replace(a_stream(*partitions), name=name, uid=uid))
+
+
+def keys(*numbers: int, uid: str = "u1") -> set[PartitionKey]:
+    return {PartitionKey(GROUPS_STREAM, uid, number) for number in numbers}
+
+
+def test_a_node_hosts_what_it_has_a_replica_of() -> None:
+    assert hosted(image_of("abc", "bc", "ca"), "a") == keys(0, 2)
+    assert hosted(image_of("abc", name="orders"), "a") == set()
+    assert hosted(ClusterImage(), "a") == set()
+
+
+class Host:
+    """In the place of a ServiceHost: runs until it is stopped, or fails as it is told."""
+
+    made: list[Host]
+    fails: list[Exception]
+
+    def __init__(self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str) -> None:
+        self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
+        self.state = factory()
+        self.stopped = asyncio.Event()
+        self.ended = False
+        Host.made.append(self)
+
+    async def run(self) -> None:
+        if Host.fails:
+            raise Host.fails.pop()
+        await self.stopped.wait()
+        self.ended = True
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+class Connection:
+    is_closed = False
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What was connected with; hosts and connections are not real."""
+    told: list[dict[str, Any]] = []
+    Host.made, Host.fails = [], []
+
+    async def opened(_: list[str], **options: Any) -> Connection:
+        told.append(options)
+        return Connection()
+
+    monkeypatch.setattr(module, "ServiceHost", Host)
+    monkeypatch.setattr(module, "open_connection", opened)
+    monkeypatch.setattr(module, "Transport", lambda connection: connection)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.001)
+    return told
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def settings(folder: Path, **more: Any) -> NodeSettings:
+    return NodeSettings("a", folder, controllers=("a",), **more)
+
+
+def running() -> list[Host]:
+    return [host for host in Host.made if not host.stopped.is_set()]
+
+
+async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter())
+    made.follow(ClusterImage(), image_of("ab", "b", "a"))
+    await until(lambda: len(Host.made) == 2)
+    assert {host.settings.partition for host in Host.made} == {0, 2}
+    assert [options["inbox_prefix"] for options in connections] == [b"_INBOX_liftpy-groups"], "one connection for all"
+    one = Host.made[0].settings
+    assert (one.service, one.stream, one.node, one.data, one.output_stream) == (
+        "groups",
+        GROUPS_STREAM,
+        "a",
+        tmp_path / "groups",
+        "",
+    )
+    assert (one.snapshot_every, one.tick_s, one.step_s) == (10_000, 1.0, 0.005)
+    made.follow(ClusterImage(), image_of("ab", "b", "a"))
+    made.follow(ClusterImage(), image_of("ab", "ba", "b"))
+    await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
+    assert sorted(host.settings.partition for host in running()) == [0, 1]
+    made.follow(ClusterImage(), image_of("ab", uid="u2"))
+    await until(lambda: len(Host.made) == 4 and len(running()) == 1)
+    assert [row["partition"] for row in made.report()] == [0]
+    await made.close()
+    assert all(host.ended for host in Host.made)
+    made.follow(ClusterImage(), image_of("ab"))
+    assert made.report() == [], "nothing begins after the end"
+
+
+async def test_one_that_fails_begins_anew_and_the_node_goes_on(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+    counters: Counter[str] = Counter()
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters)
+    Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: len(Host.made) == 3)
+    await until(lambda: made.report()[0]["problem"] == "")
+    assert made.report()[0]["restarts"] == counters["coordinators begun anew"] == 2
+    await made.close()
+
+
+async def test_what_is_said_of_one_that_does_not_run(
+    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 3600)
+    monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter())
+    Host.fails = [UnavailableError("no server")]
+    made.follow(ClusterImage(), image_of("a"))
+    await until(lambda: made.report()[0]["restarts"])
+    said = made.report()[0]
+    assert (said["role"], said["problem"], said["groups"]) == ("", "UNAVAILABLE: no server", 0)
+    await asyncio.wait_for(made.close(), 5)
+
+
+@pytest.mark.parametrize("more", [{"host_groups": False}, {"inbox_prefixes": ("_INBOX.",)}])
+async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]) -> None:
+    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter())
+    made.follow(ClusterImage(), image_of("a"))
+    assert made.report() == []
+    await made.close()
+    assert not Host.made
