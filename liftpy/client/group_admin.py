@@ -46,6 +46,23 @@ class MemberOfGroup:
     session_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """A work queue over one partition. ``acknowledged_below``: all below it are done, and ``acknowledged`` above it;
+    ``taken_below``: none from there on was ever given.
+    ``out``, ``returned``, ``dead`` (on their way to the dead letters), ``held`` (wait for their key)."""
+
+    key: PartitionKey
+    acknowledged_below: int
+    taken_below: int
+    out: int
+    returned: int
+    dead: int
+    held: int
+    acknowledged: int
+    ranges: int
+
+
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
     """``positions``: partition -> offset of the next record to be read, as committed."""
@@ -53,6 +70,7 @@ class GroupDescription:
     summary: GroupSummary
     members: tuple[MemberOfGroup, ...]
     positions: dict[PartitionKey, int]
+    queues: tuple[QueueFigures, ...] = ()
 
 
 async def list_groups(client: Client) -> list[GroupSummary]:
@@ -86,7 +104,15 @@ async def describe_group(client: Client, name: str) -> GroupDescription:
         for member in answer.members
     )
     positions = {PartitionKey(at.stream, at.uid, at.partition): at.position for at in answer.positions}
-    return GroupDescription(_summary(answer.summary, partition), members, positions)
+    queues = tuple(
+        QueueFigures(
+            key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
+            taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
+            acknowledged=at.acknowledged, ranges=at.ranges,
+        )
+        for at in answer.queues
+    )  # fmt: skip
+    return GroupDescription(_summary(answer.summary, partition), members, positions, queues)
 
 
 async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:

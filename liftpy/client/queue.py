@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.next_keys import NextKeys
 from liftpy.client.positions import Bounds
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
@@ -66,8 +67,9 @@ class QueueOptions:
     """``ack_wait_s``: so long a worker has a record, then it comes again. ``max_deliveries``: a record that was given so often, and is
     not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
     records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new.
-    ``ahead``: records that iterating takes at a time. ``read``: how what was granted is read. All workers of a queue are to say the
-    same."""
+    ``ahead``: records that iterating takes at a time. ``order_by_key``: of one key at most one record is out, and they are done in
+    order of offsets; a record without a key waits for nobody. ``read``: how what was granted is read. All workers of a queue are to say
+    the same."""
 
     ack_wait_s: float = limits.ACK_WAIT_MS / 1000
     max_deliveries: int = limits.MAX_DELIVERIES
@@ -76,6 +78,7 @@ class QueueOptions:
     max_own_pending: int = limits.MAX_MEMBER_PENDING
     start: Literal["earliest", "new"] = "earliest"
     ahead: int = 64
+    order_by_key: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     def __post_init__(self) -> None:
@@ -144,11 +147,13 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One partition. ``ended``: where the log ended, exclusive, when nothing could be had; ``again_ns``: when to ask all the same."""
+    """One partition. ``ended``: where the log ended, exclusive, when nothing could be had; ``again_ns``: when to ask all the same.
+    ``keys``: of an ordered queue, the keys of the next new records."""
 
     key: PartitionKey
     ended: int = -1
     again_ns: int = 0
+    keys: NextKeys = field(default_factory=NextKeys)
 
 
 @dataclass(slots=True, eq=False)
@@ -268,7 +273,7 @@ class Queue:
         if bounds.end_offset == place.ended and _now_ns() < place.again_ns:
             return []
         sent_ns = _now_ns()
-        answer = await self._say(take=self._asked(key, bounds, max_records))
+        answer = await self._ask(place, bounds, max_records)
         if answer.code == pb.GROUP_STALE:
             self._know(await self._client.stream(self.stream))
             return []
@@ -281,6 +286,22 @@ class Queue:
         if answer.code:
             raise GroupRefusedError(f"queue {self.name}: {answer.detail}")
         return []
+
+    async def _ask(self, place: _Place, bounds: Bounds, max_records: int) -> pb.GroupAnswer:
+        """The answer to a take. Of an ordered queue to one that is told of the keys behind those that are all held, or were taken."""
+        while True:
+            asked = self._asked(place.key, bounds, max_records)
+            if not self._options.order_by_key:
+                return await self._say(take=asked)
+            await place.keys.read_on(self._client, place.key, bounds, max_records, self._options.read)
+            asked.ordered, asked.keysFrom = True, place.keys.start
+            asked.keys.extend(place.keys.digests)
+            answer = await self._say(take=asked)
+            if answer.code != pb.GROUP_OK:
+                return answer
+            moved = place.keys.begin(answer.takenBelow)
+            if answer.granted or not moved or answer.takenBelow >= bounds.end_offset:
+                return answer
 
     def _asked(self, key: PartitionKey, bounds: Bounds, max_records: int) -> pb.TakeRecords:
         options = self._options
@@ -434,6 +455,11 @@ class Queue:
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRefusedError(f"queue {self.name}: {answer.detail}")
             lost += answer.lost
+        if self._options.order_by_key:
+            settled = {(one.stream, one.partition) for one in settlements}
+            for place in self._places:
+                if (place.key.stream, place.key.partition) in settled:
+                    place.ended = -1  # the next records of their keys are free
         return lost
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:

@@ -199,6 +199,10 @@ def _take(take: pb.TakeRecords) -> None:
     _within("begin", take.begin, 0, _MAX_INT)
     _within("logStart", take.logStart, 0, _MAX_INT)
     _within("logEnd", take.logEnd, 0, _MAX_INT)
+    _within("keysFrom", take.keysFrom, 0, _MAX_INT)
+    _within("keys", len(take.keys), 0, limits.MAX_KEYS)
+    if take.keys and not take.ordered:
+        raise GroupCommandError("keys without ordered mean nothing")
     for name, value, low, high in (
         ("ackWaitMs", take.ackWaitMs, limits.MIN_ACK_WAIT_MS, limits.MAX_ACK_WAIT_MS),
         ("maxDeliveries", take.maxDeliveries, 1, limits.MAX_MAX_DELIVERIES),

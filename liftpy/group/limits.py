@@ -32,6 +32,10 @@ MAX_QUEUES = 1000
 """Partitions of which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000
 """In which the state of one queue is kept: beyond it nothing new is given, until what is out or returned has been settled."""
+MAX_KEYS = 10_000
+"""Of new records, that one take tells."""
+MAX_HELD = 10_000
+"""Records of one queue that wait for an earlier one of their key: beyond them nothing new is given, until some are free."""
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """Of the coordinator's state, as estimated by ``machine``: beyond it nothing new is taken in."""
 

@@ -172,14 +172,21 @@ class GroupMachine:
             return
         now_ns = self.clock.now_ns
         queue.forget_below(take.logStart)
+        if not queue.order(take.ordered):
+            answer.code = pb.GROUP_NOT_EMPTY
+            answer.detail = (
+                f"its records are given {'in order of keys' if queue.ordered else 'in any order'}: all workers are to say so"
+            )
+            return
         may_grow = self._size_bytes < limits.MAX_STATE_BYTES
         answer.granted.extend(queue.take(take, now_ns, may_grow=may_grow))
         answer.waitMs = queue.wait_ns // NS_PER_MS
+        answer.takenBelow = queue.frontier if queue.ordered else 0
         if answer.granted:
             return
         ready_ns = queue.next_ready_ns()
         answer.nextReadyMs = -1 if ready_ns is None else max(0, -(-(ready_ns - now_ns) // NS_PER_MS))
-        if not may_grow or len(queue.pieces) >= limits.MAX_QUEUE_RANGES:
+        if not may_grow or queue.is_full:
             _full(answer, f"{limits.MAX_QUEUE_RANGES} ranges of one queue: settle what is out before more is given")
 
     def _queue(self, group: GroupRecord, take: pb.TakeRecords, answer: pb.GroupAnswer) -> WorkQueue | None:
@@ -194,7 +201,7 @@ class GroupMachine:
         if queue is None and (len(group.queues) >= limits.MAX_QUEUES or self._size_bytes >= limits.MAX_STATE_BYTES):
             _full(answer, f"{limits.MAX_QUEUES} partitions of queues in a group, {limits.MAX_STATE_BYTES} bytes of all groups")
             return None
-        group.queues[place] = WorkQueue(take.uid, max(take.begin, take.logStart))
+        group.queues[place] = WorkQueue(take.uid, max(take.begin, take.logStart), ordered=take.ordered)
         return group.queues[place]
 
     def _weigh(self, name: str) -> None:

@@ -12,6 +12,10 @@ what is not OUT by that lease any more is refused. A lease that runs out, or is 
 ``max_deliveries``, or once it is rejected, a piece is *dead*: it is given once more, marked so, to a member that copies it to
 the dead letters and acknowledges it then.
 
+An *ordered* queue gives the records of a key one after the other [Q7]: whoever takes tells the keys of new records, and a record with a
+key is a piece of its own until it is done. Those that wait for an earlier one of their key (``liftpy.group.key_order``) are BACK
+without being due: the frontier passes over them, so that they hold up nobody else.
+
 Worked example: frontier 0, log end 100. a takes 10: OUT 0..10 by lease 1. a acknowledges 4..6: OUT 0..4, DONE 4..6, OUT 6..10.
 a dies, its lease runs out: BACK 0..4, DONE 4..6, BACK 6..10. b takes 5: OUT 0..4 by lease 2, DONE 4..6, OUT 6..7 by lease 2,
 BACK 7..10. b acknowledges 0..4: prefix 6.
@@ -26,11 +30,14 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from liftpy.group import limits
+from liftpy.group.key_order import NO_KEY, KeyOrder
 from liftpy.group.limits import NS_PER_MS
 from liftpy.wire._pb import group_pb2 as pb
 
 PIECE_BYTES = 60
 """What one piece takes in the state, about."""
+KEY_BYTES = 20
+"""What the key of one takes, about."""
 _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Beyond so many pieces reasons are cut to this, so that they do not fill the state."""
@@ -48,7 +55,8 @@ class PieceKind(IntEnum):
 class QueuePiece:
     """Offsets from ``start`` to ``end`` (exclusive), all alike. ``due_ns``: OUT: when the lease ends; BACK: when it may be
     given again.
-    ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why."""
+    ``deliveries``: so far. ``lease``, ``member``: of OUT. ``dead``, ``reason``: to the dead letters, and why. ``key``: digest of the
+    key of the one record that it is, in an ordered queue; no piece that is DONE has one."""
 
     start: int
     end: int
@@ -59,25 +67,32 @@ class QueuePiece:
     member: str = ""
     reason: str = ""
     dead: bool = False
+    key: int = NO_KEY
 
     def continues(self, other: QueuePiece) -> bool:
         """Whether this one and the ``other`` behind it are one."""
         if self.end != other.start or self.kind is not other.kind or self.lease != other.lease or self.due_ns != other.due_ns:
+            return False
+        if self.key or other.key:
             return False
         alike = self.deliveries == other.deliveries and self.member == other.member
         return alike and self.dead == other.dead and self.reason == other.reason
 
     def between(self, start: int, end: int) -> QueuePiece:
         """A part of it; what ``replace`` makes, in a fifth of the time."""
-        return QueuePiece(start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead)
+        return QueuePiece(
+            start, end, self.kind, self.deliveries, self.lease, self.due_ns, self.member, self.reason, self.dead, self.key
+        )
 
 
 class WorkQueue:
     """The state of one queue. Every method gets the coordinator's time, and is told all that it needs of the log."""
 
-    def __init__(self, uid: str, prefix: int) -> None:
+    def __init__(self, uid: str, prefix: int, *, ordered: bool = False) -> None:
         self.uid = uid
         self.prefix = prefix
+        self.ordered = ordered
+        """Records of one key are given one after the other."""
         self.leases = 0
         """Given so far."""
         self.max_deliveries = limits.MAX_DELIVERIES
@@ -91,6 +106,7 @@ class WorkQueue:
         """(time, start) of what is BACK, the same."""
         self._out: dict[str, int] = {}
         """Records that each member has; nobody with none."""
+        self._order = KeyOrder()
 
     @property
     def frontier(self) -> int:
@@ -105,7 +121,7 @@ class WorkQueue:
     @property
     def size_bytes(self) -> int:
         """What it takes in the state, about."""
-        return PIECE_BYTES * (2 + len(self._pieces))
+        return PIECE_BYTES * (2 + len(self._pieces)) + KEY_BYTES * self._order.count
 
     @property
     def pieces(self) -> tuple[QueuePiece, ...]:
@@ -127,10 +143,12 @@ class WorkQueue:
         if log_start < self.frontier:
             self._cut(log_start)
         count = bisect_right(self._starts, log_start - 1)
-        for piece in self._pieces[:count]:
-            self._count(piece, -1)
+        gone = self._pieces[:count]
         del self._pieces[:count], self._starts[:count]
         self.prefix = log_start
+        for piece in gone:
+            self._count(piece, -1)
+            self._free_next(piece)
         self._advance()
 
     def next_ready_ns(self) -> int | None:
@@ -141,8 +159,20 @@ class WorkQueue:
         return min((heap[0][0] for heap in (self._ready, self._ends) if heap), default=None)
 
     # ---- commands --------------------------------------------------------------------------------------------------------
+    def order(self, ordered: bool) -> bool:
+        """Keep order per key from here on, or not any more; False: not now, while records are neither given nor done."""
+        if ordered != self.ordered and not self._pieces:
+            self.ordered = ordered
+        return self.ordered == ordered
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing new is given because of what the state holds."""
+        return len(self._pieces) >= limits.MAX_QUEUE_RANGES
+
     def take(self, take: pb.TakeRecords, now_ns: int, *, may_grow: bool = True) -> list[pb.GrantedRange]:
-        """Give a member up to ``maxRecords``: what comes again first, then new records below ``logEnd``. In order of offsets.
+        """Give a member up to ``maxRecords``: what comes again first, then new records below ``logEnd``. In order of offsets. Of an
+        ordered queue only new records are given whose keys the member tells.
 
         Both bounds on what is out are kept [Q5]. ``may_grow``: whether new records may be given; returned ones always may.
         """
@@ -165,7 +195,9 @@ class WorkQueue:
                     piece = piece.between(piece.start, piece.start + room)
                 given.append(self._leased(piece, take.member, now_ns))
                 room -= piece.end - piece.start
-        if may_grow and len(self._pieces) < limits.MAX_QUEUE_RANGES:
+        if may_grow and self.ordered:
+            given += self._taken_in_order(take, room, limits.MAX_GRANTED_RANGES - len(given), now_ns)
+        elif may_grow and not self.is_full:
             start = self.frontier
             end = min(start + room, take.logEnd)
             if start < end:
@@ -176,6 +208,26 @@ class WorkQueue:
             pb.GrantedRange(start=p.start, end=p.end, lease=p.lease, deliveries=p.deliveries, dead=p.dead, reason=p.reason)
             for p in sorted(given, key=lambda piece: piece.start)
         ]
+
+    def _taken_in_order(self, take: pb.TakeRecords, room: int, ranges: int, now_ns: int) -> list[QueuePiece]:
+        """New records, as far as their keys are told: those that are free are leased, the others held."""
+        given: list[QueuePiece] = []
+        at, end = self.frontier, min(take.logEnd, take.keysFrom + len(take.keys))
+        while take.keysFrom <= at < end and room > 0 and len(given) < ranges and not self._holds_enough():
+            key, behind = take.keys[at - take.keysFrom], at + 1
+            while key == NO_KEY and behind < min(end, at + room) and take.keys[behind - take.keysFrom] == NO_KEY:
+                behind += 1
+            piece = QueuePiece(at, behind, PieceKind.BACK, key=key)
+            if key == NO_KEY or self._order.add(key, at):
+                given.append(self._leased(piece, take.member, now_ns))
+                room -= behind - at
+            else:
+                self._put(piece)
+            at = behind
+        return given
+
+    def _holds_enough(self) -> bool:
+        return self.is_full or self._order.held_count >= limits.MAX_HELD
 
     def settle(self, settlement: pb.Settlement, member: str, now_ns: int) -> list[tuple[int, int]]:
         """Do what a member says of its records. Returns the parts of its ranges that are not its own any more, which stay as
@@ -228,7 +280,7 @@ class WorkQueue:
         dead, reason = piece.dead, piece.reason
         if not dead and deliveries >= self.max_deliveries:
             dead, reason = True, self._short(f"delivered {deliveries} times")
-        return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead)
+        return QueuePiece(piece.start, piece.end, PieceKind.BACK, piece.deliveries, 0, due_ns, "", reason, dead, piece.key)
 
     def _leased(self, piece: QueuePiece, member: str, now_ns: int) -> QueuePiece:
         deliveries = piece.deliveries + (not piece.dead)
@@ -268,8 +320,11 @@ class WorkQueue:
         """Put ``piece`` where one of the same bounds is, or behind all; join it with its neighbours where they are alike."""
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
-            self._count(self._pieces[index], -1)
+            former = self._pieces[index]
+            self._count(former, -1)
             self._pieces[index] = piece
+            if piece.kind is PieceKind.DONE:
+                self._free_next(former)
         else:
             index = len(self._pieces)
             self._pieces.append(piece)
@@ -283,13 +338,21 @@ class WorkQueue:
                 ]
                 del self._starts[right]
 
+    def _free_next(self, done: QueuePiece) -> None:
+        """The next record of the key of ``done`` may be given."""
+        free = self._order.remove(done.key, done.start) if done.key else None
+        if free is not None and free >= self.prefix:
+            self._remember(self._pieces[self._index(free)])
+
     def _remember(self, piece: QueuePiece) -> None:
-        if piece.kind is PieceKind.DONE:
+        if piece.kind is PieceKind.DONE or self._order.holds(piece.key, piece.start):
             return
         heap, kind = (self._ends, PieceKind.OUT) if piece.kind is PieceKind.OUT else (self._ready, PieceKind.BACK)
         heapq.heappush(heap, (piece.due_ns, piece.start))
         if len(heap) > 64 + 4 * len(self._pieces):
-            heap[:] = sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind)
+            heap[:] = sorted(
+                (p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start)
+            )
 
     def _count(self, piece: QueuePiece, sign: int) -> None:
         if piece.kind is PieceKind.OUT:
@@ -316,10 +379,11 @@ class WorkQueue:
             leases=self.leases,
             maxDeliveries=self.max_deliveries,
             waitNs=self.wait_ns,
+            ordered=self.ordered,
             pieces=(
                 pb.QueueState.Piece(
                     start=p.start, end=p.end, kind=p.kind, deliveries=p.deliveries, lease=p.lease, dueNs=p.due_ns,
-                    member=p.member, reason=p.reason, dead=p.dead,
+                    member=p.member, reason=p.reason, dead=p.dead, key=p.key,
                 )
                 for p in self._pieces
             ),
@@ -328,10 +392,10 @@ class WorkQueue:
     @classmethod
     def from_state(cls, state: pb.QueueState) -> WorkQueue:
         """What ``state`` gave."""
-        queue = cls(state.uid, state.prefix)
+        queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
         queue._restore(
-            QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead)
+            QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead, p.key)
             for p in state.pieces
         )
         return queue
@@ -341,11 +405,14 @@ class WorkQueue:
         self._starts = [piece.start for piece in self._pieces]
         for piece in self._pieces:
             self._count(piece, 1)
+            if piece.key:
+                self._order.add(piece.key, piece.start)
             self._remember(piece)
 
     def view(self, stream: str, partition: int) -> pb.QueueView:
         """In figures, for operators."""
-        counts = {"out": self.out_count, "returned": 0, "dead": 0, "acknowledged": 0}
+        held = self._order.held_count
+        counts = {"out": self.out_count, "returned": -held, "dead": 0, "acknowledged": 0}
         for piece in self._pieces:
             if piece.kind is not PieceKind.OUT:
                 name = "acknowledged" if piece.kind is PieceKind.DONE else "dead" if piece.dead else "returned"
@@ -357,5 +424,6 @@ class WorkQueue:
             acknowledgedBelow=self.prefix,
             takenBelow=self.frontier,
             ranges=len(self._pieces),
+            held=held,
             **counts,
         )

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, parse_start
-from liftpy.client.group_admin import GroupDescription, delete_group, describe_group, list_groups, reset_group
+from liftpy.client.group_admin import GroupDescription, QueueFigures, delete_group, describe_group, list_groups, reset_group
 from liftpy.errors import NotFoundError
 from liftpy.ids import PartitionKey
 from sidecar.cli.options import connection_options, json_option
@@ -57,7 +57,8 @@ def show(name: str, as_json: bool, target: Target) -> None:
             {"stream": key.stream, "uid": key.uid, "partition": key.partition, "position": p, "lag": lag}
             for key, p, lag in lags
         ]
-        click.echo(json.dumps({"members": members, "positions": at}))
+        queues = [dataclasses.asdict(queue) for queue in described.queues]
+        click.echo(json.dumps({"members": members, "positions": at, "queues": queues}))
         return
     rows = [
         (m.name[:12], m.instance, m.client, f"{m.silent_s:.1f} s", ", ".join(f"{s}/{p}" for s, p in m.owned))
@@ -71,6 +72,17 @@ def show(name: str, as_json: bool, target: Target) -> None:
         whose = member.name[:12] if member else "-"
         places.append((f"{key.stream}/{key.partition}", str(position), "?" if lag is None else str(lag), whose))
     Console().print(table(("PARTITION", "POSITION", "LAG", "OWNER"), places))
+    if described.queues:
+        click.echo()
+        Console().print(table(_QUEUE, [_figures(queue) for queue in described.queues]))
+
+
+_QUEUE = ("QUEUE", "DONE BELOW", "TAKEN BELOW", "OUT", "RETURNED", "DEAD", "HELD")
+
+
+def _figures(q: QueueFigures) -> tuple[str, ...]:
+    counts = (q.acknowledged_below, q.taken_below, q.out, q.returned, q.dead, q.held)
+    return (f"{q.key.stream}/{q.key.partition}", *map(str, counts))
 
 
 async def _lag(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:

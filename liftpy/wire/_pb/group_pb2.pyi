@@ -140,7 +140,7 @@ class DeleteGroup(_message.Message):
     def __init__(self) -> None: ...
 
 class TakeRecords(_message.Message):
-    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending")
+    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,9 @@ class TakeRecords(_message.Message):
     MAXDELIVERIES_FIELD_NUMBER: _ClassVar[int]
     MAXACKPENDING_FIELD_NUMBER: _ClassVar[int]
     MAXMEMBERPENDING_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
+    KEYSFROM_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
     member: str
     stream: str
     uid: str
@@ -165,7 +168,10 @@ class TakeRecords(_message.Message):
     maxDeliveries: int
     maxAckPending: int
     maxMemberPending: int
-    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ...) -> None: ...
+    ordered: bool
+    keysFrom: int
+    keys: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ..., ordered: _Optional[bool] = ..., keysFrom: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RecordRange(_message.Message):
     __slots__ = ("start", "end", "lease")
@@ -256,7 +262,7 @@ class LostRange(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class GroupAnswer(_message.Message):
-    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "session", "lost")
+    __slots__ = ("code", "detail", "number", "generation", "assigned", "positions", "refused", "heartbeatMs", "sessionMs", "settled", "granted", "waitMs", "nextReadyMs", "session", "lost", "takenBelow")
     CODE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +278,7 @@ class GroupAnswer(_message.Message):
     NEXTREADYMS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    TAKENBELOW_FIELD_NUMBER: _ClassVar[int]
     code: GroupCode
     detail: str
     number: int
@@ -287,7 +294,8 @@ class GroupAnswer(_message.Message):
     nextReadyMs: int
     session: int
     lost: _containers.RepeatedCompositeFieldContainer[LostRange]
-    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., session: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ...) -> None: ...
+    takenBelow: int
+    def __init__(self, code: _Optional[_Union[GroupCode, str]] = ..., detail: _Optional[str] = ..., number: _Optional[int] = ..., generation: _Optional[int] = ..., assigned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., positions: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., refused: _Optional[_Iterable[_Union[GroupPosition, _Mapping]]] = ..., heartbeatMs: _Optional[int] = ..., sessionMs: _Optional[int] = ..., settled: _Optional[bool] = ..., granted: _Optional[_Iterable[_Union[GrantedRange, _Mapping]]] = ..., waitMs: _Optional[int] = ..., nextReadyMs: _Optional[int] = ..., session: _Optional[int] = ..., lost: _Optional[_Iterable[_Union[LostRange, _Mapping]]] = ..., takenBelow: _Optional[int] = ...) -> None: ...
 
 class GroupQuery(_message.Message):
     __slots__ = ("group", "after", "limit")
@@ -334,7 +342,7 @@ class MemberView(_message.Message):
     def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ..., owned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., sessionMs: _Optional[int] = ..., silentMs: _Optional[int] = ...) -> None: ...
 
 class QueueView(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "acknowledgedBelow", "takenBelow", "out", "returned", "dead", "acknowledged", "ranges")
+    __slots__ = ("stream", "uid", "partition", "acknowledgedBelow", "takenBelow", "out", "returned", "dead", "acknowledged", "ranges", "held")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -345,6 +353,7 @@ class QueueView(_message.Message):
     DEAD_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -355,7 +364,8 @@ class QueueView(_message.Message):
     dead: int
     acknowledged: int
     ranges: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., acknowledgedBelow: _Optional[int] = ..., takenBelow: _Optional[int] = ..., out: _Optional[int] = ..., returned: _Optional[int] = ..., dead: _Optional[int] = ..., acknowledged: _Optional[int] = ..., ranges: _Optional[int] = ...) -> None: ...
+    held: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., acknowledgedBelow: _Optional[int] = ..., takenBelow: _Optional[int] = ..., out: _Optional[int] = ..., returned: _Optional[int] = ..., dead: _Optional[int] = ..., acknowledged: _Optional[int] = ..., ranges: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
 
 class GroupQueryAnswer(_message.Message):
     __slots__ = ("code", "detail", "groups", "more", "summary", "members", "positions", "queues", "streams")
@@ -458,9 +468,9 @@ class PartitionState(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., target: _Optional[int] = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ..., hasPosition: _Optional[bool] = ..., position: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
 
 class QueueState(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs")
+    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs", "ordered")
     class Piece(_message.Message):
-        __slots__ = ("start", "end", "kind", "deliveries", "lease", "dueNs", "member", "reason", "dead")
+        __slots__ = ("start", "end", "kind", "deliveries", "lease", "dueNs", "member", "reason", "dead", "key")
         START_FIELD_NUMBER: _ClassVar[int]
         END_FIELD_NUMBER: _ClassVar[int]
         KIND_FIELD_NUMBER: _ClassVar[int]
@@ -470,6 +480,7 @@ class QueueState(_message.Message):
         MEMBER_FIELD_NUMBER: _ClassVar[int]
         REASON_FIELD_NUMBER: _ClassVar[int]
         DEAD_FIELD_NUMBER: _ClassVar[int]
+        KEY_FIELD_NUMBER: _ClassVar[int]
         start: int
         end: int
         kind: int
@@ -479,7 +490,8 @@ class QueueState(_message.Message):
         member: str
         reason: str
         dead: bool
-        def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[int] = ..., deliveries: _Optional[int] = ..., lease: _Optional[int] = ..., dueNs: _Optional[int] = ..., member: _Optional[str] = ..., reason: _Optional[str] = ..., dead: _Optional[bool] = ...) -> None: ...
+        key: int
+        def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., kind: _Optional[int] = ..., deliveries: _Optional[int] = ..., lease: _Optional[int] = ..., dueNs: _Optional[int] = ..., member: _Optional[str] = ..., reason: _Optional[str] = ..., dead: _Optional[bool] = ..., key: _Optional[int] = ...) -> None: ...
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -488,6 +500,7 @@ class QueueState(_message.Message):
     MAXDELIVERIES_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     WAITNS_FIELD_NUMBER: _ClassVar[int]
+    ORDERED_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -496,4 +509,5 @@ class QueueState(_message.Message):
     maxDeliveries: int
     pieces: _containers.RepeatedCompositeFieldContainer[QueueState.Piece]
     waitNs: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ...) -> None: ...
+    ordered: bool
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ..., ordered: _Optional[bool] = ...) -> None: ...

@@ -1,4 +1,6 @@
-"""``python -m tests.simulation.group [--seeds N] [--first K] [--only queues|members]``: groups under faults, every promise checked.
+"""``python -m tests.simulation.group [--seeds N] [--first K] [--only KIND]``: groups under faults, every promise checked.
+
+KIND: members, queues, ordered (queues with order per key).
 
 Prints what happened how often, and each violation with its seed. Exit code 1 on a violation. ``--mutants``: plants each bug of the
 catalogue, and says which seed notices it, and by which invariant.
@@ -15,13 +17,17 @@ from collections.abc import Callable
 from liftpy.errors import InvariantError
 from tests.simulation.group import catalogue, queues, world
 
-HISTORIES: dict[str, Callable[[int], Counter[str]]] = {"members": world.run, "queues": queues.run}
+HISTORIES: dict[str, Callable[[int], Counter[str]]] = {
+    "members": world.run,
+    "queues": queues.run,
+    "ordered": queues.run_ordered,
+}
 
 
 def plant() -> int:
     """How many of the catalogue's bugs are not noticed by the history that each names."""
     survivors = 0
-    for kind, bugs in (("members", catalogue.MEMBERS), ("queues", catalogue.QUEUES)):
+    for kind, bugs in (("members", catalogue.MEMBERS), ("queues", catalogue.QUEUES), ("ordered", catalogue.ORDERED)):
         for bug in bugs:
             text = "SURVIVES"
             try:

@@ -160,3 +160,38 @@ QUEUES = (
         "start = self.frontier", "start = max(self.frontier, take.logEnd - room)", 6, "Q6",
     ),
 )  # fmt: skip
+
+ORDERED = (
+    PlantedBug(
+        "new records of a key do not wait", "queue.WorkQueue._taken_in_order",
+        "if key == NO_KEY or self._order.add(key, at):", "if self._order.add(key, at) or True:", 1, "Q7",
+    ),
+    PlantedBug(
+        "keyless records wait for each other", "queue.WorkQueue._taken_in_order",
+        "if key == NO_KEY or self._order.add(key, at):", "if self._order.add(key or 99, at):", 1, "Q7",
+    ),
+    PlantedBug(
+        "the second record of a key is free too", "key_order.KeyOrder.holds",
+        "self._lines[key][0] != offset", "offset not in list(self._lines[key])[:2]", 1, "Q7",
+    ),
+    PlantedBug(
+        "what waits for a key is never free", "queue.WorkQueue._free_next",
+        "if free is not None and free >= self.prefix:", "if False:", 1, "Q7",
+    ),
+    PlantedBug(
+        "a record that comes again after a delay keeps nobody back", "key_order.KeyOrder.holds",
+        "return key != NO_KEY and self._lines[key][0] != offset", "return False", 1, "Q7",
+    ),
+    PlantedBug(
+        "a snapshot forgets that there is an order", "queue.WorkQueue.from_state",
+        "ordered=state.ordered", "ordered=False", 1, "G4",
+    ),
+    PlantedBug(
+        "keys are taken for those of other records", "queue.WorkQueue._taken_in_order",
+        "take.keys[at - take.keysFrom], at + 1", "take.keys[min(at - self.frontier, len(take.keys) - 1)], at + 1", 1, "Q7",
+    ),
+    PlantedBug(
+        "a snapshot forgets keys", "queue.WorkQueue.from_state",
+        "p.dead, p.key)", "p.dead)", 1, "G4",
+    ),
+)  # fmt: skip

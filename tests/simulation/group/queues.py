@@ -1,6 +1,7 @@
 """Workers of a queue under faults: killed, paused, late, unheard; what they were promised is checked as it happens.
 
-The coordinator is the one of ``coordinator``; a model of its own keeps, record by record, what the state keeps by ranges.
+The coordinator is the one of ``coordinator``; a model of its own keeps, record by record, what the state keeps by ranges. Of an ordered
+queue the workers tell the keys, each as far as it knows where new records begin.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from tests.simulation.group.coordinator import HOUR, MS, Events, S, SimCoordinat
 STREAM, UID, GROUP = "jobs", "000001-1", "work"
 WAIT_MS, MAX_DELIVERIES, MAX_OUT, MAX_MEMBER = 3000, 3, 60, 20
 RECORDS = 600
+KEYS = [0 if offset % 3 == 0 else 1 if offset % 5 == 0 else 2 + offset % 23 for offset in range(RECORDS)]
+"""Digest of each record's key: a third has none, one key is frequent."""
+EARLIER = [[other for other in range(offset) if KEYS[other] == KEYS[offset] != 0] for offset in range(RECORDS)]
 
 
 @dataclass
@@ -30,13 +34,16 @@ class Worker:
     alive: bool = True
     paused_until_ns: int = 0
     work: list[tuple[int, int, int, int]] = field(default_factory=list)
+    new_from: int = 0
+    """Of an ordered queue, where new records begin, as it was told last."""
 
 
 class QueueWorld:
     """One history of one queue."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, ordered: bool = False) -> None:
         self.rng = random.Random(seed)
+        self.ordered = ordered
         self.seen: Counter[str] = Counter()
         self.events = Events()
         self.coordinator = SimCoordinator(self.events, random.Random(seed + 1), self.seen)
@@ -98,8 +105,12 @@ class QueueWorld:
             maxDeliveries=MAX_DELIVERIES, maxAckPending=MAX_OUT, maxMemberPending=MAX_MEMBER,
         )  # fmt: skip
         sent_ns = self.events.now_ns
+        if self.ordered:
+            take.ordered, take.keysFrom = True, worker.new_from
+            take.keys.extend(KEYS[worker.new_from : min(end, worker.new_from + self.rng.choice((5, 50)))])
 
         def got(answer: pb.GroupAnswer) -> None:
+            worker.new_from = answer.takenBelow
             for part in answer.granted:
                 self.seen["ranges granted"] += 1
                 self.seen["dead letters granted"] += part.dead
@@ -134,7 +145,8 @@ class QueueWorld:
 
     # ---- checks ------------------------------------------------------------------------------------------------------
     def _before(self, data: bytes) -> None:
-        self._before_state = self._states()
+        self._states()
+        self._before_frontier = self.frontier
 
     def _states(self) -> dict[int, tuple[PieceKind, str]]:
         group = self.coordinator.machine.groups.get(GROUP)
@@ -173,9 +185,15 @@ class QueueWorld:
         undone = {offset for offset in range(self.prefix) if offset not in self.done}
         check(not undone, "Q6", "below the prefix, and nobody acknowledged:", sorted(undone)[:5])
 
+    def _waits(self, offset: int) -> bool:
+        """Whether order per key keeps it back: an earlier record of its key is not done."""
+        return self.ordered and not self.done.issuperset(EARLIER[offset])
+
     def _check_take(self, take: pb.TakeRecords, told: pb.GroupAnswer) -> None:
+        first_new = self._before_frontier
         for part in told.granted:
             for offset in range(part.start, part.end):
+                check(not self._waits(offset), "Q7", offset, "is given while an earlier record of its key is not done")
                 check(offset not in self.done, "Q1", offset, "was acknowledged, and is given again")
                 check(
                     offset not in self.leases, "Q3", offset, "is out to", self.leases.get(offset), "and given to", take.member
@@ -197,7 +215,15 @@ class QueueWorld:
         if room:
             late = [offset for offset, due in self.waiting_since.items() if due <= self.clock_ns]
             check(not late, "Q2", "there was room, and these were not given:", late[:5])
-            check(self._top() >= take.logEnd, "Q5", "there was room, and new records were not given")
+            if not self.ordered:
+                check(self._top() >= take.logEnd, "Q5", "there was room, and new records were not given")
+                return
+            end = min(take.logEnd, take.keysFrom + len(take.keys)) if take.keysFrom <= first_new else 0
+            end = max(end, first_new)
+            gone = self.done | set(self.leases) | set(self.waiting_since)
+            idle = [offset for offset in range(end) if offset not in gone and not self._waits(offset)]
+            self.seen["records held"] += end - len(gone)
+            check(not idle, "Q7", "there was room, and these wait for nothing and were not given:", idle[:5])
 
     def _top(self) -> int:
         return max([*self.leases, *self.waiting_since, *self.done, -1]) + 1
@@ -276,7 +302,7 @@ class QueueWorld:
         self._strike()
         self.events.run_until(45 * S)
         self.calm = True
-        self.events.run_until(100 * S)
+        self.events.run_until((200 if self.ordered else 100) * S)
         check(self.prefix == RECORDS, "Q6", "in the end all are done below", self.prefix, "of", RECORDS)
         check(set(range(RECORDS)) == self.done, "Q6", "some were skipped:", sorted(set(range(RECORDS)) - self.done)[:5])
         return self.seen
@@ -285,3 +311,8 @@ class QueueWorld:
 def run(seed: int) -> Counter[str]:
     """One history; what happened how often. Raises InvariantError."""
     return QueueWorld(seed).run()
+
+
+def run_ordered(seed: int) -> Counter[str]:
+    """One history of a queue with order per key."""
+    return QueueWorld(seed, ordered=True).run()

@@ -9,7 +9,7 @@ import pytest
 from liftpy.errors import InvariantError
 from tests.simulation.group import catalogue, queues, world
 
-MOST = catalogue.MEMBERS + catalogue.QUEUES
+MOST = catalogue.MEMBERS + catalogue.QUEUES + catalogue.ORDERED
 QUICK = [bug for bug in MOST if bug.seed == 1][::6]
 
 
@@ -32,6 +32,14 @@ def test_queues_under_faults() -> None:
         assert seen[what], f"no history had: {what}"
 
 
+def test_queues_with_order_per_key_under_faults() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(1, 3):
+        seen += queues.run_ordered(seed)
+    for what in ("fail-overs", "leases that ran out", "dead letters granted", "ranges settled late", "records held"):
+        assert seen[what], f"no history had: {what}"
+
+
 @pytest.mark.parametrize("bug", MOST, ids=lambda bug: bug.name)
 def test_planted_bugs_fit(bug: catalogue.PlantedBug) -> None:
     assert bug.seed
@@ -40,6 +48,6 @@ def test_planted_bugs_fit(bug: catalogue.PlantedBug) -> None:
 
 @pytest.mark.parametrize("bug", QUICK, ids=lambda bug: bug.name)
 def test_planted_bugs_are_noticed(bug: catalogue.PlantedBug) -> None:
-    run = world.run if bug in catalogue.MEMBERS else queues.run
+    run = world.run if bug in catalogue.MEMBERS else queues.run if bug in catalogue.QUEUES else queues.run_ordered
     with bug.planted(), pytest.raises(InvariantError, match=f"invariant {bug.code} "):
         run(bug.seed)

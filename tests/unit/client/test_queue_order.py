@@ -1,0 +1,113 @@
+"""Workers of a queue with order per key, against the shipped coordinator in a cluster in memory [Q7]."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import pytest
+
+from liftpy.client import Client, Job, QueueOptions, next_keys
+from liftpy.client import queue as module
+from liftpy.client.group import GroupRefusedError
+from liftpy.testing.memory import memory_cluster
+
+ORDERED = QueueOptions(order_by_key=True, ack_wait_s=600)
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    monkeypatch.setattr(module, "_LOOK_S", 0.005)
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await asyncio.to_thread(cluster.serve_groups)
+        await made.create_stream("jobs", "jobs")
+        await made.create_stream("dead", "dead")
+        yield made
+
+
+async def fill(client: Client, keys: str, first: int = 0) -> None:
+    """One record for each character, its key; '-': none."""
+    async with await client.publisher("jobs") as publisher:
+        for number, key in enumerate(keys, first):
+            await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
+
+
+def numbers(jobs: list[Job]) -> list[int]:
+    return [int(job.record.value or b"") for job in jobs]
+
+
+async def test_of_a_key_one_record_is_out_at_a_time(client: Client) -> None:
+    await fill(client, "aab-ba-c")
+    async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w", options=ORDERED) as other:
+        first = await one.take(100)
+        assert numbers(first) == [0, 2, 3, 6, 7], "a, b, and what has no key; c"
+        assert await other.take(100, timeout_s=0.1) == []
+        await fill(client, "a-", 8)
+        assert numbers(await other.take(100)) == [9], "later ones are not held up by those that wait"
+        await first[0].ack()
+        (second,) = await other.take(100)
+        assert numbers([second]) == [1]
+        await second.nack(delay_s=3600)
+        await first[1].nack()
+        assert numbers(await one.take(100)) == [2], "given back: it comes again before what is behind it"
+        assert await one.take(100, timeout_s=0.1) == [], "a keeps waiting for its delay"
+
+
+async def test_a_dead_letter_frees_its_key(client: Client) -> None:
+    await fill(client, "aa")
+    options = QueueOptions(order_by_key=True, ack_wait_s=600, max_deliveries=1, dead_letters="dead")
+    async with client.queue("jobs", "w", options=options) as queue:
+        (bad,) = await queue.take(10)
+        await bad.reject("broken")
+        assert numbers(await queue.take(10)) == [1]
+        assert [record.value async for record in client.consume("dead", until="end")] == [b"0"]
+
+
+async def test_many_workers_keep_the_order_and_all_is_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterating, with windows of keys that are smaller than what is held."""
+    monkeypatch.setattr(next_keys, "_AHEAD", 3)
+    keys = "aaaaaaaaaaaaaaab-cbca" * 12
+    await fill(client, keys)
+    done: dict[str, list[int]] = defaultdict(list)
+    left = set(range(len(keys)))
+    options = QueueOptions(order_by_key=True, ahead=4)
+
+    async def work(number: int) -> None:
+        async with client.queue("jobs", "w", options=options) as queue:
+            while left:
+                for job in await queue.take(4, timeout_s=0.02):
+                    at = job.record.offset
+                    if at % 7 == number and job.deliveries == 1:
+                        await job.nack()
+                        continue
+                    done[keys[at]].append(at)
+                    left.discard(at)
+                    await job.ack()
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(number) for number in range(3)))
+    for key in "abc":
+        assert done[key] == [at for at, name in enumerate(keys) if name == key]
+    assert sorted(done["-"]) == [at for at, name in enumerate(keys) if name == "-"]
+
+
+async def test_all_workers_are_to_say_the_same(client: Client) -> None:
+    await fill(client, "ab")
+    async with client.queue("jobs", "w", options=ORDERED) as one, client.queue("jobs", "w") as other:
+        jobs = await one.take(1)
+        with pytest.raises(GroupRefusedError, match="in order of keys"):
+            await other.take(1, timeout_s=0.0)
+        await one.ack(jobs)
+        assert numbers(await other.take(2)) == [1], "where nothing is out it may change"
+        with pytest.raises(GroupRefusedError, match="in any order"):
+            await one.take(1, timeout_s=0.0)
+
+
+async def test_retention_takes_records_whose_keys_were_read(client: Client) -> None:
+    await fill(client, "aabb-")
+    async with client.queue("jobs", "w", options=ORDERED) as queue:
+        assert numbers(await queue.take(1)) == [0]
+        await client.truncate_before("jobs", 0, 2)
+        assert numbers(await queue.take(10)) == [2, 4], "b waits for nobody that is gone"
