@@ -66,13 +66,11 @@ class Producer:
         options: ProducerOptions,
         partitioner: Partitioner,
         find: Callable[[int], Awaitable[Address]],
-        source: SourcePosition | None = None,
-        round: Round | None = None,
+        source: SourcePosition | Round | None = None,
     ) -> None:
         """Made by ``Client.producer``, or ``round_opening``."""
-        if round is not None:
-            source = round.position
-        self._round = round
+        self._round = source if isinstance(source, Round) else None
+        source = source.position if isinstance(source, Round) else source
         if source is not None and options.begin != "resume":
             raise ConfigError('a producer with a source goes on behind what is stored: begin="resume"')
         self._source = source
@@ -95,7 +93,7 @@ class Producer:
             instance=secrets.randbits(63) + 1,
             name=name,
             source=source,
-            round=round,
+            round=self._round,
             inbox=self._inbox,
             options=options,
             failed=self._fail,

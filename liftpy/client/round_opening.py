@@ -38,7 +38,7 @@ async def _open(
         return _address(await _described(admin, stream), partition)
 
     addresses = [_address(known, partition.partition) for partition in known.partitions]
-    made = Producer(transport, stream, name, addresses, options, "key", find, round=round)
+    made = Producer(transport, stream, name, addresses, options, "key", find, round)
     await made.open()
     return made
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from liftpy.config import Codec
 from liftpy.errors import ConfigError
 from liftpy.wire.batch import Body, sized_body
 from liftpy.wire.batch_columns import BytesColumn, Columns, ColumnSet, HeadersColumn, laid_out_bytes, laid_out_headers
-from liftpy.wire.codecs import Codec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

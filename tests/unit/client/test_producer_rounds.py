@@ -26,7 +26,7 @@ async def in_round(wire: Wire, number: int, run: str = "query", part: int = 0, *
     addresses = [Address(f"ev.{partition}", "u1") for partition in range(len(wire.nodes))]
     chosen = ProducerOptions(**PATIENT | options)
     name = f"{run}/{part}"
-    made = Producer(wire, "s", name, addresses, chosen, "key", found, round=Round(run, part, number))  # type: ignore[arg-type]
+    made = Producer(wire, "s", name, addresses, chosen, "key", found, Round(run, part, number))  # type: ignore[arg-type]
     await made.open()
     return made
 
