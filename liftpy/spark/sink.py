@@ -69,7 +69,8 @@ def _explained(round: Round | None) -> Iterator[None]:
             text += (
                 f". Batch {round.number} of {round.run}, task {round.part}, was written before, in part at least, and this time the "
                 "plan made other rows: it is not deterministic (rand, uuid, the current time, a limit without an order, the first of a "
-                "group, another number of tasks), and can't be written exactly once. Make it so, or begin with a new checkpoint (or writeId)"
+                "group, another number of tasks), and can't be written exactly once. Make it so, or begin with a new checkpoint, or "
+                "writeId"
             )
         elif behind.reason == "PRODUCER_FENCED":
             text += ": another attempt of this task goes on"
