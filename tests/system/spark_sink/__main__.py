@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCE, TARGET = "sink-in", "sink-out"
 PARTITIONS = 3
 PATIENCE_S = 240.0
+AHEAD = 60_000
+"""Records that the source has and the target has not, at most: three micro-batches."""
 _TOGETHER = 500
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _KINDS = ("executor", "driver", "both")
@@ -39,8 +41,8 @@ _KINDS = ("executor", "driver", "both")
 
 @dataclass(slots=True)
 class Outcome:
-    """``records``: in the source. ``lost``, ``twice``: of them, in the target. ``strange``: others there. ``kills``: what was killed, how
-    often. ``batches``: commits of the query. ``repeated``: micro-batches that a killed driver had begun and not committed."""
+    """``records``: in the source. ``lost``, ``twice``: of them, in the target. ``strange``: others there. ``kills``: what was killed,
+    how often. ``batches``: commits of the query. ``repeated``: micro-batches that a killed driver had begun and not committed."""
 
     records: int = 0
     lost: int = 0
@@ -131,11 +133,10 @@ class Query:
         return bool(begun) and (not committed or begun[-1] > committed[-1])
 
 
-async def _until(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> None:
+async def _until(condition: Any, timeout_s: float = PATIENCE_S) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():
             await asyncio.sleep(0.02)
-    del what
 
 
 class Run:
@@ -146,23 +147,27 @@ class Run:
         self._client = client
         self._query = query
         self._rng = random.Random(seed)
+        self._written = 0
+        """In the target, as last looked at."""
         self.outcome = Outcome()
         self._stop = asyncio.Event()
 
-    async def feed(self, pause_s: float) -> None:
-        """Numbers, each once, until it is told to stop."""
+    async def feed(self) -> None:
+        """Numbers, each once, AHEAD of what is written, until it is told to stop."""
         options = ProducerOptions(buffer_records=5000)
         async with self._client.producer(SOURCE, id="feeder", options=options, partitioner="round-robin") as producer:
             number = 0
             while not self._stop.is_set():
-                await producer.send_many([b"%d" % n for n in range(number, number + _TOGETHER)])
-                number += _TOGETHER
-                await asyncio.sleep(pause_s)
+                if number < self._written + AHEAD:
+                    await producer.send_many([b"%d" % n for n in range(number, number + _TOGETHER)])
+                    number += _TOGETHER
+                await asyncio.sleep(0.02)
             await producer.flush()
             self.outcome.records = number
 
     async def _end(self) -> int:
-        return sum([(await self._client.bounds(TARGET, place)).high_watermark + 1 for place in range(PARTITIONS)])
+        self._written = sum([(await self._client.bounds(TARGET, place)).high_watermark + 1 for place in range(PARTITIONS)])
+        return self._written
 
     async def _grown(self, before: int) -> None:
         """More is there than ``before``, and the target is whole."""
@@ -175,7 +180,7 @@ class Run:
                 return all(len(p.isr) == 3 and p.leader for p in stream.partitions) and await self._end() > before
             return False
 
-        await _until(there, "the target grows")
+        await _until(there)
 
     async def strike(self, number: int) -> None:
         """One round."""
@@ -194,7 +199,7 @@ class Run:
             return False
 
         with contextlib.suppress(TimeoutError):
-            await _until(writes, "a micro-batch is written", 60.0)
+            await _until(writes, 60.0)
         node = None
         if number % 2:
             stream = await self._client.stream(TARGET)
@@ -237,7 +242,7 @@ class Run:
             return False
 
         with contextlib.suppress(TimeoutError):
-            await _until(all_there, "everything is written")
+            await _until(all_there)
         outcome.batches = len(self._query.names("commits"))
         held: Counter[int] = Counter()
         for place in range(PARTITIONS):
@@ -248,7 +253,7 @@ class Run:
         outcome.strange = sum(not 0 <= n < outcome.records for n in held)
 
 
-async def run(rounds: int, seed: int, pause_s: float = 0.1) -> Outcome:
+async def run(rounds: int, seed: int) -> Outcome:
     """All of it."""
     began = time.monotonic()
     with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-sink-", ignore_cleanup_errors=True) as folder:
@@ -257,7 +262,7 @@ async def run(rounds: int, seed: int, pause_s: float = 0.1) -> Outcome:
             await client.create_stream(SOURCE, "data.sink.in", partitions=2)
             await client.create_stream(TARGET, "data.sink.out", partitions=PARTITIONS)
             running = Run(cluster, client, query, seed)
-            feeding = asyncio.create_task(running.feed(pause_s))
+            feeding = asyncio.create_task(running.feed())
             query.start()
             try:
                 await running._grown(0)
