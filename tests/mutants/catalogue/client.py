@@ -214,7 +214,6 @@ MUTANTS = [
         "liftpy/client/rounds.py",
         ("another round under the same number", "if not self.left and self.expected is not None and self.digest != self.expected:", "if not self.left and self.expected is None:", "a plan that is not deterministic leaves a mixture, in silence"),
         ("fewer records than before", "        if self.left:\n            raise self._diverged(f", "        if self.left < 0:\n            raise self._diverged(f", "a plan that is not deterministic leaves a mixture, in silence"),
-        ("the first round has no generation", "SourcePosition(self.run, self.part, 0, self.number + 1)", "SourcePosition(self.run, self.part, 0, self.number)", "round 0 is told from none by luck"),
     ),
     *rows(
         "liftpy/client/lane.py",

@@ -31,7 +31,8 @@ from sidecar.dev.cluster import DevCluster
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE, TARGET = "sink-in", "sink-out"
 PARTITIONS = 3
-PATIENCE_S = 240.0
+PATIENCE_S = 900.0
+"""A busy machine takes minutes to start a driver and two executors."""
 AHEAD = 60_000
 """Records that the source has and the target has not, at most: three micro-batches."""
 _TOGETHER = 500
@@ -199,7 +200,7 @@ class Run:
             return False
 
         with contextlib.suppress(TimeoutError):
-            await _until(writes, 60.0)
+            await _until(writes, 120.0)
         node = None
         if number % 2:
             stream = await self._client.stream(TARGET)
