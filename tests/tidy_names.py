@@ -50,6 +50,7 @@ UNREFERENCED = {
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
     "liftpy.spark.source.LiftDataSource.streamReader": _SPARK,
+    "liftpy.spark.source.LiftDataSource.streamWriter": _SPARK,
     "liftpy.spark.source.LiftStreamReader.getDefaultReadLimit": _SPARK,
     "liftpy.spark.source.LiftStreamReader.initialOffset": _SPARK,
     "liftpy.spark.source.LiftStreamReader.prepareForTriggerAvailableNow": _SPARK,

@@ -26,7 +26,9 @@ from typing import Any, NamedTuple
 
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producers import after, distance
-from liftpy.wire.batch import build_batch, in_epoch, parse_batch
+from liftpy.wire.batch import build_batch, in_epoch, parse_batch, seal
+from liftpy.wire.batch_columns import ColumnSet
+from liftpy.wire.columnar import body_of
 from liftpy.wire.headers import Pairs
 
 FIRST_PAUSE_S = 0.02
@@ -238,6 +240,17 @@ class Lane:
             start = end
         return shares
 
+    def add_columns(self, columns: ColumnSet, size_bytes: int, position: int = -1) -> Any:
+        """A batch of its own; its ticket. ``position``: as of a source record, for the last of it."""
+        if self._open.values:
+            self._close()
+        ticket, count = self._new_ticket(), len(columns.values.ends)
+        batch = seal(
+            body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
+        )
+        self._enclose(batch, count, ticket, size_bytes, position, columns)
+        return ticket
+
     def _whole_end(self, positions: Sequence[int], start: int, end: int) -> int:
         """The end at or before ``end`` that cuts nothing apart that was made from one record; behind it where a batch holds nothing
         else."""
@@ -276,14 +289,18 @@ class Lane:
             producer_epoch=self.epoch,
             base_sequence=self.next_sequence,
         )
+        columns = parse_batch(batch, verify=False).columns
+        self._enclose(batch, count, gathered.ticket, gathered.size_bytes, gathered.position, columns)
+
+    def _enclose(self, batch: bytes, count: int, ticket: Any, size_bytes: int, position: int, columns: ColumnSet) -> None:
         parcel = Parcel(
             sequence=self.next_sequence,
             record_count=count,
             batch=batch,
             digest=self._digest,
-            ticket=gathered.ticket,
-            size_bytes=gathered.size_bytes,
-            position=gathered.position,
+            ticket=ticket,
+            size_bytes=size_bytes,
+            position=position,
             names=self._names,
             reset=self._reset,
         )
@@ -291,7 +308,7 @@ class Lane:
         self._reset = False
         self._parcels.append(parcel)
         if self._digest is not None:
-            self._digest = self._digest.over(parse_batch(batch, verify=False).columns, 0, count)
+            self._digest = self._digest.over(columns, 0, count)
         self.next_sequence = after(self.next_sequence, count)
 
     # ---- what goes out -----------------------------------------------------------------------------------------------
@@ -299,7 +316,7 @@ class Lane:
         """What goes out now; call until None. What is gathered goes as soon as there is room: load makes large batches by itself."""
         if now < self.resume_at or self._asks:
             return None
-        while self._out_count < self._window:
+        while self._out_count < self._room:
             if self._out_count == len(self._parcels):
                 gathered = self._open
                 if not gathered.values or not (self._hurries or now >= gathered.since + self._linger_s):
@@ -316,6 +333,12 @@ class Lane:
                 return parcel
         return None
 
+    @property
+    def _room(self) -> int:
+        """Batches that may be on their way. One that begins anew goes alone: without it the others would be judged by what was before,
+        and some of them taken for it."""
+        return 1 if self._parcels and self._parcels[0].reset else self._window
+
     def wake_at(self) -> float | None:
         """When something is to be done, if no answer comes; None: nothing is."""
         if self._asks:
@@ -326,7 +349,7 @@ class Lane:
             return self.resume_at
         else:
             due = math.inf
-        if self._open.values and self._out_count < self._window:
+        if self._open.values and self._out_count < self._room:
             due = min(due, max(self.resume_at, self._open.since + (0.0 if self._hurries else self._linger_s)))
         return None if due == math.inf else due
 

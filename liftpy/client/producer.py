@@ -23,14 +23,18 @@ from itertools import accumulate, islice
 from operator import le
 from typing import Any, Literal
 
+import numpy as np
+
 from liftpy.client.ending import end_tasks
 from liftpy.client.lane import Lane
 from liftpy.client.outgoing import Address
 from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES, Course, Errand, ManyReceipt, ProducerOptions, Receipt, Ticket
+from liftpy.client.rounds import Round
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.errors import ClientClosedError, ConfigError, LiftError, NotAllowedError, OutcomeUnknownError, PublishRejectedError
 from liftpy.ingest.jetstream import first_refused
+from liftpy.wire.columnar import ByteArray, RecordColumns
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.wire.keyed import partition_of, partitions_of
 from liftpy.wire.producer_note import MAX_NAME_BYTES, SourcePosition
@@ -62,9 +66,11 @@ class Producer:
         options: ProducerOptions,
         partitioner: Partitioner,
         find: Callable[[int], Awaitable[Address]],
-        source: SourcePosition | None = None,
+        source: SourcePosition | Round | None = None,
     ) -> None:
-        """Made by ``Client.producer``."""
+        """Made by ``Client.producer``, or ``round_opening``."""
+        self._round = source if isinstance(source, Round) else None
+        source = source.position if isinstance(source, Round) else source
         if source is not None and options.begin != "resume":
             raise ConfigError('a producer with a source goes on behind what is stored: begin="resume"')
         self._source = source
@@ -87,6 +93,7 @@ class Producer:
             instance=secrets.randbits(63) + 1,
             name=name,
             source=source,
+            round=self._round,
             inbox=self._inbox,
             options=options,
             failed=self._fail,
@@ -149,6 +156,30 @@ class Producer:
         if not 0 <= partition < len(self._courses):
             raise ConfigError(f"{self._stream} has the partitions 0 to {len(self._courses) - 1}, not {partition}")
         return self._courses[partition]
+
+    @property
+    def round_partitions(self) -> int:
+        """In a round: by how many partitions its records are shared out: so many the stream had when the round was begun.
+
+        Raises PublishRejectedError (DIVERGED_PRODUCER) where some of it was shared out by more of them than the rest.
+        """
+        found = {course.repeat.partitions for course in self._courses} - {0}
+        if len(found) > 1:
+            text = f"partitions were added to {self._stream} while the round was sent, by {sorted(found)} of them"
+            raise PublishRejectedError(text, "DIVERGED_PRODUCER")
+        return min(found.pop(), self.partitions) if found else self.partitions
+
+    @property
+    def left_out(self) -> int:
+        """In a round: records that were given and were stored before."""
+        return sum(course.repeat.passed for course in self._courses)
+
+    async def end_round(self) -> None:
+        """Everything of the round was given: wait until it is stored. Raises the first error, and PublishRejectedError
+        (DIVERGED_PRODUCER) where more of it was stored before than there is now."""
+        for course in self._courses:
+            course.repeat.check_whole()
+        await self.flush()
 
     # ---- opening and closing ---------------------------------------------------------------------------------------------
     async def open(self) -> None:
@@ -225,6 +256,7 @@ class Producer:
         """
         self._must_go_on()
         if self._source is not None:
+            self._must_have_no_round()
             raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
         pairs = _checked(headers) if headers else ()
         size_bytes = _size_of(value) + _size_of(key) + RECORD_BYTES
@@ -256,6 +288,7 @@ class Producer:
         ``positions``, with a source: the offset of the source record that each was made from, or of all; ascending, and above those of
         the call before: what one source record yields is sent in one call. What is stored already is left out, of the receipt too.
         """
+        self._must_have_no_round()
         made_from = self._positions(positions, len(values))
         if keys is not None and len(keys) != len(values):
             raise ConfigError(f"{len(keys)} keys for {len(values)} values")
@@ -285,6 +318,47 @@ class Producer:
             start = end
             await asyncio.sleep(0)
         return ManyReceipt(shares)
+
+    async def send_columns(self, columns: RecordColumns, *, partition: int) -> ManyReceipt:
+        """Take records by columns, in order; no Python statement meets one of them. Waits for room in the buffer.
+
+        Awaiting the receipt gives where they are, batch by batch. In a round all its records are given, from the first one on; what is
+        stored already is left out, of the receipt too. Raises as ``send``, and PublishRejectedError (DIVERGED_PRODUCER) where other
+        records of the round are stored. If it is cancelled, or fails, some are sent.
+        """
+        self._must_go_on()
+        if self._source is not None and self._round is None:
+            raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
+        course, count = self._course(partition), len(columns)
+        if columns.headers is not None:
+            _check_names(columns.headers.names)
+        sizes = columns.sizes(RECORD_BYTES)
+        self._must_fit(int(sizes.max(initial=0)))
+        ends, shares, start = np.cumsum(sizes), list[tuple[Ticket, int, int]](), 0
+        step_bytes = max(min(self._largest, self._options.buffer_bytes // 2), 1)
+        step_records = min(self._options.batch_records, max(self._options.buffer_records // 2, 1))
+        partitions = self.round_partitions
+        while start < count:
+            self._must_go_on()
+            before = int(ends[start - 1]) if start else 0
+            end = max(int(np.searchsorted(ends, before + step_bytes, "right")), start + 1)
+            end = min(end, count, start + step_records)
+            if course.repeat.left:
+                end = min(end, start + course.repeat.left)
+                course.repeat.leave_out(columns, start, end)
+            else:
+                taken = int(ends[end - 1]) - before
+                if not self._buffer.try_enter(taken, end - start):
+                    await self._buffer.enter(taken, end - start)
+                    self._must_go_on()
+                shares.append((course.add_columns(columns, start, end, taken, partitions), 0, end - start))
+                await asyncio.sleep(0)
+            start = end
+        return ManyReceipt(shares)
+
+    def _must_have_no_round(self) -> None:
+        if self._round is not None:
+            raise ConfigError("the records of a round are sent by send_columns")
 
     def _positions(self, positions: int | Sequence[int] | None, count: int) -> Sequence[int] | None:
         if (positions is None) != (self._source is None):
@@ -418,6 +492,12 @@ def _checked(headers: HeadersLike) -> Pairs:
     if refused:
         raise ConfigError(f"a header {refused!r} asks for what a producer's record can't have: use client.publish")
     return pairs
+
+
+def _check_names(names: ByteArray) -> None:
+    found = {(name or b"").decode("utf-8", "surrogateescape") for name in set(names.column(0, len(names)).to_list())}
+    if refused := first_refused(found):
+        raise ConfigError(f"a header {refused!r} asks for what a producer's record can't have: use client.publish")
 
 
 def _size_of(content: bytes | None) -> int:

@@ -18,6 +18,7 @@ from liftpy.client.in_flight import PublishAck
 from liftpy.client.lane import Landed, Lane, Parcel, Refusal
 from liftpy.client.outgoing import Address
 from liftpy.client.retrying import retrying
+from liftpy.client.rounds import Repeat, Round, offset_in, partitions_in
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import (
@@ -32,6 +33,7 @@ from liftpy.errors import (
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.columnar import RecordColumns
 from liftpy.wire.producer_note import SourcePosition
 
 _Ack = client_pb2.Ack
@@ -210,6 +212,8 @@ class Errand:
     name: str
     source: SourcePosition | None
     """What the producer reads; its offset says nothing."""
+    round: Round | None
+    """That it sends; ``source`` is its position then."""
     inbox: str
     """Where answers come to."""
     options: ProducerOptions
@@ -237,13 +241,20 @@ class Course:
         self.newest: Any = None
         """Ticket of the batch that took the last record."""
         self._refusal: LiftError | None = None
+        self.repeat = Repeat()
+        """What of the producer's round is stored."""
 
     # ---- its epoch -----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
         """Ask how to go on, and begin there."""
         state, how = await self._ask(), self._options.begin
         digest = RollingDigest.decode(state.digest) if state.digest else None
-        if how == "resume":
+        if self._errand.round is not None and not self._is_of_the_round(state):
+            self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
+        elif self._errand.round is not None:
+            self.repeat = Repeat(state.nextSequence, digest, partitions_in(state.position.offset))
+            self.lane.begin(state.epoch, state.nextSequence, digest)
+        elif how == "resume":
             position = state.position.offset if state.HasField("position") else -1
             self.lane.begin(state.epoch, state.nextSequence, digest, position=position)
         else:
@@ -254,10 +265,24 @@ class Course:
         state = await self._ask()
         sequence, digest = self.lane.unanswered
         same = state.nextSequence == sequence and (digest is None or state.digest in (b"", digest.encode()))
+        if self._errand.round is not None:  # at its beginning nothing of it may be there
+            same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)
         if state.known and self._options.begin == "resume" and not same:
             text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
             raise PublishRejectedError(text, "PRODUCER_FENCED")
         self.lane.begin_again(state.epoch)
+
+    def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
+        source = self._errand.source
+        return state.HasField("position") and source is not None and state.position.generation == source.generation
+
+    def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> Ticket:
+        """The records from ``start`` (inclusive) to ``end`` (exclusive), in a batch. ``partitions``: with which a round was begun."""
+        last = self.lane.next_sequence + end - start - 1
+        position = -1 if self._errand.round is None else offset_in(partitions, last)
+        ticket: Ticket = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
+        self.awake.set()
+        return ticket
 
     async def _ask(self) -> client_pb2.ProducerState:
         async for attempt in retrying(self._options.patience_s):

@@ -177,20 +177,20 @@ class SourceOptions:
                 )
             values["stream"] = path
         return cls(
-            access=_access(values),
+            access=access_of(values),
             wanted=_selection(values),
             starting=_position(values, "starting", words=("earliest", "latest"), specials=(EARLIEST, LATEST)),
             ending=_position(values, "ending", words=("latest",), specials=(LATEST,)),
-            min_partitions=_whole_number(values, "minPartitions", MAX_PARTITIONS),
-            max_records_per_partition=_whole_number(values, "maxRecordsPerPartition", 1 << 62),
-            max_records_per_trigger=_whole_number(values, "maxOffsetsPerTrigger", 1 << 62),
-            min_records_per_trigger=_whole_number(values, "minOffsetsPerTrigger", 1 << 62),
+            min_partitions=whole_number_of(values, "minPartitions", MAX_PARTITIONS),
+            max_records_per_partition=whole_number_of(values, "maxRecordsPerPartition", 1 << 62),
+            max_records_per_trigger=whole_number_of(values, "maxOffsetsPerTrigger", 1 << 62),
+            min_records_per_trigger=whole_number_of(values, "minOffsetsPerTrigger", 1 << 62),
             max_trigger_delay_s=_duration(values, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
-            recreated_earliest=_choice(values, "onRecreated", ("error", "earliest")) == "earliest",
+            recreated_earliest=choice_of(values, "onRecreated", ("error", "earliest")) == "earliest",
             fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
             columns=_columns(values),
-            read_from_leader=_choice(values, "readFrom", ("nearest", "leader")) == "leader",
-            patience_s=_seconds(values, "patience", 30.0),
+            read_from_leader=choice_of(values, "readFrom", ("nearest", "leader")) == "leader",
+            patience_s=seconds_of(values, "patience", 30.0),
         )
 
     def check_batch(self) -> None:
@@ -227,7 +227,8 @@ def _known(name: str) -> str:
     return spelled
 
 
-def _access(values: Mapping[str, str]) -> Access:
+def access_of(values: Mapping[str, str]) -> Access:
+    """How to reach the cluster; raises ConfigError."""
     access = Access(
         servers=values.get("nats", _DEFAULT.servers),
         namespace=check_name(values.get("namespace", _DEFAULT.namespace), "namespace"),
@@ -272,9 +273,9 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
 
 def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:
     strategy = f"{which}OffsetsByTimestampStrategy"
-    must_match = strategy in _SPELLING.values() and _choice(values, strategy, ("latest", "error")) == "error"
+    must_match = strategy in _SPELLING.values() and choice_of(values, strategy, ("latest", "error")) == "error"
     if f"{which}Timestamp" in values:
-        since_ns = _whole_number(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS
+        since_ns = whole_number_of(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS
         return OffsetSpec(timestamp_ns=since_ns, must_match=must_match)
     if f"{which}OffsetsByTimestamp" in values:
         return parse_times(values[f"{which}OffsetsByTimestamp"], f"{which}OffsetsByTimestamp", must_match=must_match)
@@ -295,7 +296,8 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
     return columns
 
 
-def _whole_number(values: Mapping[str, str], name: str, highest: int) -> int:
+def whole_number_of(values: Mapping[str, str], name: str, highest: int) -> int:
+    """From 1 to ``highest``; 0: not given."""
     text = values.get(name, "")
     if name not in values:
         return 0
@@ -304,7 +306,8 @@ def _whole_number(values: Mapping[str, str], name: str, highest: int) -> int:
     return int(text)
 
 
-def _seconds(values: Mapping[str, str], name: str, default: float) -> float:
+def seconds_of(values: Mapping[str, str], name: str, default: float) -> float:
+    """From 0.1 to 3600."""
     text = values.get(name)
     if text is None:
         return default
@@ -328,10 +331,11 @@ def _duration(values: Mapping[str, str], name: str, default_s: float) -> float:
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
-    return _choice(values, name, ("true", "false"), "true" if default else "false") == "true"
+    return choice_of(values, name, ("true", "false"), "true" if default else "false") == "true"
 
 
-def _choice(values: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str = "") -> str:
+def choice_of(values: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str = "") -> str:
+    """One of ``allowed``, the first unless it is given or there is a ``default``."""
     value = values.get(name, default or allowed[0]).lower()
     if value not in allowed:
         raise ConfigError(f"{name} = {values[name]!r}: use {' or '.join(allowed)}")

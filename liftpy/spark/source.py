@@ -1,4 +1,4 @@
-"""The format ``liftpy`` as Spark calls it: batch and streaming readers. The only module that imports pyspark at the top.
+"""The format ``liftpy`` as Spark calls it: batch and streaming readers. It and ``sink`` alone import pyspark at the top.
 
 Who runs where: planning on the driver (for a streaming query in a process of its own that lives as long as the query),
 ``read()`` in the executors' Python workers on another, unpickled object. So a reader holds nothing but its options, and a task
@@ -16,7 +16,14 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
@@ -30,6 +37,7 @@ from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange, Views, plan_ranges, resolve_ends, resolve_starts
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
 
 _logger = logging.getLogger(__name__)
 
@@ -60,6 +68,18 @@ class LiftDataSource(DataSource):
             options = _with_schema(self._parsed(), schema)
             options.check_streaming()
             return LiftStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """The batch writer."""
+        with coded():
+            return LiftWriter(sink_options(dict(self.options.items()), schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """The streaming writer."""
+        with coded():
+            options = sink_options(dict(self.options.items()), schema, overwrite)
+            options.check_streaming()
+            return LiftStreamWriter(options)
 
     def _parsed(self) -> SourceOptions:
         return SourceOptions.parse(dict(self.options.items()))

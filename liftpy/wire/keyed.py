@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from liftpy.wire.columnar import ByteArray
+
 _SEED, _M, _R = 0x9747B28C, 0x5BD1E995, 24
 _U32 = 0xFFFF_FFFF
 _POSITIVE = 0x7FFF_FFFF
@@ -42,6 +44,17 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
         at = np.flatnonzero(lengths == length)
         data = np.frombuffer(b"".join([keys[i] for i in at.tolist()]), dtype=np.uint8).reshape(len(at), length)
         hashed[at] = _hashes(data)
+    return (hashed & np.uint32(_POSITIVE)).astype(np.int64) % partitions
+
+
+def partitions_of_column(keys: ByteArray, partitions: int) -> NDArray[np.int64]:
+    """int64[len(keys)]: the same of each in a column; a null is hashed as no bytes."""
+    starts, lengths = keys.offsets[:-1], keys.lengths
+    data = np.frombuffer(keys.data, dtype=np.uint8)
+    hashed = np.empty(len(keys), dtype=np.uint32)
+    for length in np.unique(lengths).tolist():
+        at = np.flatnonzero(lengths == length)
+        hashed[at] = _hashes(data[starts[at][:, None] + np.arange(length)])
     return (hashed & np.uint32(_POSITIVE)).astype(np.int64) % partitions
 
 

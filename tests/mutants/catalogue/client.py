@@ -211,6 +211,21 @@ MUTANTS = [
         ("another loop's client", "        if asyncio.get_running_loop() is not self._loop:\n            raise ConfigError(", "        if self._loop is None:\n            raise ConfigError(", "a client used from another loop hangs"),
     ),
     *rows(
+        "liftpy/client/rounds.py",
+        ("another round under the same number", "if not self.left and self.expected is not None and self.digest != self.expected:", "if not self.left and self.expected is None:", "a plan that is not deterministic leaves a mixture, in silence"),
+        ("fewer records than before", "        if self.left:\n            raise self._diverged(f", "        if self.left < 0:\n            raise self._diverged(f", "a plan that is not deterministic leaves a mixture, in silence"),
+    ),
+    *rows(
+        "liftpy/client/lane.py",
+        ("what follows a new beginning does not wait", "return 1 if self._parcels and self._parcels[0].reset else self._window", "return self._window", "records of a round are taken for those of the round before, and lost"),
+    ),
+    *rows(
+        "liftpy/client/producing.py",
+        ("a round goes on where the last one ended", "if self._errand.round is not None and not self._is_of_the_round(state):", "if self._errand.round is not None and not state.known:", "a second round is taken for the first"),
+        ("two processes begin a round", "same = same and self._is_of_the_round(state) if sequence else not self._is_of_the_round(state)", "same = True", "a round is there twice after a change of leader"),
+        ("a round's position stays", "last = self.lane.next_sequence + end - start - 1", "last = 0", "the second batch of a round is taken for the first, and lost"),
+    ),
+    *rows(
         "liftpy/client/lane.py",
         ("an old epoch goes out again", "            parcel.batch = in_epoch(parcel.batch, epoch)", "            pass", "after a leader's death a producer is refused for ever"),
         ("a second answer counts", "parcel.placed, self._pause_s = parcel.placed or answer, FIRST_PAUSE_S", "parcel.placed, self._pause_s = answer, FIRST_PAUSE_S", "a publisher is told that its record's offset is not known"),

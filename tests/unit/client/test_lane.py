@@ -274,11 +274,13 @@ def test_who_is_not_known_asks_and_goes_on_with_the_same_numbers() -> None:
     assert lane.unanswered[0] == 4
 
 
-def test_only_the_first_batch_of_a_reset_says_so() -> None:
+def test_only_the_first_batch_of_a_reset_says_so_and_the_others_wait_for_it() -> None:
     lane = a_lane()
     lane.begin(3, 0, RollingDigest(values=9), reset=True)
     fill(lane, b"a", b"b", b"c")
-    first, second = sent(lane, 0)
+    (first,) = sent(lane, 0)
+    lane.placed(first.sequence, at(0))
+    (second,) = sent(lane, 0)
     assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
 
 

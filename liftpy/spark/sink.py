@@ -1,0 +1,173 @@
+"""The format ``liftpy`` as Spark calls it for writing: a batch writer and a streaming writer.
+
+Who runs where: writers are made on the driver and pickled; ``write`` runs in the executors' Python workers, where TaskContext says
+whose task it is; in ``commit`` and ``abort``, on the driver, there is no TaskContext, so that all they need travels in the messages.
+``abort`` does nothing: it may run after a commit, gets None for every message, and what a failed task has stored is what its next
+attempt leaves out. Nothing depends on ``commit`` either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from liftpy.client.admin import Admin
+from liftpy.client.rounds import Round
+from liftpy.errors import ConfigError, PublishRejectedError
+from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.link import Link, link_to
+from liftpy.spark.sending import Appending, Range, Sent, gathered, send_round
+from liftpy.spark.sink_options import SinkOptions
+from liftpy.spark.sink_rows import check_schema
+
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""TaskContext's local properties in a streaming query's tasks."""
+_SLOWEST_BYTES_S = 100_000
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task wrote. ``run``: the query's id, or the writeId, or ''; ``number``: of the micro-batch; ``part``: of the task."""
+
+    run: str
+    number: int
+    part: int
+    attempt: int
+    sent: Sent
+
+
+def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> SinkOptions:
+    """The options of a writer of rows of ``schema``; raises ConfigError."""
+    options = SinkOptions.parse(given)
+    if overwrite:
+        raise ConfigError('a stream is appended to, never overwritten: mode("append"), or outputMode("append") or "update"')
+    check_schema(to_arrow_schema(schema), stream=options.stream)
+    return options
+
+
+@contextlib.contextmanager
+def _explained(round: Round | None) -> Iterator[None]:
+    """What a task fails with, by its code; what nobody can know of a round in words."""
+    try:
+        with coded():
+            yield
+    except SourceError as error:
+        behind = error.__cause__
+        if not isinstance(behind, PublishRejectedError):
+            raise
+        text = str(behind)
+        if behind.reason == "DIVERGED_PRODUCER" and round is not None:
+            text += (
+                f". Batch {round.number} of {round.run}, task {round.part}, was written before, in part at least, and this time the "
+                "plan made other rows: it is not deterministic (rand, uuid, the current time, a limit without an order, the first of a "
+                "group, another number of tasks), and can't be written exactly once. Make it so, or begin with a new checkpoint, or "
+                "writeId"
+            )
+        elif behind.reason == "PRODUCER_FENCED":
+            text += ": another attempt of this task goes on"
+        raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
+
+
+def write_round(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int) -> Written:
+    """A task's share of a micro-batch, each row once, however often and wherever it is run."""
+    with _explained(round):
+        rows = gathered(batches, options)
+
+        async def send() -> Sent:
+            transport = await link.transport(options.patience_s)
+            return await send_round(transport, Admin(transport, link.subjects, options.patience_s), options, rows, round)
+
+        size_bytes = 0 if rows is None else rows.nbytes
+        sent = link.call(send(), 4 * options.patience_s + size_bytes / _SLOWEST_BYTES_S)
+    return Written(round.run, round.number, round.part, attempt, sent)
+
+
+def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], part: int, attempt: int) -> Written:
+    """A task's rows, each once at least."""
+
+    async def begin() -> Appending:
+        transport = await link.transport(options.patience_s)
+        return Appending(transport, Admin(transport, link.subjects, options.patience_s), options)
+
+    with _explained(None):
+        patience_s = 4 * options.patience_s
+        appending = link.call(begin(), patience_s)
+        try:
+            for batch in batches:
+                link.call(appending.send(batch), patience_s + batch.nbytes / _SLOWEST_BYTES_S)
+            sent = link.call(appending.end(), patience_s)
+        finally:
+            link.call(appending.close(), patience_s)
+    return Written("", 0, part, attempt, sent)
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigError("Spark does not say which task this is")
+    return context
+
+
+class LiftStreamWriter(DataSourceStreamArrowWriter):
+    """Of one streaming query, or one micro-batch of it: exactly once."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task's rows of a micro-batch."""
+        with coded():
+            task = _task()
+            query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+            if not query or not batch:
+                raise ConfigError(f"Spark does not say which micro-batch this is ({QUERY_ID}, {BATCH_ID})")
+            round = Round(query, task.partitionId(), int(batch))
+        return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Everything is stored already; it is said what."""
+        _logger.info("micro-batch %d: %s", batchId, summary(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing: what is stored is left out when the micro-batch is run again."""
+
+
+class LiftWriter(DataSourceArrowWriter):
+    """Of one batch write: at least once; exactly once under a ``writeId``."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One task's rows."""
+        options, task = self.options, _task()
+        link, attempt = link_to(options.access), task.attemptNumber()
+        if not options.write_id:
+            return append(link, options, iterator, task.partitionId(), attempt)
+        return write_round(link, options, iterator, Round(f"write:{options.write_id}", task.partitionId(), 0), attempt)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Everything is stored already; it is said what."""
+        _logger.info("batch write: %s", summary(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing: what is stored stays."""
+
+
+def summary(messages: Iterable[WriterCommitMessage | None]) -> str:
+    """What the tasks wrote, in words."""
+    written = [message for message in messages if isinstance(message, Written)]
+    rows, known = sum(one.sent.rows for one in written), sum(one.sent.known for one in written)
+    ranges: list[Range] = sorted(found for one in written for found in one.sent.ranges)
+    where = ", ".join(f"{r.stream}/{r.partition} [{r.start_offset}, {r.end_offset}): {r.record_count}" for r in ranges)
+    runs = ", ".join(sorted({one.run for one in written if one.run})) or "no id"
+    return f"{len(written)} tasks ({runs}), {rows} rows, {known} of them stored before; {where or 'nothing new'}"

@@ -1,0 +1,78 @@
+"""The options of the format ``liftpy`` when it is written to: a list of their own, for Spark passes some of its own along. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, choice_of, seconds_of, whole_number_of
+
+SINK_OPTIONS = {
+    "stream": "the stream to append to, the same as save(NAME) and start(NAME); without it the column stream says it, row by row",
+    "order": "content (default): each task sorts its rows, so that a micro-batch that is run again is the same one whatever the order "
+    "of a shuffle was; plan: as the plan gives them, for plans without a shuffle",
+    "nullValues": "error (default), or tombstone: a null value deletes its key in a compacted stream",
+    "writeId": "batch only: a name of this write; one that is run again under it writes nothing twice",
+    "maxTaskBytes": "rows of one task of a write that is exactly once: so much memory (default 1073741824)",
+    "patience": "seconds to keep trying while NATS, or a leader, does not answer (default 120)",
+    **{name: what for name, what in OPTIONS.items() if name.split(".")[0] in ("nats", "namespace")},
+}
+"""Every option and what it means."""
+
+SPARKS_OWN = ("checkpointlocation", "queryname", "path", "outputmode")
+"""That Spark passes along; ``path`` is what ``save(NAME)`` and ``start(NAME)`` come as."""
+_SPELLING = {name.lower(): name for name in SINK_OPTIONS}
+_MAX_ID_BYTES = 100
+DEFAULT_TASK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """One sink's options, checked. ``stream`` '': the column says it. ``write_id`` '': there is none."""
+
+    access: Access
+    stream: str = ""
+    write_id: str = ""
+    by_content: bool = True
+    tombstones: bool = False
+    max_task_bytes: int = DEFAULT_TASK_BYTES
+    patience_s: float = 120.0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> SinkOptions:
+        """From Spark's option map; ConfigError for what is unknown, twice or out of bounds."""
+        values = {_known(name): value for name, value in given.items() if name.lower() not in SPARKS_OWN}
+        path = next((value for name, value in given.items() if name.lower() == "path"), "")
+        if path and values.setdefault("stream", path) != path:
+            raise ConfigError(f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams")
+        write_id = values.get("writeId", "")
+        if "writeId" in values and not 0 < len(write_id.encode()) <= _MAX_ID_BYTES:
+            raise ConfigError(f"writeId has 1 to {_MAX_ID_BYTES} bytes")
+        return cls(
+            access=access_of(values),
+            stream=check_name(values["stream"], "option stream: stream") if "stream" in values else "",
+            write_id=write_id,
+            by_content=choice_of(values, "order", ("content", "plan")) == "content",
+            tombstones=choice_of(values, "nullValues", ("error", "tombstone")) == "tombstone",
+            max_task_bytes=whole_number_of(values, "maxTaskBytes", 1 << 40) or DEFAULT_TASK_BYTES,
+            patience_s=seconds_of(values, "patience", 120.0),
+        )
+
+    def check_streaming(self) -> None:
+        """Raise ConfigError for what makes no sense in a streaming query."""
+        if self.write_id:
+            raise ConfigError("writeId is for batch writes: a streaming query has an id of its own, in its checkpoint")
+
+
+def _known(name: str) -> str:
+    spelled = _SPELLING.get(name.lower())
+    if spelled is not None:
+        return spelled
+    if name.lower() in KAFKA:
+        raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
+    near = _SPELLING[difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)[0]]
+    whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
+    raise ConfigError(f"unknown option {name!r}{whose}; did you mean {near!r}? Known are: {', '.join(SINK_OPTIONS)}")

@@ -1,0 +1,191 @@
+"""Rows on their way to a stream: which columns there may be, their order, their partitions, and as columns of records. Pure.
+
+No Python statement meets a row, but for rows that are equal in key and value and have headers. The order is by content, key first, so
+that the same rows are in the same order whatever the order was that they came in; the partition follows from the row (column
+``partition``, else the hash of its key as Kafka's), for rows without either from their place among them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns
+from liftpy.wire.keyed import partitions_of_column
+
+_BYTES = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+_TEXT = (pa.string(), pa.large_string())
+WRITTEN: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
+    "key": ("binary or string", lambda kind: kind in _BYTES),
+    "value": ("binary or string", lambda kind: kind in _BYTES),
+    "headers": ("array<struct<key string, value binary>>", lambda kind: _is_headers(kind)),
+    "stream": ("string", lambda kind: kind in _TEXT),
+    "topic": ("string", lambda kind: kind in _TEXT),
+    "partition": ("int", lambda kind: kind == pa.int32()),
+}
+"""Column -> its type in words, and whether an Arrow type is that."""
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        return False
+    pair = kind.value_type
+    return pa.types.is_struct(pair) and [
+        (field.name, field.type in kinds) for field, kinds in zip(pair, (_TEXT, _BYTES), strict=False)
+    ] == [("key", True), ("value", True)]
+
+
+def check_schema(schema: pa.Schema, *, stream: str) -> None:
+    """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: to which; '': a column says it."""
+    for field in schema:
+        if field.name not in WRITTEN:
+            near = difflib.get_close_matches(field.name, WRITTEN, n=1, cutoff=0.0)[0]
+            text = f"a stream has no column {field.name!r} to write; did you mean {near!r}? Select what is written, of:"
+            raise ConfigError(f"{text} {', '.join(WRITTEN)}")
+        words, fits = WRITTEN[field.name]
+        if not fits(field.type):
+            raise ConfigError(f"the column {field.name} is {words}, not {field.type}: cast it")
+    names = schema.names
+    if "value" not in names:
+        raise ConfigError("there is no column value: select(...) what is written, such as to_json(struct(*)) as value")
+    if len(set(names)) != len(names):
+        raise ConfigError(f"columns are named twice: {', '.join(names)}")
+    if "stream" in names and "topic" in names:
+        raise ConfigError("the columns stream and topic are the same: drop one of them")
+    if not stream and "stream" not in names and "topic" not in names:
+        raise ConfigError("say where to: by save(NAME) or start(NAME), the option stream, or a column stream")
+
+
+def as_binary(batch: pa.RecordBatch) -> pa.Table:
+    """The same rows with keys and values as bytes, the columns in one order, ``topic`` as ``stream``."""
+    columns = {("stream" if name == "topic" else name): batch.column(name) for name in sorted(batch.schema.names)}
+    for name in ("key", "value"):
+        if name in columns:
+            columns[name] = columns[name].cast(pa.large_binary())
+    return pa.table(columns)
+
+
+def check_rows(rows: pa.Table, *, stream: str, tombstones: bool) -> None:
+    """Raise ConfigError for nulls where there can be none."""
+    nulls = rows["value"].null_count
+    if nulls and not tombstones:
+        text = "a null is a tombstone, which deletes its key in a compacted stream: nullValues = tombstone, if that is meant"
+        raise ConfigError(f"{nulls} rows have a null as value; {text}")
+    if not stream and rows["stream"].null_count:
+        raise ConfigError(f"{rows['stream'].null_count} rows have a null as stream, and there is no option stream")
+    if "headers" in rows.column_names:
+        pairs = pc.list_flatten(rows["headers"])
+        if pairs.null_count or pc.struct_field(pairs, "key").null_count or pc.struct_field(pairs, "value").null_count:
+            raise ConfigError("some headers are null, or have a null as key or value")
+
+
+def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of each stream, by name; all are of ``stream``, if that is said. Raises InvalidNameError."""
+    if stream:
+        yield stream, rows
+        return
+    for name in sorted(pc.unique(rows["stream"]).to_pylist()):
+        check_name(name, "column stream: stream")
+        yield name, rows.filter(pc.equal(rows["stream"], name))
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """The rows by key, value and headers, nulls last."""
+    names = [name for name in ("key", "value") if name in rows.column_names]
+    rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names])).combine_chunks()
+    if "headers" not in rows.column_names or rows.num_rows < 2:
+        return rows
+    alike = np.ones(rows.num_rows - 1, dtype=np.bool_)
+    for name in names:
+        one, other = rows[name].slice(1), rows[name].slice(0, rows.num_rows - 1)
+        same = pc.or_(pc.fill_null(pc.equal(one, other), False), pc.and_(pc.is_null(one), pc.is_null(other)))
+        alike &= same.to_numpy(zero_copy_only=False) if isinstance(same, pa.Array) else same.to_numpy()
+    tied = np.flatnonzero(np.concatenate((alike, [False])) | np.concatenate(([False], alike)))
+    if not len(tied):
+        return rows
+    group = np.cumsum(np.concatenate(([True], ~alike)))[tied].tolist()
+    pairs = [repr(own or []) for own in rows["headers"].take(tied).to_pylist()]
+    order = np.arange(rows.num_rows)
+    order[tied] = tied[sorted(range(len(tied)), key=lambda i: (group[i], pairs[i]))]
+    return rows.take(order)
+
+
+def places_of(rows: pa.Table, partitions: int, first: int = 0) -> NDArray[np.int64]:
+    """int64[rows]: the partition of each. ``first``: that the first row goes to which neither a key nor a column places.
+
+    Raises ConfigError for one that the stream has not.
+    """
+    count = rows.num_rows
+    places = np.full(count, -1, dtype=np.int64)
+    if "partition" in rows.column_names:
+        places = pc.fill_null(rows["partition"].cast(pa.int64()), -1).to_numpy().copy()
+        said = pc.is_valid(rows["partition"]).to_numpy()
+        wrong = said & ((places < 0) | (places >= partitions))
+        if wrong.any():
+            text = f"{int(wrong.sum())} rows name partitions such as {int(places[wrong][0])}"
+            raise ConfigError(f"{text}; the stream has those from 0 to {partitions - 1}")
+    if "key" in rows.column_names:
+        keys = bytes_of(rows["key"])
+        by_key = places < 0 if keys.valid is None else (places < 0) & keys.valid
+        if by_key.any():
+            places = np.where(by_key, partitions_of_column(keys, partitions), places)
+    in_turn = np.flatnonzero(places < 0)
+    places[in_turn] = (np.arange(len(in_turn)) + first) % partitions
+    return places
+
+
+def shares_of(rows: pa.Table, places: NDArray[np.int64]) -> Iterator[tuple[int, RecordColumns]]:
+    """(partition, its records), in order, for each partition that has some."""
+    order = np.argsort(places, kind="stable")
+    ends = np.cumsum(np.bincount(places)).tolist()
+    start = 0
+    for place, end in enumerate(ends):
+        if end > start:
+            yield place, _records(rows.take(order[start:end]))
+        start = end
+
+
+def _records(rows: pa.Table) -> RecordColumns:
+    keys = bytes_of(rows["key"]) if "key" in rows.column_names else None
+    headers = _headers(rows["headers"]) if "headers" in rows.column_names else None
+    return RecordColumns(bytes_of(rows["value"]), keys, headers)
+
+
+def bytes_of(column: pa.ChunkedArray | pa.Array) -> ByteArray:
+    """A column of bytes or text, as it lies in Arrow's buffers."""
+    array = _one(column).cast(pa.large_binary())
+    valid = pc.is_valid(array).to_numpy(zero_copy_only=False) if array.null_count else None
+    if array.null_count:
+        array = pc.fill_null(array, b"")  # what a null covers is not to be sent
+    _, offsets, data = array.buffers()
+    if offsets is None:
+        return ByteArray(np.zeros(len(array) + 1, dtype=np.int64), memoryview(b""), valid)
+    found = np.frombuffer(offsets, dtype=np.int64)[array.offset : array.offset + len(array) + 1]
+    return ByteArray(found, memoryview(b"" if data is None else data).cast("B"), valid)
+
+
+def _headers(column: pa.ChunkedArray) -> HeaderArray:
+    array = _one(column)
+    counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    pairs = pc.list_flatten(array)
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    return HeaderArray(offsets, bytes_of(pc.struct_field(pairs, "key")), bytes_of(pc.struct_field(pairs, "value")))
+
+
+def _one(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks)
+        if column.num_chunks
+        else (pa.array([], type=column.type))
+    )

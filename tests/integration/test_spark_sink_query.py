@@ -1,0 +1,121 @@
+"""The Spark sink with a real Spark and a cluster: a query over a shuffle that ends between writing and committing, and errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from liftpy.client.client import connect
+from sidecar.dev.cluster import DevCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.processes, pytest.mark.timeout(300)]
+QUERY_TIMEOUT_S = 120
+COUNT = 3000
+
+
+class Sinks:
+    """A source stream with COUNT records, and what is made of it."""
+
+    def __init__(self, spark: Any, cluster: DevCluster, folder: Path, name: str) -> None:
+        self.spark, self.cluster, self.folder = spark, cluster, folder
+        self.source, self.target = f"{name}-in", f"{name}-out"
+
+    async def make(self) -> None:
+        async with connect(self.cluster.nats_url, self.cluster.namespace) as client:
+            await client.create_stream(self.source, f"data.{self.source}", partitions=2)
+            await client.create_stream(self.target, f"data.{self.target}", partitions=3)
+            async with client.producer(self.source) as producer:
+                values = [b"%d" % n for n in range(COUNT)]
+                await producer.send_many(values, keys=[b"k%d" % (n % 31) for n in range(COUNT)])
+
+    def written(self) -> list[bytes | None]:
+        async def read() -> list[bytes | None]:
+            async with connect(self.cluster.nats_url, self.cluster.namespace) as client:
+                return [r.value for place in range(3) async for r in client.consume(self.target, place, until="end")]
+
+        return asyncio.run(read())
+
+    def options(self, **more: str) -> dict[str, str]:
+        return {"nats": self.cluster.nats_url, "patience": "60", **more}
+
+    def run_to_end(self, value: str = "value", **more: str) -> Any:
+        frame = (
+            self.spark.readStream.format("liftpy")
+            .options(**self.options(startingOffsets="earliest", maxOffsetsPerTrigger="1600"))
+            .load(self.source)
+        )
+        query = (
+            frame.repartition(3, "key")
+            .selectExpr("key", f"{value} as value")
+            .writeStream.format("liftpy")
+            .queryName(self.target.replace("-", "_"))
+            .options(checkpointLocation=str(self.folder / "checkpoint"), **self.options(**more))
+            .trigger(availableNow=True)
+            .start(self.target)
+        )
+        assert query.awaitTermination(QUERY_TIMEOUT_S)
+        return query
+
+    def forget_the_last_commit(self) -> None:
+        """As a driver leaves it that is killed when all tasks have written."""
+        commits = self.folder / "checkpoint" / "commits"
+        newest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        for name in (str(newest), f".{newest}.crc"):
+            (commits / name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def sinks(spark: Any, shared_cluster: DevCluster, stream_name: str, tmp_path: Path) -> Sinks:
+    made = Sinks(spark, shared_cluster, tmp_path, stream_name)
+    asyncio.run(made.make())
+    return made
+
+
+def test_a_streaming_query_that_runs_a_batch_again_has_each_record_in_the_stream_once(sinks: Sinks) -> None:
+    wanted = Counter(b"%d" % n for n in range(COUNT))
+    sinks.run_to_end()
+    assert Counter(sinks.written()) == wanted
+    sinks.forget_the_last_commit()
+    sinks.run_to_end()
+    assert Counter(sinks.written()) == wanted
+
+
+def test_a_plan_that_is_not_deterministic_fails_when_its_batch_is_run_again(sinks: Sinks) -> None:
+    sinks.run_to_end(value="cast(uuid() as binary)")
+    before = sinks.written()
+    assert len(before) == COUNT
+    sinks.forget_the_last_commit()
+    with pytest.raises(Exception, match=r"\[DIVERGED_PRODUCER\].*not deterministic"):
+        # a query keeps the seed of its plan: another query over the same checkpoint, as after a crash, has another one
+        sinks.run_to_end(value="cast(uuid() as binary)")
+    assert sinks.written() == before
+
+
+def test_batch_writes_and_what_is_refused(sinks: Sinks) -> None:
+    def write(frame: Any, mode: str = "append", **more: str) -> None:
+        frame.write.format("liftpy").mode(mode).options(**sinks.options(**more)).save(sinks.target)
+
+    frame = sinks.spark.range(100).selectExpr("cast(id as string) as value", "cast(id % 3 as int) as `partition`")
+    write(frame)
+    for _ in range(2):
+        write(frame, writeId="once")
+    assert Counter(sinks.written()) == {b"%d" % n: 2 for n in range(100)}
+    for mode, text in (
+        ("overwrite", r"\[CONFIG\] a stream is appended to"),
+        ("errorifexists", "ErrorIfExists"),
+        ("ignore", "Ignore"),
+    ):
+        with pytest.raises(Exception, match=text):
+            write(frame, mode)
+    with pytest.raises(Exception, match=r"\[CONFIG\] a stream has no column 'id' to write"):
+        write(sinks.spark.range(1))
+    with pytest.raises(Exception, match=r"\[CONFIG\] 1 rows name partitions such as 3; the stream has those from 0 to 2"):
+        write(sinks.spark.sql("select 'x' as value, 3 as `partition`"))
+    with pytest.raises(Exception, match=r"\[CONFIG\] 1 rows have a null as value"):
+        write(sinks.spark.sql("select cast(null as string) as value"))

@@ -1,0 +1,300 @@
+"""``python -m tests.system.spark_sink [--rounds 20] [--seed 1]``: a streaming query with a shuffle writes a stream, and is killed -9.
+
+A producer fills a stream; the query (``query.py``: a driver, two executors) writes every record of it to another one. Each round kills,
+while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the driver; every second round
+a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the target holds each record of the
+source once. Exit code 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from liftpy.client import Client, ProducerOptions, connect
+from liftpy.client.ending import end_tasks
+from liftpy.errors import LiftError
+from sidecar.dev.cluster import DevCluster
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCE, TARGET = "sink-in", "sink-out"
+PARTITIONS = 3
+PATIENCE_S = 900.0
+"""A busy machine takes minutes to start a driver and two executors."""
+AHEAD = 60_000
+"""Records that the source has and the target has not, at most: three micro-batches."""
+_TOGETHER = 500
+_EXECUTOR = "CoarseGrainedExecutorBackend"
+_KINDS = ("executor", "driver", "both")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """``records``: in the source. ``lost``, ``twice``: of them, in the target. ``strange``: others there. ``kills``: what was killed,
+    how often. ``batches``: commits of the query. ``repeated``: micro-batches that a killed driver had begun and not committed."""
+
+    records: int = 0
+    lost: int = 0
+    twice: int = 0
+    strange: int = 0
+    repeated: int = 0
+    batches: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    took_s: float = 0.0
+
+    @property
+    def right(self) -> bool:
+        """Whether each record is there once."""
+        return bool(self.records) and not (self.lost or self.twice or self.strange)
+
+
+def _children(pid: int) -> dict[int, str]:
+    """Everything that ``pid`` started, and what that started: pid -> command line."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int(place.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+                command = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found.setdefault(parent, []).append((int(place.name), command))
+    below, waiting = dict[int, str](), [pid]
+    while waiting:
+        for child, command in found.get(waiting.pop(), ()):
+            below[child] = command
+            waiting.append(child)
+    return below
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Query:
+    """The driver's process."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url = url
+        self.folder = folder
+        self._process: subprocess.Popen[str] | None = None
+        self._log: IO[str] = (folder / "spark.log").open("a")
+
+    def start(self) -> None:
+        """Begin, or go on from the checkpoint."""
+        command = [sys.executable, "-m", "tests.system.spark_sink.query", self._url, SOURCE, TARGET, str(self.folder)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=self._log, stderr=self._log, text=True, start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the driver's Python process, whose child the JVM is."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """By itself: a query that runs for ever has failed then."""
+        return self._process is not None and self._process.poll() is not None
+
+    def executors(self) -> list[int]:
+        """Their pids."""
+        return [pid for pid, command in _children(self.pid).items() if _EXECUTOR in command and "java" in command.split()[0]]
+
+    def kill(self) -> None:
+        """The driver first, so that it sees nobody else die; then all that it started."""
+        below = _children(self.pid)
+        jvms = [pid for pid, command in below.items() if "java" in command.split(" ")[0]]
+        for pid in [*jvms, self.pid, *below]:
+            _kill(pid)
+        assert self._process is not None
+        self._process.wait()
+
+    def names(self, log: str) -> list[int]:
+        """Numbers of the micro-batches in ``offsets`` (begun) or ``commits`` of the checkpoint."""
+        folder = self.folder / "checkpoint" / log
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
+
+    @property
+    def in_the_middle(self) -> bool:
+        """Whether a micro-batch was begun and is not committed."""
+        begun, committed = self.names("offsets"), self.names("commits")
+        return bool(begun) and (not committed or begun[-1] > committed[-1])
+
+
+async def _until(condition: Any, timeout_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+class Run:
+    """``rounds`` rounds on a cluster of three nodes."""
+
+    def __init__(self, cluster: DevCluster, client: Client, query: Query, seed: int) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._query = query
+        self._rng = random.Random(seed)
+        self._written = 0
+        """In the target, as last looked at."""
+        self.outcome = Outcome()
+        self._stop = asyncio.Event()
+
+    async def feed(self) -> None:
+        """Numbers, each once, AHEAD of what is written, until it is told to stop."""
+        options = ProducerOptions(buffer_records=5000)
+        async with self._client.producer(SOURCE, id="feeder", options=options, partitioner="round-robin") as producer:
+            number = 0
+            while not self._stop.is_set():
+                if number < self._written + AHEAD:
+                    await producer.send_many([b"%d" % n for n in range(number, number + _TOGETHER)])
+                    number += _TOGETHER
+                await asyncio.sleep(0.02)
+            await producer.flush()
+            self.outcome.records = number
+
+    async def _end(self) -> int:
+        self._written = sum([(await self._client.bounds(TARGET, place)).high_watermark + 1 for place in range(PARTITIONS)])
+        return self._written
+
+    async def _grown(self, before: int) -> None:
+        """More is there than ``before``, and the target is whole."""
+
+        async def there() -> bool:
+            if self._query.ended:
+                raise RuntimeError(f"the query has ended: see {self._query.folder / 'spark.log'}")
+            with contextlib.suppress(LiftError):
+                stream = await self._client.stream(TARGET)
+                return all(len(p.isr) == 3 and p.leader for p in stream.partitions) and await self._end() > before
+            return False
+
+        await _until(there)
+
+    async def strike(self, number: int) -> None:
+        """One round."""
+        query, kind = self._query, _KINDS[number % len(_KINDS)]
+        grown = await self._end()
+
+        async def writes() -> bool:
+            """Something of a micro-batch is stored, and it is not committed."""
+            nonlocal grown
+            if not query.in_the_middle or (kind != "driver" and not query.executors()):
+                with contextlib.suppress(LiftError):
+                    grown = await self._end()
+                return False
+            with contextlib.suppress(LiftError):
+                return await self._end() > grown
+            return False
+
+        with contextlib.suppress(TimeoutError):
+            await _until(writes, 120.0)
+        node = None
+        if number % 2:
+            stream = await self._client.stream(TARGET)
+            node = self._cluster.nodes[stream.partitions[number % PARTITIONS].leader]
+            await asyncio.to_thread(node.kill)
+            self.outcome.kills["leader"] += 1
+        if kind != "driver" and (pids := query.executors()):
+            _kill(self._rng.choice(pids))
+            self.outcome.kills["executor"] += 1
+            await asyncio.sleep(self._rng.random() * 0.5)
+        if kind != "executor":
+            self.outcome.repeated += query.in_the_middle
+            await asyncio.to_thread(query.kill)
+            self.outcome.kills["driver"] += 1
+            query.start()
+        before = await self._end_or(grown)
+        if node is not None:
+            await asyncio.to_thread(node.start)
+            await asyncio.to_thread(node.wait_ready)
+        await self._grown(before)
+
+    async def _end_or(self, known: int) -> int:
+        with contextlib.suppress(LiftError):
+            return await self._end()
+        return known
+
+    async def finish(self) -> None:
+        """Everything that was fed is written; then what the target holds is counted."""
+        self._stop.set()
+
+    async def judge(self) -> None:
+        """What the target holds, once it has all, or nothing more comes."""
+        outcome = self.outcome
+
+        async def all_there() -> bool:
+            if self._query.ended:
+                raise RuntimeError("the query has ended")
+            with contextlib.suppress(LiftError):
+                return await self._end() >= outcome.records and not self._query.in_the_middle
+            return False
+
+        with contextlib.suppress(TimeoutError):
+            await _until(all_there)
+        outcome.batches = len(self._query.names("commits"))
+        held: Counter[int] = Counter()
+        for place in range(PARTITIONS):
+            async for record in self._client.consume(TARGET, place, until="end"):
+                held[int(record.value or b"-1")] += 1
+        outcome.lost = sum(n not in held for n in range(outcome.records))
+        outcome.twice = sum(count - 1 for count in held.values())
+        outcome.strange = sum(not 0 <= n < outcome.records for n in held)
+
+
+async def run(rounds: int, seed: int) -> Outcome:
+    """All of it."""
+    began = time.monotonic()
+    with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-sink-", ignore_cleanup_errors=True) as folder:
+        query = Query(cluster.nats_url, Path(folder))
+        async with connect(cluster.nats_url, cluster.namespace) as client:
+            await client.create_stream(SOURCE, "data.sink.in", partitions=2)
+            await client.create_stream(TARGET, "data.sink.out", partitions=PARTITIONS)
+            running = Run(cluster, client, query, seed)
+            feeding = asyncio.create_task(running.feed())
+            query.start()
+            try:
+                await running._grown(0)
+                for number in range(rounds):
+                    await running.strike(number)
+                    kills = ", ".join(f"{count} {what}" for what, count in sorted(running.outcome.kills.items()))
+                    print(f"{number + 1} of {rounds}: {await running._end_or(0)} written; killed: {kills}", flush=True)
+                await running.finish()
+                await feeding
+                await running.judge()
+            except (RuntimeError, TimeoutError):
+                print((Path(folder) / "spark.log").read_text()[-6000:])
+                raise
+            finally:
+                await asyncio.to_thread(query.kill)
+                await end_tasks([feeding])
+    running.outcome.took_s = time.monotonic() - began
+    return running.outcome
+
+
+def main() -> int:
+    """See the docstring above."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    outcome = asyncio.run(run(given.rounds, given.seed))
+    print(outcome)
+    print("each record once" if outcome.right else "WRONG")
+    return 0 if outcome.right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Rounds of a producer: whatever dies in one, and however often it is begun again, each of its records is stored once [A4]."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from liftpy.client.outgoing import Address
+from liftpy.client.producer import Producer
+from liftpy.client.producing import ProducerOptions
+from liftpy.client.rounds import Repeat, Round, offset_in, partitions_in
+from liftpy.errors import ConfigError, LiftError, PublishRejectedError
+from liftpy.wire.batch import build_batch, seal
+from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns, body_of
+from tests.unit.client.test_producer import PATIENT, Wire, a_producer
+
+
+async def in_round(wire: Wire, number: int, run: str = "query", part: int = 0, **options: Any) -> Producer:
+    async def found(partition: int) -> Address:
+        return Address(f"ev.{partition}", "u1")
+
+    addresses = [Address(f"ev.{partition}", "u1") for partition in range(len(wire.nodes))]
+    chosen = ProducerOptions(**PATIENT | options)
+    name = f"{run}/{part}"
+    made = Producer(wire, "s", name, addresses, chosen, "key", found, Round(run, part, number))  # type: ignore[arg-type]
+    await made.open()
+    return made
+
+
+def columns(*values: bytes | None) -> RecordColumns:
+    return RecordColumns(ByteArray.of(values), ByteArray.of([None if value is None else value[:3] for value in values]))
+
+
+def records(number: int, count: int) -> list[bytes]:
+    return [b"%d-%d" % (number, n) for n in range(count)]
+
+
+async def whole(producer: Producer, *values: bytes) -> None:
+    async with producer:
+        await producer.send_columns(columns(*values), partition=0)
+        await producer.end_round()
+
+
+# ---- columns ---------------------------------------------------------------------------------------------------------------
+def test_a_batch_of_columns_is_the_batch_of_the_same_records() -> None:
+    values, keys = [b"one", None, b"", b"four"], [None, b"k", b"", None]
+    pairs = [(("a", b"1"), ("b", b"")), (), (("a", b"2"),), ()]
+    flat = [pair for own in pairs for pair in own]
+    headers = HeaderArray(
+        np.cumsum([0, *map(len, pairs)]),
+        ByteArray.of([name.encode() for name, _ in flat]),
+        ByteArray.of([value for _, value in flat]),
+    )
+    made = RecordColumns(ByteArray.of(values), ByteArray.of(keys), headers)
+    for start in range(4):
+        for end in range(start + 1, 5):
+            wanted = build_batch(values[start:end], keys=keys[start:end], headers=pairs[start:end], producer_id=7)
+            assert seal(body_of(made.cut(start, end)), producer_id=7) == wanted
+    assert made.sizes(16).tolist() == [16 + 3 + 2 * 16 + 3, 16 + 1, 16 + 16 + 2, 16 + 4]
+    with pytest.raises(ConfigError, match="entries for 4 values"):
+        RecordColumns(ByteArray.of(values), ByteArray.of(keys[:3]))
+
+
+async def test_columns_are_sent_without_a_round_as_well() -> None:
+    wire = Wire()
+    producer = await a_producer(wire, batch_records=40)
+    async with producer:
+        acks = await (await producer.send_columns(columns(*records(0, 100)), partition=0))
+        await producer.send(b"last")
+    assert [(ack.offset, ack.record_count) for ack in acks] == [(0, 40), (40, 40), (80, 20)]
+    assert wire.values() == [*records(0, 100), b"last"]
+    assert wire.nodes[0].batches[0].keys()[:2] == [b"0-0", b"0-1"]
+
+
+# ---- rounds ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(6))
+async def test_rounds_are_stored_once_whenever_their_process_dies(seed: int) -> None:
+    rng, wire, deaths = random.Random(seed), Wire(2), 0
+    wire.loses = lambda: rng.random() < 0.2
+    wanted: list[list[bytes]] = [[], []]
+    for number in range(6):
+        shares = [
+            [b"%d/%d" % (place, n) for n in range(rng.choice((0, 1, 7, 60)))] for place in range(2)
+        ]  # alike in all rounds
+        while True:
+            producer = await in_round(wire, number, batch_records=rng.choice((1, 5, 100)), attempt_s=0.01)
+            dies = rng.random() < 0.6 and deaths < 20
+            try:
+                for place, values in enumerate(shares):
+                    await producer.send_columns(columns(*values), partition=place)
+                    if dies:
+                        await asyncio.sleep(rng.random() * 0.01)
+                if not dies:
+                    await producer.end_round()
+                    break
+            except LiftError:
+                pass
+            finally:
+                await producer.close()  # as if it were killed
+            deaths += 1
+            if rng.random() < 0.3:
+                wire.another_leader(rng.randrange(2))
+        for place, values in enumerate(shares):
+            wanted[place] += values
+    assert deaths
+    assert [wire.values(0), wire.values(1)] == wanted
+
+
+async def test_a_rounds_second_batch_is_not_taken_for_one_of_the_round_before() -> None:
+    wire = Wire()
+    await whole(await in_round(wire, 1), *records(1, 7))
+    producer = await in_round(wire, 2, batch_records=5, attempt_s=0.01)
+    lost = iter([True])
+    wire.loses = lambda: next(lost, False)  # the round's first batch, and nothing else
+    await whole(producer, *records(2, 7))
+    assert wire.values() == [*records(1, 7), *records(2, 7)]
+
+
+async def test_of_two_processes_in_a_round_the_older_is_fenced_and_nothing_is_there_twice() -> None:
+    wire = Wire()
+    values = records(3, 100)
+    older = await in_round(wire, 3)
+    await older.send_columns(columns(*values[:60]), partition=0)
+    await older.flush()
+    newer = await in_round(wire, 3)
+    await older.send_columns(columns(*values[60:]), partition=0)
+    with pytest.raises(LiftError, match="PRODUCER_FENCED"):
+        await older.flush()
+    await older.close()
+    await whole(newer, *values)
+    assert newer.left_out == 60
+    late = await in_round(wire, 3)
+    await whole(late, *values)
+    assert late.left_out == 100
+    assert wire.values() == values
+
+
+async def test_two_processes_that_two_leaders_let_begin_a_round_store_it_once() -> None:
+    wire = Wire()
+    values = records(3, 100)
+    older = await in_round(wire, 3)
+    wire.another_leader()
+    newer = await in_round(wire, 3)
+    wire.another_leader()
+    await older.send_columns(columns(*values[:60]), partition=0)  # asks once more, and is the newest by that
+    await older.flush()
+    await newer.send_columns(columns(*values), partition=0)
+    with pytest.raises(LiftError, match="PRODUCER_FENCED"):
+        await newer.end_round()
+    await newer.close()
+    await whole(await in_round(wire, 3), *values)
+    await older.close()
+    assert wire.values() == values
+
+
+async def test_a_process_of_an_earlier_round_is_refused_whatever_it_does() -> None:
+    wire = Wire()
+    earlier = await in_round(wire, 4)
+    await whole(await in_round(wire, 5), *records(5, 10))
+    wire.another_leader()
+    await earlier.send_columns(columns(*records(4, 10)), partition=0)
+    with pytest.raises(LiftError, match="PRODUCER_FENCED"):
+        await earlier.end_round()
+    await earlier.close()
+    with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
+        await in_round(wire, 4)
+    assert wire.values() == records(5, 10)
+
+
+@pytest.mark.parametrize(
+    ("again", "why"),
+    [
+        ([b"3-0", b"other", b"3-2"], "other records were stored"),
+        ([b"3-0", b"3-1"], "3 records were stored, and now there are 2"),
+        ([b"3-1", b"3-0", b"3-2"], "other records were stored"),
+    ],
+)
+async def test_a_round_that_does_not_repeat_itself_is_told_so(again: list[bytes], why: str) -> None:
+    wire = Wire()
+    await whole(await in_round(wire, 3), *records(3, 3))
+    with pytest.raises(PublishRejectedError, match=why) as told:
+        await whole(await in_round(wire, 3), *again)
+    assert told.value.reason == "DIVERGED_PRODUCER"
+    assert wire.values() == records(3, 3)
+
+
+async def test_a_round_goes_by_the_partitions_that_it_was_begun_with() -> None:
+    wire = Wire(2)
+    first = await in_round(wire, 1)
+    assert first.round_partitions == 2
+    await first.send_columns(columns(b"a"), partition=1)
+    await first.flush()
+    await first.close()
+    more = Wire(3)
+    more.nodes[:2] = wire.nodes
+    again = await in_round(more, 1)
+    assert (again.partitions, again.round_partitions) == (3, 2)
+    await again.close()
+    later = await in_round(more, 2)
+    assert later.round_partitions == 3
+    await later.close()
+
+
+async def test_what_a_round_does_not_take() -> None:
+    wire = Wire()
+    producer = await in_round(wire, 1)
+    with pytest.raises(ConfigError, match="send_columns"):
+        await producer.send(b"x")
+    with pytest.raises(ConfigError, match="send_columns"):
+        await producer.send_many([b"x"])
+    names = ByteArray.of([b"Nats-Expected-Last-Sequence"])
+    headers = HeaderArray(np.array([0, 1]), names, ByteArray.of([b"1"]))
+    with pytest.raises(ConfigError, match="asks for what a producer's record can't have"):
+        await producer.send_columns(RecordColumns(ByteArray.of([b"x"]), headers=headers), partition=0)
+    with pytest.raises(PublishRejectedError, match="more than a message"):
+        await producer.send_columns(columns(b"x" * wire.max_payload_bytes), partition=0)
+    await producer.close()
+    for run, part, number in (("", 0, 1), ("x" * 129, 0, 1), ("q", -1, 1), ("q", 0, -1), ("q", 0, 1 << 63)):
+        with pytest.raises(ConfigError, match="is no round"):
+            _ = Round(run, part, number).position
+
+
+def test_a_position_holds_the_number_of_partitions_beside_the_last_sequence() -> None:
+    assert partitions_in(offset_in(300, (1 << 32) - 1)) == 300
+    assert offset_in(2, 5) > offset_in(2, 4)
+    repeat = Repeat(stored=2, expected=None)
+    repeat.leave_out(columns(b"a", b"b", b"c"), 0, 2)  # the leader does not know their digest
+    assert repeat.left == 0

@@ -1,0 +1,325 @@
+"""The sink without Spark: its options, its columns, its order and its partitions, and what tasks leave in a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from liftpy.client import Client
+from liftpy.client.admin import Admin
+from liftpy.client.rounds import Round
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
+from liftpy.spark.sending import Appending, Sent, gathered, send_round
+from liftpy.spark.sink_options import SinkOptions
+from liftpy.spark.sink_rows import as_binary, bytes_of, check_rows, check_schema, in_order, places_of, shares_of
+from liftpy.testing.memory import memory_cluster
+from liftpy.wire.keyed import partition_of
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+# ---- options ----------------------------------------------------------------------------------------------------------------
+def test_options_of_a_sink() -> None:
+    found = SinkOptions.parse(
+        {"path": "out", "checkpointLocation": "/c", "queryName": "q", "nats": "nats://h:1", "patience": "5"}
+    )
+    assert (found.stream, found.access.servers, found.patience_s) == ("out", "nats://h:1", 5.0)
+    assert (found.by_content, found.tombstones, found.write_id) == (True, False, "")
+    found = SinkOptions.parse(
+        {"STREAM": "out", "writeid": "w", "order": "plan", "nullvalues": "tombstone", "maxTaskBytes": "9"}
+    )
+    assert (found.stream, found.write_id, found.by_content, found.tombstones) == ("out", "w", False, True)
+    assert found.max_task_bytes == 9
+    assert SinkOptions.parse({}).stream == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing; did you mean"),
+        ({"writeIds": "x"}, "did you mean 'writeId'"),
+        ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink: use nats here"),
+        ({"path": "a", "stream": "b"}, "name two streams"),
+        ({"stream": "a.b"}, "stream"),
+        ({"order": "size"}, "use content or plan"),
+        ({"writeId": ""}, "1 to 100 bytes"),
+        ({"writeId": "x" * 101}, "1 to 100 bytes"),
+        ({"maxTaskBytes": "0"}, "maxTaskBytes"),
+        ({"nats": "nats://u:p@h"}, "user or password"),
+    ],
+)
+def test_options_that_are_refused(given: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SinkOptions.parse(given)
+
+
+def test_a_streaming_query_has_an_id_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="writeId is for batch writes"):
+        SinkOptions.parse({"writeId": "x"}).check_streaming()
+    SinkOptions.parse({}).check_streaming()
+
+
+# ---- columns ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "stream", "text"),
+    [
+        ([("value", pa.binary()), ("values", pa.binary())], "s", "no column 'values' to write; did you mean 'value'"),
+        ([("key", pa.binary())], "s", "there is no column value"),
+        ([("value", pa.int64())], "s", "the column value is binary or string, not int64: cast it"),
+        ([("value", pa.binary()), ("partition", pa.int64())], "s", "the column partition is int"),
+        ([("value", pa.binary()), ("headers", pa.string())], "s", "the column headers is array"),
+        (
+            [("value", pa.binary()), ("headers", pa.list_(pa.struct([("key", pa.string())])))],
+            "s",
+            "the column headers is array",
+        ),
+        ([("value", pa.binary()), ("value", pa.binary())], "s", "named twice"),
+        ([("value", pa.binary()), ("stream", pa.string()), ("topic", pa.string())], "s", "the same"),
+        ([("value", pa.binary())], "", "say where to"),
+    ],
+)
+def test_schemas_that_are_refused(fields: list[tuple[str, pa.DataType]], stream: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_schema(pa.schema(fields), stream=stream)
+
+
+def test_schemas_that_are_taken() -> None:
+    check_schema(pa.schema([("value", pa.string())]), stream="s")
+    columns = [("key", pa.binary()), ("value", pa.large_binary()), ("headers", HEADERS), ("partition", pa.int32())]
+    check_schema(pa.schema([*columns, ("topic", pa.string())]), stream="")
+
+
+def rows_of(**columns: Any) -> pa.Table:
+    kinds = {"headers": HEADERS, "partition": pa.int32(), "stream": pa.string(), "key": pa.binary(), "value": pa.binary()}
+    return as_binary(pa.record_batch({name: pa.array(own, kinds[name]) for name, own in columns.items()}))
+
+
+def test_nulls_that_are_refused() -> None:
+    with pytest.raises(ConfigError, match="1 rows have a null as value; a null is a tombstone"):
+        check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=False)
+    check_rows(rows_of(value=[b"a", None]), stream="s", tombstones=True)
+    with pytest.raises(ConfigError, match="1 rows have a null as stream"):
+        check_rows(rows_of(value=[b"a"], stream=[None]), stream="", tombstones=False)
+    check_rows(rows_of(value=[b"a"], stream=[None]), stream="s", tombstones=False)
+    for pairs in ([None], [{"key": None, "value": b""}], [{"key": "k", "value": None}]):
+        with pytest.raises(ConfigError, match="some headers are null"):
+            check_rows(rows_of(value=[b"a"], headers=[pairs]), stream="s", tombstones=False)
+    check_rows(rows_of(value=[b"a", b"b"], headers=[None, [{"key": "k", "value": b""}]]), stream="s", tombstones=False)
+
+
+def test_a_column_of_strings_is_its_bytes_and_topic_is_stream() -> None:
+    found = as_binary(pa.record_batch({"value": pa.array(["ä"]), "topic": pa.array(["s"])}))
+    assert found.column_names == ["stream", "value"]
+    assert found["value"].to_pylist() == ["ä".encode()]
+
+
+# ---- order ------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_is_by_content_whatever_it_was(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = [
+        (
+            rng.choice([None, b"", b"k", b"kk"]),
+            rng.choice([None, b"a", b"b", b""]),
+            rng.choice([None, [], ["x"], ["y"], ["x", "y"]]),
+        )
+        for _ in range(60)
+    ]
+
+    def ordered(rows: list[tuple[Any, Any, Any]]) -> list[Any]:
+        pairs = [None if names is None else [{"key": name, "value": b"1"} for name in names] for _, _, names in rows]
+        table = rows_of(key=[key for key, _, _ in rows], value=[value for _, value, _ in rows], headers=pairs)
+        return [(row["key"], row["value"], row["headers"] or []) for row in in_order(table).to_pylist()]
+
+    shuffled = rng.sample(pool, len(pool))
+    found = ordered(pool)
+    assert found == ordered(shuffled)
+    assert sorted(map(repr, found)) == sorted(
+        repr((k, v, [{"key": n, "value": b"1"} for n in names or []])) for k, v, names in pool
+    )
+    keys = [key for key, _, _ in found]
+    assert keys == sorted(key for key in keys if key is not None) + [None] * keys.count(None)
+
+
+def test_rows_are_placed_by_column_then_key_then_in_turn() -> None:
+    keys = [b"a", b"bb", None, b"", None, b"ccc", None]
+    rows = rows_of(key=keys, value=[b"v"] * 7, partition=[2, None, None, None, 1, None, None])
+    assert places_of(rows, 3).tolist() == [2, partition_of(b"bb", 3), 0, partition_of(b"", 3), 1, partition_of(b"ccc", 3), 1]
+    assert places_of(rows_of(value=[b"v"] * 4), 3, first=2).tolist() == [2, 0, 1, 2]
+    for wrong in (3, -1):
+        with pytest.raises(ConfigError, match=rf"1 rows name partitions such as {wrong}; the stream has those from 0 to 2"):
+            places_of(rows_of(value=[b"v", b"w"], partition=[wrong, 0]), 3)
+
+
+def test_what_a_null_covers_and_what_lies_before_a_slice_is_not_sent() -> None:
+    offsets = pa.array([0, 3, 5], pa.int32()).buffers()[1]
+    hidden = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x02"), offsets, pa.py_buffer(b"abcde")])
+    column = bytes_of(hidden)
+    assert column.column(0, 2).to_list() == [None, b"de"]
+    assert column.lengths.tolist() == [0, 2]
+    assert bytes_of(pa.array([b"a", b"bb", b"ccc"]).slice(1)).column(0, 2).to_list() == [b"bb", b"ccc"]
+
+
+def test_shares_hold_each_row_once_in_order() -> None:
+    rows = rows_of(key=[b"%d" % n for n in range(50)], value=[b"v%d" % n for n in range(50)])
+    found = {place: own.cut(0, len(own)).values.to_list() for place, own in shares_of(rows, places_of(rows, 4))}
+    assert found == {place: [b"v%d" % n for n in range(50) if partition_of(b"%d" % n, 4) == place] for place in range(4)}
+
+
+# ---- tasks ------------------------------------------------------------------------------------------------------------------
+OPTIONS = SinkOptions.parse({"stream": "out", "patience": "5"})
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await made.create_stream("out", "data.out", partitions=2)
+        yield made
+
+
+async def write(client: Client, table: pa.Table | None, round: Round, options: SinkOptions = OPTIONS) -> Sent:
+    return await send_round(client.transport, Admin(client.transport, client._subjects, 5.0), options, table, round)
+
+
+async def held(client: Client, stream: str = "out", partitions: int = 2) -> list[tuple[int, Any, Any]]:
+    return [
+        (place, record.key, record.value)
+        for place in range(partitions)
+        async for record in client.consume(stream, place, until="end")
+    ]
+
+
+def some(number: int, count: int = 40) -> list[tuple[bytes, bytes]]:
+    return [(b"k%d" % (n % 7), b"%d-%d" % (number, n)) for n in range(count)]
+
+
+def table_of(rows: list[tuple[bytes, bytes]]) -> pa.Table:
+    return rows_of(key=[key for key, _ in rows], value=[value for _, value in rows])
+
+
+async def test_a_micro_batch_that_is_run_again_in_another_order_is_there_once(client: Client) -> None:
+    rng = random.Random(1)
+    for number in range(4):
+        for attempt in range(3):
+            rows = some(number)
+            sent = await write(client, table_of(rng.sample(rows, len(rows))), Round("q", 0, number))
+            assert (sent.rows, sent.known) == (40, 40 if attempt else 0)
+            assert sum(found.record_count for found in sent.ranges) == (0 if attempt else 40)
+    found = await held(client)
+    assert Counter((key, value) for _, key, value in found) == Counter(row for number in range(4) for row in some(number))
+    assert all(place == partition_of(key, 2) for place, key, _ in found)
+    first = [(key, value) for place, key, value in found if place == 0 and value.startswith(b"0-")]
+    assert first == sorted(first)
+
+
+async def test_an_attempt_that_died_in_the_middle_is_gone_on_with(client: Client) -> None:
+    rows = in_order(table_of(some(0)))
+    first = asyncio.create_task(write(client, rows.slice(0, 15), Round("q", 0, 0)))
+    await first
+    sent = await write(client, table_of(some(0)[::-1]), Round("q", 0, 0))
+    assert (sent.rows, sent.known) == (40, 15)
+    assert len(await held(client)) == 40
+
+
+async def test_tasks_and_queries_do_not_meet(client: Client) -> None:
+    rounds = [Round(run, part, number) for run in ("q", "r") for part in range(2) for number in (0, 1)]
+    for round in rounds:
+        await write(client, table_of(some(0)), round)
+    assert len(await held(client)) == 40 * len(rounds)
+
+
+async def test_a_plan_that_makes_other_rows_the_second_time_is_told_so(client: Client) -> None:
+    await write(client, table_of(some(0)), Round("q", 0, 0))
+    before = await held(client)
+    for other in (table_of([*some(0, 39), (b"k1", b"another")]), table_of(some(0, 39)), None):
+        with pytest.raises(PublishRejectedError, match="does not repeat itself"):
+            await write(client, other, Round("q", 0, 0))
+    assert await held(client) == before
+
+
+async def test_a_micro_batch_before_the_last_one_is_refused(client: Client) -> None:
+    await write(client, table_of(some(5)), Round("q", 0, 5))
+    with pytest.raises(PublishRejectedError, match="PRODUCER_FENCED"):
+        await write(client, table_of(some(4)), Round("q", 0, 4))
+    assert len(await held(client)) == 40
+
+
+async def test_the_order_of_the_plan_is_kept_where_that_is_asked_for(client: Client) -> None:
+    rows = [(b"k", b"%d" % n) for n in (3, 1, 2)]
+    await write(client, table_of(rows), Round("q", 0, 0), SinkOptions.parse({"stream": "out", "order": "plan"}))
+    assert [value for _, _, value in await held(client)] == [b"3", b"1", b"2"]
+
+
+async def test_partitions_that_are_added_in_the_middle_wait_for_the_next_micro_batch(client: Client) -> None:
+    await write(client, in_order(table_of(some(0))).slice(0, 15), Round("q", 0, 0))
+    await client.add_partitions("out", 5)
+    await write(client, table_of(some(0)), Round("q", 0, 0))
+    assert len(await held(client, partitions=5)) == 40
+    await write(client, table_of(some(1)), Round("q", 0, 1))
+    found = await held(client, partitions=5)
+    assert all(place == partition_of(key, 5) for place, key, value in found if value.startswith(b"1-"))
+    assert len(found) == 80
+
+
+async def test_rows_go_to_the_streams_that_they_name(client: Client) -> None:
+    await client.create_stream("more", "data.more")
+    rows = rows_of(value=[b"a", b"b", b"c"], stream=["out", "more", "out"])
+    options = SinkOptions.parse({})
+    for known in (0, 3):
+        assert (await write(client, rows, Round("q", 0, 0), options)).known == known
+    assert sorted(value for _, _, value in await held(client)) == [b"a", b"c"]
+    assert await held(client, "more", 1) == [(0, None, b"b")]
+    with pytest.raises(InvalidNameError):
+        await write(client, rows_of(value=[b"a"], stream=["a.b"]), Round("q", 0, 1), options)
+    with pytest.raises(NotFoundError):
+        await write(client, rows_of(value=[b"a"], stream=["other"]), Round("q", 0, 1), options)
+
+
+async def test_headers_and_nulls_arrive_as_they_are(client: Client) -> None:
+    pairs = [[{"key": "a", "value": b"1"}, {"key": "a", "value": b""}], None]
+    rows = rows_of(key=[b"x", None], value=[None, b"v"], headers=pairs, partition=[0, 0])
+    await write(client, rows, Round("q", 0, 0))
+    found = [record async for record in client.consume("out", 0, until="end")]
+    assert [(record.key, record.value, tuple(record.headers)) for record in found] == [
+        (b"x", None, (("a", b"1"), ("a", b""))),
+        (None, b"v", ()),
+    ]
+
+
+async def test_a_stream_that_never_answers_is_refused(client: Client) -> None:
+    await client.create_stream("silent", "data.silent", config=StreamConfig(ack_policy=AckPolicy.NONE))
+    with pytest.raises(ConfigError, match="answers nobody"):
+        await write(client, table_of(some(0)), Round("q", 0, 0), SinkOptions.parse({"stream": "silent"}))
+
+
+async def test_without_a_round_rows_are_there_as_often_as_they_are_sent(client: Client) -> None:
+    for _ in range(2):
+        appending = Appending(client.transport, Admin(client.transport, client._subjects, 5.0), OPTIONS)
+        for rows in (some(0), [], some(1)):
+            columns = {"key": [key for key, _ in rows], "value": [value for _, value in rows]}
+            batch = pa.record_batch({name: pa.array(column, pa.binary()) for name, column in columns.items()})
+            await appending.send(batch)
+        sent = await appending.end()
+        await appending.close()
+        assert (sent.rows, sent.known, sum(found.record_count for found in sent.ranges)) == (80, 0, 80)
+    assert len(await held(client)) == 160
+
+
+def test_a_task_has_a_bound_in_bytes() -> None:
+    batch = pa.record_batch({"value": pa.array([b"x" * 100] * 10)})
+    assert gathered([], OPTIONS) is None
+    assert gathered([batch.slice(0, 0)], OPTIONS) is None
+    found = gathered([batch, batch], OPTIONS)
+    assert found is not None
+    assert found.num_rows == 20
+    small = SinkOptions.parse({"stream": "out", "maxTaskBytes": str(batch.nbytes + 1)})
+    assert gathered([batch], small) is not None
+    with pytest.raises(ConfigError, match="more than maxTaskBytes"):
+        gathered([batch, batch], small)

@@ -1,0 +1,173 @@
+"""What Spark calls when a stream is written: writers, their messages and their errors, over a cluster in memory, without a JVM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import TaskContext
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.types import StructType
+
+from liftpy.client import Client
+from liftpy.spark import sink
+from liftpy.spark.failures import SourceError
+from liftpy.spark.sending import Range, Sent
+from liftpy.spark.sink import LiftStreamWriter, LiftWriter, Written, summary
+from liftpy.spark.source import LiftDataSource
+from liftpy.testing.memory import memory_cluster
+
+SCHEMA = StructType().add("key", "binary").add("value", "binary")
+TASKS = Callable[..., None]
+
+
+@pytest.fixture
+async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    loop = asyncio.get_running_loop()
+
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await made.create_stream("out", "data.out")
+
+        async def transport(_: float) -> Any:
+            return made.transport
+
+        def call(work: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+            assert timeout_s > 0
+            return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+        link = SimpleNamespace(transport=transport, call=call, subjects=made._subjects)
+        monkeypatch.setattr(sink, "link_to", lambda access: link)
+        yield made
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> TASKS:
+    def of(query: str | None = "query", batch: int | None = 0, part: int = 0, attempt: int = 0) -> None:
+        known = {sink.QUERY_ID: query, sink.BATCH_ID: None if batch is None else str(batch)}
+        context = SimpleNamespace(
+            getLocalProperty=known.get, partitionId=lambda: part, attemptNumber=lambda: attempt, taskAttemptId=lambda: 9
+        )
+        monkeypatch.setattr(TaskContext, "get", lambda: context)
+
+    return of
+
+
+def source(**options: str) -> LiftDataSource:
+    return LiftDataSource(CaseInsensitiveDict({"path": "out", "checkpointLocation": "/c", "queryName": "q", **options}))
+
+
+def batches(*values: bytes) -> list[pa.RecordBatch]:
+    """One row each, as a shuffle may give them."""
+    return [pa.record_batch([pa.array([b"k"]), pa.array([value])], names=["key", "value"]) for value in values]
+
+
+async def write(writer: Any, *values: bytes) -> Written:
+    through = CloudPickleSerializer()
+    pickled = through.loads(through.dumps(writer))
+    message = await asyncio.to_thread(pickled.write, iter(batches(*values)))
+    again = through.loads(through.dumps(message))
+    assert isinstance(again, Written)
+    assert again == message
+    return again
+
+
+async def held(client: Client) -> list[bytes | None]:
+    return [record.value async for record in client.consume("out", until="end")]
+
+
+async def test_a_streaming_query_writes_each_row_once(client: Client, task: TASKS, caplog: pytest.LogCaptureFixture) -> None:
+    writer = source().streamWriter(SCHEMA, False)
+    assert isinstance(writer, LiftStreamWriter)
+    task(part=3, attempt=1)
+    first = await write(writer, b"b", b"a")
+    assert first == Written("query", 0, 3, 1, Sent(2, 0, (Range("out", 0, 0, 2, 2),)))
+    task(part=3, attempt=2)
+    again = await write(writer, b"a", b"b")
+    assert (again.sent, again.attempt) == (Sent(2, 2), 2)
+    task(batch=1, part=3)
+    await write(writer, b"a")
+    assert await held(client) == [b"a", b"b", b"a"]
+    with caplog.at_level(logging.INFO):
+        writer.commit([first, again, None], 0)
+    assert "micro-batch 0: 2 tasks (query), 4 rows, 2 of them stored before; out/0 [0, 2): 2" in caplog.text
+    writer.abort([None, None], 0)
+    assert len(await held(client)) == 3
+
+
+async def test_a_task_without_rows_is_asked_what_it_had_before(client: Client, task: TASKS) -> None:
+    writer = source().streamWriter(SCHEMA, False)
+    task()
+    assert (await write(writer)).sent == Sent()
+    await write(writer, b"a")
+    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\].*1 records were stored, and now there are 0"):
+        await write(writer)
+
+
+async def test_a_plan_that_is_not_deterministic_fails_and_says_so(client: Client, task: TASKS) -> None:
+    writer = source().streamWriter(SCHEMA, False)
+    task(batch=7, part=2)
+    await write(writer, b"a", b"b")
+    with pytest.raises(
+        SourceError, match=r"\[DIVERGED_PRODUCER\].*Batch 7 of query, task 2, .*not deterministic.*new checkpoint"
+    ):
+        await write(writer, b"a", b"c")
+    task(batch=6, part=2)
+    with pytest.raises(SourceError, match=r"\[PRODUCER_FENCED\].*another attempt of this task goes on"):
+        await write(writer, b"a")
+    assert await held(client) == [b"a", b"b"]
+
+
+async def test_batch_writes_are_at_least_once_and_once_under_an_id(client: Client, task: TASKS) -> None:
+    task(query=None, batch=None)
+    writer = source().writer(SCHEMA, False)
+    assert isinstance(writer, LiftWriter)
+    for _ in range(2):
+        assert (await write(writer, b"b", b"a")).sent.rows == 2
+    assert await held(client) == [b"b", b"a"] * 2
+    named = source(writeId="load-1").writer(SCHEMA, False)
+    assert [(await write(named, b"d", b"c")).sent.known for _ in range(2)] == [0, 2]
+    assert (await held(client))[4:] == [b"c", b"d"]
+    writer.commit([None])  # type: ignore[attr-defined]
+    writer.abort([None])
+
+
+async def test_what_is_refused_before_anything_is_written(client: Client, task: TASKS) -> None:
+    for overwrite, schema, options, text in (
+        (True, SCHEMA, {}, r"\[CONFIG\] a stream is appended to, never overwritten"),
+        (
+            False,
+            StructType().add("val", "binary"),
+            {},
+            r"\[CONFIG\] a stream has no column 'val' to write; did you mean 'value'",
+        ),
+        (False, SCHEMA, {"maxOffsetsPerTrigger": "5"}, r"\[CONFIG\] unknown option 'maxoffsetspertrigger' is one of reading"),
+    ):
+        for make in (source(**options).writer, source(**options).streamWriter):
+            with pytest.raises(SourceError, match=text):
+                make(schema, overwrite)
+    with pytest.raises(SourceError, match="writeId is for batch writes"):
+        source(writeId="x").streamWriter(SCHEMA, False)
+    writer = source().streamWriter(SCHEMA, False)
+    task(query=None)
+    with pytest.raises(SourceError, match="does not say which micro-batch"):
+        await write(writer, b"a")
+    task()
+    nulls = pa.record_batch({"value": pa.array([None], pa.binary())})
+    with pytest.raises(SourceError, match=r"\[CONFIG\] 1 rows have a null as value"):
+        await asyncio.to_thread(writer.write, iter([nulls]))
+    with pytest.raises(SourceError, match=r"\[NOT_FOUND\]"):
+        await asyncio.to_thread(source(path="other").streamWriter(SCHEMA, False).write, iter(batches(b"a")))
+    assert await held(client) == []
+
+
+def test_a_summary_of_nothing() -> None:
+    assert summary([]) == "0 tasks (no id), 0 rows, 0 of them stored before; nothing new"
