@@ -37,6 +37,8 @@ _GUARDED = {
     "deleteStream": "name",
     "alterStream": "name",
     "truncateBefore": "stream",
+    "purgeRecords": "stream",
+    "pausePartitions": "stream",
 }
 """Kind of request -> its field that names a stream, which must not be an internal one."""
 _NO_KIND = "a request of an unknown kind"

@@ -8,7 +8,7 @@ import click
 
 from liftpy.client import Client
 from liftpy.cluster.image import StreamImage
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -23,6 +23,7 @@ _PARTITIONS = click.option(
 @click.option("--resume-on-publish", is_flag=True, help="Until somebody publishes: that is stored, and resumes its partition.")
 @click.option("--resume-all", is_flag=True, help="The same, and a publish to one partition resumes all that are paused so.")
 @json_option
+@internal_option
 @connection_options
 def pause(
     name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
@@ -42,6 +43,7 @@ def pause(
 @click.argument("name")
 @_PARTITIONS
 @json_option
+@internal_option
 @connection_options
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
     """Have stream NAME take publishes again."""

@@ -13,7 +13,7 @@ from liftpy.client import Client
 from liftpy.client.positions import parse_start
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.purge import waits_for
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -37,6 +37,7 @@ _LOOK_EVERY_S = 0.5
 @click.option("--wait", is_flag=True, help="Until every replica has said that it holds none of them any more.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds of --wait.")
 @json_option
+@internal_option
 @connection_options
 def purge(
     name: str, subjects: tuple[str, ...], keys: tuple[str, ...], before: str | None, partition: int | None, dry_run: bool,

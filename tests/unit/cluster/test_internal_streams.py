@@ -62,6 +62,8 @@ GUARDED: list[dict[str, Any]] = [
     {"deleteStream": pb.DeleteStream(name="_x")},
     {"alterStream": pb.AlterStream(name="_x")},
     {"truncateBefore": pb.TruncateBefore(stream="_x")},
+    {"purgeRecords": pb.PurgeRecords(stream="_x")},
+    {"pausePartitions": pb.PausePartitions(stream="_x")},
 ]
 
 
@@ -74,7 +76,7 @@ def test_nobody_changes_one_by_accident(asked: dict[str, Any]) -> None:
     assert refusal(Door.ADMIN, "", pb.ControlRequest(internal=True, **asked)) == ""
     for door in (Door.INFO, Door.NODE):
         assert refusal(door, "n1", pb.ControlRequest(internal=True, **asked)), "to say so opens no other door"
-    field = "stream" if kind == "truncateBefore" else "name"
+    field = "stream" if hasattr(message, "stream") else "name"
     setattr(message, field, "x_")
     assert refusal(Door.ADMIN, "", pb.ControlRequest(**asked)) == "", "any other name is anybody's"
     setattr(message, field, "_x")
