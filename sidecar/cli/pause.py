@@ -23,8 +23,8 @@ _PARTITIONS = click.option(
 @click.option("--resume-on-publish", is_flag=True, help="Until somebody publishes: that is stored, and resumes its partition.")
 @click.option("--resume-all", is_flag=True, help="The same, and a publish to one partition resumes all that are paused so.")
 @json_option
-@internal_option
 @connection_options
+@internal_option
 def pause(
     name: str, partitions: tuple[int, ...], resume_on_publish: bool, resume_all: bool, as_json: bool, target: Target
 ) -> None:
@@ -43,8 +43,8 @@ def pause(
 @click.argument("name")
 @_PARTITIONS
 @json_option
-@internal_option
 @connection_options
+@internal_option
 def resume(name: str, partitions: tuple[int, ...], as_json: bool, target: Target) -> None:
     """Have stream NAME take publishes again."""
     _show(with_client(target, lambda client: client.resume(name, partitions or None)), partitions, as_json)

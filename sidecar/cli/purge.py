@@ -37,8 +37,8 @@ _LOOK_EVERY_S = 0.5
 @click.option("--wait", is_flag=True, help="Until every replica has said that it holds none of them any more.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds of --wait.")
 @json_option
-@internal_option
 @connection_options
+@internal_option
 def purge(
     name: str, subjects: tuple[str, ...], keys: tuple[str, ...], before: str | None, partition: int | None, dry_run: bool,
     yes: bool, wait: bool, timeout_s: float, as_json: bool, target: Target,
