@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from liftpy.errors import CorruptionError
@@ -71,6 +71,8 @@ class ReplyDesk:
         self._kept_bytes = 0
         self._sent = (0, -1)
         """LeaderEpoch and offset of the last record whose reply has left from here: a log that was cut goes on in a higher epoch."""
+        self.on_kept: Callable[[], None] | None = None
+        """Called with each reply that is kept, in the thread that adds it: the event loop's."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -86,6 +88,8 @@ class ReplyDesk:
             return
         self._kept.append(reply)
         self._kept_bytes += reply.size_bytes
+        if self.on_kept is not None:
+            self.on_kept()
         oldest_ns = reply.at_ns - _MAX_AGE_NS
         while len(self._kept) > 1 and (
             len(self._kept) > self._max_replies or self._kept_bytes > self._max_bytes or self._kept[0].at_ns < oldest_ns

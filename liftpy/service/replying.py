@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from liftpy.client.calling import OFFSET_HEADER, SERVICE_HEADER
 from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
@@ -45,7 +46,10 @@ class Replier:
 
     async def run(self) -> None:
         """Send, for ever."""
+        kept = asyncio.Event()
+        self._desk.on_kept = kept.set
         while True:
+            kept.clear()
             sent = 0
             while self._leads() and sent < _MAX_TURN and (reply := self._desk.next(self._emitted_end())) is not None:
                 try:
@@ -54,7 +58,13 @@ class Replier:
                     break
                 self._desk.sent(reply)
                 sent += 1
-            await asyncio.sleep(0 if sent else _LOOK_S if len(self._desk) and self._leads() else _IDLE_LOOK_S)
+            if sent or not self._leads():
+                await asyncio.sleep(0 if sent else _IDLE_LOOK_S)
+            elif len(self._desk):  # outputs before it are not written yet
+                await asyncio.sleep(_LOOK_S)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(kept.wait(), _IDLE_LOOK_S)
 
     async def _send(self, reply: Reply) -> None:
         """Raises UnavailableError when it was not sent and is to be tried again."""

@@ -71,6 +71,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/service/replying.py",
+        ("a reply waits for the next look", "        self._desk.on_kept = kept.set\n", "", "each command of a worker takes 20 ms longer"),
         ("followers answer too", "while self._leads() and sent", "while sent", "a state that is not the leader's answers"),
         ("any subject is answered", "if not self._inboxes.allows(to.encode(\"utf-8\", \"surrogateescape\")):", "if not to:", "a publisher has a service publish on a subject of its choice"),
     ),

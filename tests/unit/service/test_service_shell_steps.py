@@ -376,11 +376,29 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
         if len(waits) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr("liftpy.service.replying.asyncio", SimpleNamespace(sleep=sleep))
+    async def wait_for(kept: Any, wait_s: float) -> None:
+        kept.close()
+        await sleep(wait_s)
+
+    loop = SimpleNamespace(sleep=sleep, Event=asyncio.Event, wait_for=wait_for)
+    monkeypatch.setattr("liftpy.service.replying.asyncio", loop)
     with pytest.raises(asyncio.CancelledError):
         await made.run()
     assert waits == [(0, 256), (0.002, 256), (0, 300), (0.02, 300)]
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
+
+
+async def test_a_reply_leaves_when_it_is_there_and_not_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("liftpy.service.replying._IDLE_LOOK_S", 3600.0)
+    bus, desk = Answers(), ReplyDesk()
+    running = asyncio.create_task(replier(bus, desk).run())
+    for offset in range(3):
+        await asyncio.sleep(0)
+        desk.add(Reply(offset, "_INBOX.a", b"", leader_epoch=1))
+        async with asyncio.timeout(30):
+            while len(bus.said) <= offset:
+                await asyncio.sleep(0.001)
+    running.cancel()
 
 
 # ---- what is said in the log -----------------------------------------------------------------------------------------------
