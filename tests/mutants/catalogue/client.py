@@ -7,6 +7,15 @@ from tests.mutants.mutant import rows
 RUNS = ("tests/unit/client/test_client_runs.py",)
 MUTANTS = [
     *rows(
+        "liftpy/client/admin.py",
+        ("no partition means all", "            if not wish.partitions:\n                raise ConfigError(\"no partition is named; None means all\")\n", "", "a program whose list is empty pauses the whole stream"),
+        ("a pause of another incarnation", "PausePartitions(stream=name, uid=uid, ", "PausePartitions(stream=name, ", "a stream that was made again under the name is paused"),
+    ),
+    *rows(
+        "liftpy/client/pausing.py",
+        ("resume_all alone pauses for good", "if resume_on_publish or resume_all else", "if resume_on_publish else", "publishers are refused where they should wake the stream"),
+    ),
+    *rows(
         "liftpy/client/consumer.py",
         ("a stored position is of any stream", "uid = start.uid if isinstance(start, Position) else \"\"", "uid = \"\"", "a stored position goes on in another stream of the name"),
         ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on.last = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),

@@ -32,6 +32,17 @@ MUTANTS = [
         ("operators register nodes", "if door is Door.ADMIN and asked_by is AskedBy.OPERATORS else", "if door is Door.ADMIN else", "an operator's user deposes nodes"),
     ),
     *rows(
+        "liftpy/cluster/decisions/pausing.py",
+        ("what is paused is paused anew", "    if partition.pause is asked_for:\n        return partition\n", "", "an operator who looks twice makes followers forget what they heard"),
+        ("a resume of what is not paused begins an end", " if partition.pause.takes_nothing else partition", "", "nobody stands by for a stream that was never paused"),
+        ("a leader that knows another pause is believed", "asked != current", "asked[:2] != current[:2]", "followers stand by while the leader still refuses, and one stores what was refused"),
+        ("pauses are not counted", ", pauses=partition.pauses + 1)", ")", "a follower that has missed a pause stores what was refused"),
+        ("any number of a partition will do", "if missing or not held.partitions:", "if not held.partitions:", "half of the partitions are paused, and the answer is an internal error"),
+        ("a publish resumes what operators have paused", "elif partition.pause.until_publish:", "elif partition.pause.takes_nothing:", "a leader resumes what only its operator may"),
+        ("a publish resumes all that is paused", "if other.pause is Pause.UNTIL_PUBLISH_TO_ANY:", "if other.pause.takes_nothing:", "a partition that was paused by hand takes publishes"),
+        ("any version of the settings will do", " and request.configVersion != held.config_version:", " and request.configVersion < held.config_version:", "an operator pauses what another has just changed"),
+    ),
+    *rows(
         "liftpy/cluster/decisions/altering.py",
         ("a truncation goes back", "if request.offset > partition.asked_start:", "if request.offset != partition.asked_start:",
          "two replicas begin at different offsets for good"),

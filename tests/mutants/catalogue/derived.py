@@ -389,6 +389,12 @@ MUTANTS: list[Mutant] = [
     *rows(
         "liftpy/ingest/standby.py",
         (
+            "what was heard before a pause that was missed is kept",
+            "stream.optimistic_concurrency, replica.state.pauses",
+            "stream.optimistic_concurrency, 0",
+            "a publish that was refused is stored by the next leader",
+        ),
+        (
             "what is being read under other settings is kept",
             "            self._reading = []\n            self.heard.clear()",
             "            self.heard.clear()",

@@ -6,6 +6,27 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/replica/pausing.py",
+        ("a publish that should resume it is refused", "held.state.pause is Pause.UNTIL_RESUMED", "held.state.pause.takes_nothing", "a stream that sleeps never wakes"),
+        ("the group is asked with every publish", " and (known != self._asked or now_ns >= self._again_ns)", "", "a burst to a stream that sleeps is a burst on the metadata group"),
+        ("the group is asked once", "(known != self._asked or now_ns >= self._again_ns)", "known != self._asked", "one lost message, and a stream sleeps on with publishes held"),
+        ("the end is not told", " or self._shared.state.pause is Pause.ENDING", "", "after a pause nobody stands by any more"),
+        ("an end is told by one that may not speak yet", "phase is Leading.READY and ", "", "followers stand by while a deposed leader still refuses"),
+    ),
+    *rows(
+        "liftpy/replica/leader.py",
+        ("of what is bound to an offset several are held", "(holds or not sleeps)", "not sleeps", "two publishes that expect the same offset are both stored"),
+        ("without a lease it is not asked again", "            self.pausing.review(self.phase, self.intake, now_ns, out)\n            self._acknowledge", "            self._acknowledge", "a publish that should resume a stream waits for the next one"),
+        ("with a standby nobody is told of a pause", "reason in SAID_BY_EVERY_LEADER", "reason is RejectReason.READ_ONLY", "publishers to a paused stream wait for their time-out"),
+        ("a leader that has asked looks as rarely as an idle one", " or self.pausing.is_over(self.intake)", "", "one lost message, and a stream sleeps on with publishes held"),
+        ("what is held is stored while it sleeps", "awake = not (self._is_short or self.pausing.sleeps)", "awake = not self._is_short", "records in a stream that is paused"),
+        ("what sleeps says that it takes publishes", "self.intake.holds or self.pausing.sleeps)", "self.intake.holds)", "a plain message is refused for one that expects an offset"),
+    ),
+    *rows(
+        "liftpy/replica/replica.py",
+        ("followers stand by before the leader takes publishes", "self._shared.state.pause is Pause.NOT_PAUSED", "not self._shared.state.pause.takes_nothing", "a follower stores what its leader refused"),
+    ),
+    *rows(
         "liftpy/replica/moving.py",
         ("any majority will do", "> len(staying) // 2", "> len(staying) // 4", "a replica goes, and an election among those that stay loses what was committed"),
         ("the own epoch's start is not needed", "needed_offset = max(high_watermark, epoch_start_offset - 1)", "needed_offset = high_watermark", "those that stay lack what the leader before had committed"),
