@@ -7,6 +7,18 @@ from tests.mutants.mutant import rows
 RUNS = ("tests/unit/client/test_client_runs.py",)
 MUTANTS = [
     *rows(
+        "liftpy/client/many.py",
+        ("a pattern finds internal streams", "(internal if is_internal(stream) else patterns)", "patterns", "who reads * reads the cluster's own records"),
+    ),
+    *rows(
+        "liftpy/client/group.py",
+        ("a member that was stopped reads no more", "except (UnavailableError, OutcomeUnknownError) as error:  # the last", "except UnavailableError as error:  # the last", "a process that was stopped for longer than its patience ends its group"),
+    ),
+    *rows(
+        "liftpy/client/internals.py",
+        ("the stream of groups has to be there", "            found = await self._admin.open_groups()\n", "            raise\n", "an operator has to make it first"),
+    ),
+    *rows(
         "liftpy/client/consumer.py",
         ("a stored position is of any stream", "uid = start.uid if isinstance(start, Position) else \"\"", "uid = \"\"", "a stored position goes on in another stream of the name"),
         ("seek goes on from where it was", "self.bounds = self._origin = self._handed_on.last = None", "self.bounds = self._origin = None", "records between the two positions are lost or come again"),
