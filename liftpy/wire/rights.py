@@ -104,7 +104,7 @@ class Scope:
     """Replicated services that a reader or an operator may query, ``*``: all; a service's own user: those that it is. Empty: none, and
     all."""
     replies: tuple[str, ...] = ()
-    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers."""
+    """Inbox prefixes, without a dot at the end, of those whose commands a service's own user answers; of members, which nodes do."""
     jetstream: str = ""
     """Domain under which nodes answer JetStream's read API, of all streams; '': they do not."""
 
@@ -131,7 +131,7 @@ def rights_of(role: AccessRole, scope: Scope) -> Rights:
     everything = f"{scope.namespace}.>"
     own = f"{scope.namespace}."
     return Rights(
-        (everything, *(subject for subject in publish if not subject.startswith(own))),
+        (everything, *(s for s in publish if not s.startswith(own)), *(f"{prefix}.>" for prefix in scope.replies)),
         (everything, *(subject for subject in subscribe if not subject.startswith(own))),
         (RESPONSES_MAX, RESPONSES_EXPIRE_S),
     )

@@ -37,7 +37,8 @@ from sidecar.settings import Target
     "--replies",
     multiple=True,
     metavar="PREFIX",
-    help="Inbox prefix of those whose commands a service replies to (_INBOX, or their own); may be given several times.",
+    help="Inbox prefix of those whose commands a service replies to (_INBOX, or their own), or a node: members of groups; may be "
+    "given several times.",
 )
 @click.option(
     "--jetstream-api",
@@ -78,8 +79,8 @@ def rights(
         check_inbox_prefixes((f"{prefix}.",))
         if "*" in prefix:
             raise ConfigError(f"--replies {prefix}: NATS's rights know no part of a token; name each prefix")
-    if replies and wanted is not AccessRole.SERVICE:
-        raise ConfigError("--replies is for the role service")
+    if replies and wanted not in (AccessRole.SERVICE, AccessRole.NODE):
+        raise ConfigError("--replies is for the roles service and node")
     for subject in subjects:  # also what the cluster says: whoever made the stream chose it, and this is pasted into a shell
         check_publisher_subject(subject)
     if wanted is AccessRole.NODE and not subjects:

@@ -176,6 +176,25 @@ async def test_the_client_says_so_within_a_round_trip(cluster: DevCluster) -> No
             await client.create_stream("mine", "shop.mine")
 
 
+async def test_a_member_shares_works_and_commits(cluster: DevCluster) -> None:
+    """With the coordinator in nodes that have their role and no more; it answers under the member's own inboxes."""
+    async with asyncio.timeout(60), await as_role(cluster, AccessRole.MEMBER) as client:
+        async with (
+            await as_role(cluster, AccessRole.PUBLISHER) as publisher,
+            await publisher.publisher(STREAM, subject=SUBJECT) as p,
+        ):
+            await p.publish(b"for a member")
+        async with client.group("crew", [STREAM]) as group:
+            async for part in group:
+                assert part.key.stream == STREAM
+                await group.commit()
+                break
+        async with client.queue(STREAM, "workers") as queue:
+            jobs = await queue.take(1, timeout_s=30)
+            await queue.ack(jobs)
+        assert len(jobs) == 1
+
+
 def forged(role: AccessRole) -> list[str]:
     """A subject of every row where the role has no place, under names that are there."""
     names = {"ns": NS, "stream": STREAM, "data": "shop.other", "inbox": "_INBOX_somebody"}

@@ -14,6 +14,16 @@ MUTANTS = [
     *rows(
         "liftpy/client/pausing.py",
         ("resume_all alone pauses for good", "if resume_on_publish or resume_all else", "if resume_on_publish else", "publishers are refused where they should wake the stream"),
+        "liftpy/client/many.py",
+        ("a pattern finds internal streams", "(internal if is_internal(stream) else patterns)", "patterns", "who reads * reads the cluster's own records"),
+    ),
+    *rows(
+        "liftpy/client/group.py",
+        ("a member that was stopped reads no more", "except (UnavailableError, OutcomeUnknownError) as error:  # the last", "except UnavailableError as error:  # the last", "a process that was stopped for longer than its patience ends its group"),
+    ),
+    *rows(
+        "liftpy/client/internals.py",
+        ("the stream of groups has to be there", "            found = await self._admin.open_groups()\n", "            raise\n", "an operator has to make it first"),
     ),
     *rows(
         "liftpy/client/consumer.py",

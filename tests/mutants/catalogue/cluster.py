@@ -27,7 +27,14 @@ MUTANTS = [
         ("an error is consent", "if response.error == pb.ControlResponse.NOT_FOUND:\n        return True", "if response.error != pb.ControlResponse.OK:\n        return True", "data is deleted when the metadata group is not there"),
     ),
     *rows(
+        "liftpy/cluster/decisions/groups.py",
+        ("whoever asks first says how many", "    if request.HasField(\"openGroups\"):\n", "    if request.HasField(\"openGroups\") and not request.openGroups.partitions:\n", "a reader's user has the stream of groups made with a thousand partitions"),
+        ("the stream of groups can't be asked for twice", "    if held is not None:\n", "    if held is not None and not held.partitions:\n", "only the first member of a cluster gets in"),
+    ),
+    *rows(
         "liftpy/cluster/doors.py",
+        ("internal streams are anybody's", "if door is Door.ADMIN and not request.internal and (guarded := _guarded(request)):", "if door is Door.ADMIN and request.internal and (guarded := _guarded(request)):", "what all groups have committed is deleted by accident"),
+        ("internal streams are cut in a batch", "    for part in (request, *(item.request for item in request.batch.requests)):\n", "    for part in (request,):\n", "commands of groups are cut by accident"),
         ("a node speaks for another in a batch", "next((reason for reason in reasons if reason), \"\")", "next(iter(reasons), \"\")", "the second request of a batch is not looked at"),
         ("operators register nodes", "if door is Door.ADMIN and asked_by is AskedBy.OPERATORS else", "if door is Door.ADMIN else", "an operator's user deposes nodes"),
     ),

@@ -8,6 +8,12 @@ MUTANTS = [
     *rows(
         "liftpy/group/membership.py",
         (
+            "members of small groups are seldom heard",
+            "if len(self.members) <= limits.FEW_MEMBERS:",
+            "if len(self.members) > limits.FEW_MEMBERS:",
+            "a rebalance takes longer than a second",
+        ),
+        (
             "what an older heartbeat leaves out is given up",
             "if generation <= beat.generation and",
             "if generation and",

@@ -6,6 +6,15 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "sidecar/coordinators.py",
+        ("coordinators where no replica is", "if node_id in part.replicas)", "if part.replicas)", "every node tries for ever to run what it can't feed"),
+        ("coordinators stay when their replica moves", "        for key in self._running.keys() - wanted:\n", "        for key in wanted - wanted:\n", "a node goes on with a partition that is elsewhere"),
+        ("one failure ends a coordinator for good", "        while not one.stopping.is_set():\n            try:", "        while not one.restarts:\n            try:", "groups have no coordinator until the node is started again"),
+        ("a coordinator's defect stops the node", "            except Exception as error:  # a defect", "            except OSError as error:  # a defect", "a bug in a coordinator takes down the nodes one after the other"),
+        ("coordinators run where they must not", "        if wanted and not self._may:\n", "        if wanted and not self._said and not self._may:\n", "two coordinators take each other's place all the time"),
+        ("coordinators are not ended", "            self._keep(one)\n", "", "a node that stops leaves without its coordinators' snapshots"),
+    ),
+    *rows(
         "sidecar/partition/chatter.py",
         ("lines that were left out are not counted", "            self.left_out_count += 1\n", "", "nobody knows that lines are missing"),
     ),

@@ -176,8 +176,9 @@ class Ground:
             await asyncio.sleep(0.05)
         raise ViolationError(f"not within {timeout_s:g} s: {what}")
 
-    async def settle(self) -> None:
-        """All partitions are shared by the live members alone, evenly, and all that was there is given and committed."""
+    async def settle(self, *, feeding: bool = True) -> None:
+        """All partitions are shared by the live members alone, evenly, and all that was there is given and committed; while records come,
+        each owner has been given some, so that what ``generations`` shows is of now."""
 
         async def shared() -> bool:
             found = await self.described()
@@ -196,14 +197,21 @@ class Ground:
             positions = {key.partition: at for key, at in (await self.described()).positions.items()}
             return all(positions.get(number, 0) >= bounds.high_watermark + 1 for number, bounds in enumerate(ends))
 
+        shared_ns = time.monotonic_ns()
         await self.until(read, "all records are given and committed")
+
+        async def given() -> bool:
+            lines = [line for member in self.members.values() for line in member.said("given", shared_ns)]
+            return not feeding or len({line["partition"] for line in lines}) == PARTITIONS
+
+        await self.until(given, "each partition goes on")
 
     async def stop_feeding(self) -> None:
         """No more records; all that there are are given and committed."""
         assert self._feeding is not None
         self._feeding.cancel()
         await asyncio.gather(self._feeding, return_exceptions=True)
-        await self.settle()
+        await self.settle(feeding=False)
 
     # ---- what is judged ------------------------------------------------------------------------------------------------------
     def moved_s(self, since_ns: int) -> float:

@@ -109,6 +109,7 @@ def test_who_may_do_what_on_the_wire() -> None:
     assert rights_of(AccessRole.SERVICE, bank).responses == (1, 5), "it answers each query once"
     assert "_INBOX.>" not in rights_of(AccessRole.SERVICE, bank).publish
     assert rights_of(AccessRole.SERVICE, replace(bank, replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>"
+    assert rights_of(AccessRole.NODE, Scope(replies=("_INBOX_a",))).publish[-1] == "_INBOX_a.>", "it answers members of groups"
     words = ["--role", "service", "--replies"]
     assert '"_INBOX_b.>"' in CliRunner().invoke(liftpy, ["rights", *words, "_INBOX_b"]).output
     for wrong in ([*words, "_INBOX*"], [*words, "_INBOX.>"], ["--role", "reader", "--replies", "_INBOX"]):
