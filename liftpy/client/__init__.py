@@ -16,6 +16,7 @@ from liftpy.client.admin import ClusterState, Controller
 from liftpy.client.client import Client, connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.cursor import Cursor
 from liftpy.client.events import EventKind, ReadEvent
 from liftpy.client.group import Group, GroupOptions, GroupPart, GroupRefusedError
 from liftpy.client.in_flight import PublishAck, PublishOptions
@@ -37,6 +38,7 @@ __all__ = [
     "Consumer",
     "Controller",
     "Credentials",
+    "Cursor",
     "EventKind",
     "Group",
     "GroupOptions",

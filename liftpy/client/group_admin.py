@@ -76,20 +76,59 @@ class GroupDescription:
 async def list_groups(client: Client) -> list[GroupSummary]:
     """All of them, by name. Raises UnavailableError."""
     found: list[GroupSummary] = []
+    """All of them, by name. Raises NotFoundError where the stream of groups is not made, UnavailableError."""
+    return [_summary(group, partition) for group, partition in await _all_names(client) if not group.cursor]
+
+
+async def list_cursors(client: Client) -> list[str]:
+    """The names of all cursors. Raises as ``list_groups``."""
+    return [group.group for group, _ in await _all_names(client) if group.cursor]
+
+
+async def describe_cursor(client: Client, name: str) -> dict[PartitionKey, int]:
+    """Where a cursor is: the offset of the next record. Raises NotFoundError, also for the name of a group."""
+    described, cursor = await _described(client, name, "cursor")
+    if not cursor:
+        raise NotFoundError(f"{name!r} is a group, no cursor")
+    return described.positions
+
+
+async def set_cursor(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:
+    """Set a cursor, forwards or back, -1 forgets a position; where there is none it is made. Whoever holds it commits nothing any more.
+    Raises GroupRefusedError for the name of a group."""
+    await _tell(client, pb.GroupCommand(group=check_name(name, "cursor"), open=pb.OpenCursor()))
+    await reset_group(client, name, positions)
+
+
+async def delete_cursor(client: Client, name: str) -> None:
+    """Forget a cursor; whoever holds it commits nothing any more. Raises NotFoundError, also for the name of a group."""
+    await describe_cursor(client, name)
+    await delete_group(client, name)
+
+
+async def _all_names(client: Client) -> list[tuple[pb.GroupSummary, int]]:
+    """Groups and cursors by name, each with its partition of the stream of groups."""
+    found: list[tuple[pb.GroupSummary, int]] = []
     for partition in range(await _partitions(client)):
         after = ""
         while True:
             answer = await _ask(client, pb.GroupQuery(after=after), partition)
-            found += [_summary(group, partition) for group in answer.groups]
+            found += [(group, partition) for group in answer.groups]
             if not answer.more or not answer.groups:
                 break
             after = answer.groups[-1].group
-    return sorted(found, key=lambda group: group.name)
+    return sorted(found, key=lambda one: one[0].group)
 
 
 async def describe_group(client: Client, name: str) -> GroupDescription:
     """One group. Raises NotFoundError."""
     partition = await _partition_of(client, check_name(name, "group"))
+    return (await _described(client, name, "group"))[0]
+
+
+async def _described(client: Client, name: str, what: str) -> tuple[GroupDescription, bool]:
+    """And whether it is a cursor."""
+    partition = partition_of(check_name(name, what), await _partitions(client))
     answer = await _ask(client, pb.GroupQuery(group=name), partition)
     members = tuple(
         MemberOfGroup(
@@ -112,7 +151,7 @@ async def describe_group(client: Client, name: str) -> GroupDescription:
         )
         for at in answer.queues
     )  # fmt: skip
-    return GroupDescription(_summary(answer.summary, partition), members, positions, queues)
+    return GroupDescription(_summary(answer.summary, partition), members, positions, queues), answer.summary.cursor
 
 
 async def reset_group(client: Client, name: str, positions: Mapping[PartitionKey, int]) -> None:

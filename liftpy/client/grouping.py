@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from liftpy.client.cursor import Cursor, CursorHome
 from liftpy.client.group import Group, GroupHome, GroupOptions, Hook
 from liftpy.client.opening import Opening
 from liftpy.client.queue import Queue, QueueHome, QueueOptions
@@ -31,6 +32,14 @@ class Grouping:
         """
         made = Group(cast("GroupHome", self), name, streams, instance, options or GroupOptions(), on_assigned, on_revoked)
         return Opening(made.open())
+
+    def cursor(self, name: str, stream: str) -> Opening[Cursor]:
+        """A named position in ``stream``, kept by the cluster: ``async with client.cursor("nightly", "orders") as cursor``, then
+        ``fetch``, ``commit``, ``consume``. Who opens it holds it: commits of whoever did before are refused.
+
+        Raises NotFoundError (no such stream, no stream of groups), GroupRefusedError (the name is a group's).
+        """
+        return Opening(Cursor(cast("CursorHome", self), name, stream).open())
 
     def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> Opening[Queue]:
         """A worker of the work queue ``group`` over ``stream``: ``async with client.queue("jobs", "workers") as queue: async for job in

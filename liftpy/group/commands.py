@@ -18,7 +18,7 @@ from liftpy.ids import is_name, shown
 from liftpy.wire._pb import group_pb2 as pb
 
 _MAX_INT = (1 << 63) - 1
-_ORDER = ("commit", "join", "beat", "leave", "reset", "delete", "settle", "take")
+_ORDER = ("commit", "join", "beat", "leave", "reset", "delete", "settle", "take", "open")
 _TOGETHER = ({"commit", "beat"}, {"commit", "leave"}, {"settle", "take"})
 M = TypeVar("M", bound=Message)
 

@@ -30,6 +30,8 @@ class GroupRecord:
 
     readers: ConsumerGroup = field(default_factory=ConsumerGroup)
     queues: dict[Place, WorkQueue] = field(default_factory=dict)
+    cursor: int = 0
+    """Generation of whoever holds it, where it is a cursor; 0: it is none."""
 
     @property
     def size_bytes(self) -> int:
@@ -50,7 +52,12 @@ class GroupRecord:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to keep."""
-        return not (self.readers.members or self.readers.positions or self.queues)
+        return not (self.readers.members or self.readers.positions or self.queues or self.cursor)
+
+    def new_holder(self) -> None:
+        """Whoever holds the cursor does not hold it any more."""
+        self.readers.generation += 1
+        self.cursor = self.readers.generation
 
 
 class GroupMachine:
@@ -101,9 +108,7 @@ class GroupMachine:
     def _carry_out(self, command: pb.GroupCommand, answer: pb.GroupAnswer) -> None:
         group = self.groups.get(command.group)
         if group is None:
-            if not (
-                command.HasField("join") or command.HasField("commit") or command.HasField("reset") or command.HasField("take")
-            ):
+            if not any(map(command.HasField, ("join", "commit", "reset", "take", "open"))):
                 missing = command.HasField("beat")
                 answer.code = pb.GROUP_UNKNOWN_MEMBER if missing else pb.GROUP_NOT_FOUND
                 answer.detail = f"there is no group {command.group!r}"
@@ -114,6 +119,9 @@ class GroupMachine:
             group = self.groups[command.group] = GroupRecord(ConsumerGroup(self._generations))
         now_ns = self.clock.now_ns
         group.expire(now_ns)
+        if reason := _another_kind(group, command):
+            answer.code, answer.detail = pb.GROUP_NOT_EMPTY, reason
+            return
         if command.HasField("commit"):
             self._commit(group, command.commit, answer)
         if command.HasField("join"):
@@ -127,16 +135,23 @@ class GroupMachine:
                 answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members: stop them, then reset"
             elif self._has_room(group, command.reset.positions, answer):
                 group.readers.reset(command.reset, answer)
+                if group.cursor:
+                    group.new_holder()
         if command.HasField("delete"):
             if group.is_busy:
                 answer.code, answer.detail = pb.GROUP_NOT_EMPTY, "the group has members or records out: stop them, then delete"
             else:
                 group.readers.positions.clear()
                 group.queues.clear()
+                group.cursor = 0
         if command.HasField("settle"):
             _settle(group, command.settle, now_ns, answer)
         if command.HasField("take"):
             self._take(group, command.take, answer)
+        if command.HasField("open"):
+            group.new_holder()
+            answer.generation = group.cursor
+            answer.positions.extend(group.readers.all_positions())
 
     def _has_room(self, group: GroupRecord, positions: Iterable[pb.GroupPosition], answer: pb.GroupAnswer) -> bool:
         held = group.readers.positions
@@ -150,7 +165,10 @@ class GroupMachine:
         return True
 
     def _commit(self, group: GroupRecord, commit: pb.CommitPositions, answer: pb.GroupAnswer) -> None:
-        if self._has_room(group, commit.positions, answer):
+        if not commit.member and any(at.generation != group.cursor for at in commit.positions):
+            answer.code, answer.detail = pb.GROUP_STALE, "the cursor was opened by another, set or deleted since"
+            answer.refused.extend(commit.positions)
+        elif self._has_room(group, commit.positions, answer):
             group.readers.commit(commit, answer)
 
     def _join(self, group: GroupRecord, join: pb.JoinGroup, answer: pb.GroupAnswer) -> None:
@@ -254,6 +272,15 @@ def _full(answer: pb.GroupAnswer, what: str) -> None:
     answer.code, answer.detail = pb.GROUP_FULL, f"no more than {what}"
 
 
+def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
+    """Why a command is not for what has the name; empty: it is."""
+    if group.cursor and (command.HasField("join") or command.HasField("take")):
+        return "the name is that of a cursor: use another, or delete it"
+    if command.HasField("open") and not group.cursor and not group.is_empty:
+        return "the name is that of a group: use another, or delete it"
+    return ""
+
+
 def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupAnswer) -> None:
     readers = group.readers
     if beat.tellsStreams and (reason := readers.room_for(beat.streams)):
@@ -301,6 +328,7 @@ def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
             for m in members
         ),
         queues=(group.queues[place].state(*place) for place in sorted(group.queues)),
+        cursor=group.cursor,
     )  # fmt: skip
     for place in sorted({*readers.targets, *readers.owners, *readers.positions}):
         owner = readers.owners.get(place, "")
@@ -339,4 +367,5 @@ def _group_of(state: pb.GroupState) -> GroupRecord:
         if part.hasPosition:
             readers.positions[place] = (part.position, part.leaderEpoch)
     readers.next_end_ns = min((member.end_ns for member in members), default=readers.next_end_ns)
-    return GroupRecord(readers, {(queue.stream, queue.partition): WorkQueue.from_state(queue) for queue in state.queues})
+    queues = {(queue.stream, queue.partition): WorkQueue.from_state(queue) for queue in state.queues}
+    return GroupRecord(readers, queues, state.cursor)

@@ -40,6 +40,7 @@ def _summary(name: str, group: GroupRecord) -> pb.GroupSummary:
         settled=readers.settled,
         positions=len(readers.positions),
         queues=len(group.queues),
+        cursor=bool(group.cursor),
     )
 
 

@@ -47,7 +47,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
     async def work(client: Client) -> tuple[GroupDescription, list[tuple[PartitionKey, int, int | None]]]:
         described = await describe_group(client, name)
-        return described, await asyncio.gather(*(_lag(client, key, at) for key, at in sorted(described.positions.items())))
+        return described, await asyncio.gather(*(lag_of(client, key, at) for key, at in sorted(described.positions.items())))
 
     described, lags = with_client(target, work)
     owner = {place: member for member in described.members for place in member.owned}
@@ -85,8 +85,8 @@ def _figures(q: QueueFigures) -> tuple[str, ...]:
     return (f"{q.key.stream}/{q.key.partition}", *map(str, counts))
 
 
-async def _lag(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
-    """None: the stream is another by now, or gone."""
+async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
+    """With how many records are behind ``position``; None: the stream is another by now, or gone."""
     try:
         bounds = await client.bounds(key.stream, key.partition)
     except NotFoundError:

@@ -28,6 +28,7 @@ COMMANDS = {
     "partition": ("sidecar.cli.partition", "Move replicas and leaderships, and elect a leader where there is none."),
     "publish": ("sidecar.cli.publish", "Publish the lines of a file or of the standard input."),
     "consume": ("sidecar.cli.consume", "Print the records of a stream."),
+    "cursor": ("sidecar.cli.cursor", "Show cursors, named positions outside groups; set or forget them."),
     "group": ("sidecar.cli.group", "Show consumer groups, their members and lag; set or forget what they have committed."),
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),

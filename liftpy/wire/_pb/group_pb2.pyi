@@ -139,6 +139,10 @@ class DeleteGroup(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class OpenCursor(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class TakeRecords(_message.Message):
     __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
@@ -210,7 +214,7 @@ class SettleRecords(_message.Message):
     def __init__(self, member: _Optional[str] = ..., settlements: _Optional[_Iterable[_Union[Settlement, _Mapping]]] = ...) -> None: ...
 
 class GroupCommand(_message.Message):
-    __slots__ = ("group", "number", "commit", "join", "beat", "leave", "reset", "delete", "settle", "take")
+    __slots__ = ("group", "number", "commit", "join", "beat", "leave", "reset", "delete", "settle", "take", "open")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +225,7 @@ class GroupCommand(_message.Message):
     DELETE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
     group: str
     number: int
     commit: CommitPositions
@@ -231,7 +236,8 @@ class GroupCommand(_message.Message):
     delete: DeleteGroup
     settle: SettleRecords
     take: TakeRecords
-    def __init__(self, group: _Optional[str] = ..., number: _Optional[int] = ..., commit: _Optional[_Union[CommitPositions, _Mapping]] = ..., join: _Optional[_Union[JoinGroup, _Mapping]] = ..., beat: _Optional[_Union[BeatGroup, _Mapping]] = ..., leave: _Optional[_Union[LeaveGroup, _Mapping]] = ..., reset: _Optional[_Union[ResetPositions, _Mapping]] = ..., delete: _Optional[_Union[DeleteGroup, _Mapping]] = ..., settle: _Optional[_Union[SettleRecords, _Mapping]] = ..., take: _Optional[_Union[TakeRecords, _Mapping]] = ...) -> None: ...
+    open: OpenCursor
+    def __init__(self, group: _Optional[str] = ..., number: _Optional[int] = ..., commit: _Optional[_Union[CommitPositions, _Mapping]] = ..., join: _Optional[_Union[JoinGroup, _Mapping]] = ..., beat: _Optional[_Union[BeatGroup, _Mapping]] = ..., leave: _Optional[_Union[LeaveGroup, _Mapping]] = ..., reset: _Optional[_Union[ResetPositions, _Mapping]] = ..., delete: _Optional[_Union[DeleteGroup, _Mapping]] = ..., settle: _Optional[_Union[SettleRecords, _Mapping]] = ..., take: _Optional[_Union[TakeRecords, _Mapping]] = ..., open: _Optional[_Union[OpenCursor, _Mapping]] = ...) -> None: ...
 
 class GrantedRange(_message.Message):
     __slots__ = ("start", "end", "lease", "deliveries", "dead", "reason")
@@ -308,20 +314,22 @@ class GroupQuery(_message.Message):
     def __init__(self, group: _Optional[str] = ..., after: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class GroupSummary(_message.Message):
-    __slots__ = ("group", "members", "generation", "settled", "positions", "queues")
+    __slots__ = ("group", "members", "generation", "settled", "positions", "queues", "cursor")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     group: str
     members: int
     generation: int
     settled: bool
     positions: int
     queues: int
-    def __init__(self, group: _Optional[str] = ..., members: _Optional[int] = ..., generation: _Optional[int] = ..., settled: _Optional[bool] = ..., positions: _Optional[int] = ..., queues: _Optional[int] = ...) -> None: ...
+    cursor: bool
+    def __init__(self, group: _Optional[str] = ..., members: _Optional[int] = ..., generation: _Optional[int] = ..., settled: _Optional[bool] = ..., positions: _Optional[int] = ..., queues: _Optional[int] = ..., cursor: _Optional[bool] = ...) -> None: ...
 
 class MemberView(_message.Message):
     __slots__ = ("member", "instance", "client", "streams", "owned", "sessionMs", "silentMs")
@@ -408,7 +416,7 @@ class CoordinatorState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., clockNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., sweptNs: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[GroupState, _Mapping]]] = ..., generations: _Optional[int] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("group", "generation", "joins", "streams", "members", "partitions", "queues")
+    __slots__ = ("group", "generation", "joins", "streams", "members", "partitions", "queues", "cursor")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     JOINS_FIELD_NUMBER: _ClassVar[int]
@@ -416,6 +424,7 @@ class GroupState(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     group: str
     generation: int
     joins: int
@@ -423,7 +432,8 @@ class GroupState(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[MemberState]
     partitions: _containers.RepeatedCompositeFieldContainer[PartitionState]
     queues: _containers.RepeatedCompositeFieldContainer[QueueState]
-    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., joins: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberState, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionState, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ...) -> None: ...
+    cursor: int
+    def __init__(self, group: _Optional[str] = ..., generation: _Optional[int] = ..., joins: _Optional[int] = ..., streams: _Optional[_Iterable[_Union[KnownStream, _Mapping]]] = ..., members: _Optional[_Iterable[_Union[MemberState, _Mapping]]] = ..., partitions: _Optional[_Iterable[_Union[PartitionState, _Mapping]]] = ..., queues: _Optional[_Iterable[_Union[QueueState, _Mapping]]] = ..., cursor: _Optional[int] = ...) -> None: ...
 
 class MemberState(_message.Message):
     __slots__ = ("member", "instance", "client", "sessionNs", "heardNs", "joined", "streams", "number", "session")

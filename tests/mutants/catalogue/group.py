@@ -46,6 +46,28 @@ MUTANTS = [
         tests=("tests/unit/group/test_group_coordinator.py",),
     ),
     *rows(
+        "liftpy/group/machine.py",
+        (
+            "who held a cursor goes on committing",
+            "any(at.generation != group.cursor for at in commit.positions)",
+            "any(at.generation > group.cursor for at in commit.positions)",
+            "two processes move one cursor",
+        ),
+        (
+            "a cursor that was set is still held",
+            "                if group.cursor:\n                    group.new_holder()",
+            "                pass",
+            "what an operator has set back is passed over by the next commit",
+        ),
+        (
+            "a group becomes a cursor",
+            'if command.HasField("open") and not group.cursor and not group.is_empty:',
+            "if False:",
+            "the members of a group commit nothing any more",
+        ),
+        tests=("tests/unit/group/test_group_coordinator.py",),
+    ),
+    *rows(
         "liftpy/group/member.py",
         (
             "a session lasts from the answer on",
@@ -135,12 +157,6 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/next_keys.py",
-        (
-            "records that compaction has taken are not counted",
-            "                    self._fill(offset)\n",
-            "",
-            "a record is given by the key of another one",
-        ),
         (
             "keys stay when new records begin elsewhere",
             "self.digests = self.digests[offset - self.start :] if offset >= self.start else []",

@@ -189,6 +189,31 @@ def test_positions_never_fall_but_by_a_reset() -> None:
     assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_NOT_FOUND
 
 
+def test_a_cursor_is_held_by_who_opened_it_last() -> None:
+    lab = Lab()
+    first = lab.say(open=pb.OpenCursor())
+    second = lab.say(open=pb.OpenCursor())
+    assert second.generation > first.generation > 0
+    assert lab.query("g").summary.cursor
+    assert lab.commit("", 0, 5, first.generation).code == pb.GROUP_STALE, "[G2]"
+    assert lab.commit("", 0, 5, 0).code == pb.GROUP_STALE, "nor does one who holds nothing"
+    assert lab.commit("", 0, 5, second.generation).code == pb.GROUP_OK
+    assert [at.position for at in lab.commit("", 0, 4, second.generation).positions] == [5], "[G3]"
+    assert [at.position for at in lab.say(open=pb.OpenCursor()).positions] == [5]
+    assert lab.say(join=pb.JoinGroup(member="a", streams=[stream(1)])).code == pb.GROUP_NOT_EMPTY
+    newest = lab.say(open=pb.OpenCursor()).generation
+    lab.say(reset=pb.ResetPositions(positions=[pb.GroupPosition(stream="s", uid=UID, position=1)]))
+    assert lab.commit("", 0, 9, newest).code == pb.GROUP_STALE, "it was set since"
+    newest = lab.say(open=pb.OpenCursor()).generation
+    assert lab.say(delete=pb.DeleteGroup()).code == pb.GROUP_OK
+    assert lab.commit("", 0, 9, newest).code == pb.GROUP_STALE
+    assert lab.query("g").code == pb.GROUP_NOT_FOUND, "a commit that is refused makes none"
+    assert lab.say(open=pb.OpenCursor()).generation > newest
+    lab.say(delete=pb.DeleteGroup())
+    lab.join("a")
+    assert lab.say(open=pb.OpenCursor()).code == pb.GROUP_NOT_EMPTY, "a group is no cursor"
+
+
 def test_a_stream_that_was_made_again_begins_anew() -> None:
     lab = Lab()
     a = lab.join("a")

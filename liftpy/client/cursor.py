@@ -1,0 +1,127 @@
+"""``client.cursor``: a named position in a stream, for one reader that is no member of a group.
+
+async with client.cursor("nightly", "orders") as cursor:
+    async for record in await cursor.consume(until="end"):
+        await cursor.commit(record.offset + 1)
+
+It is kept with the groups (docs/groups.md), of each partition the offset of the next record. Who opens a cursor holds it: a process
+that had opened it before commits nothing any more. Positions only rise; an operator sets them back with ``liftpy cursor set``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from liftpy.client.consumer import Consumer
+from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.positions import Position, Start
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.group.commands import decode_query_answer, partition_of
+from liftpy.ids import PartitionKey, check_name
+from liftpy.wire._pb import group_pb2 as pb
+
+_TIMEOUT_S = 10.0
+
+
+class CursorHome(GroupHome, Protocol):
+    """What a cursor needs of its Client, besides what a member of a group does."""
+
+    async def query_service(self, service: str, query: bytes, *, partition: int, timeout_s: float) -> Any:
+        """As ``Client.query_service``."""
+        ...
+
+    def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, **how: Any) -> Consumer:
+        """As ``Client.consume``."""
+        ...
+
+
+class Cursor:
+    """Made by ``client.cursor``, held by whoever opened it last."""
+
+    def __init__(self, client: CursorHome, name: str, stream: str) -> None:
+        self.name = check_name(name, "cursor")
+        self.stream = check_name(stream, "stream")
+        self._client = client
+        self._home = 0
+        """Partition of the stream of groups."""
+        self._generation = 0
+        self._keys: list[PartitionKey] = []
+
+    async def open(self) -> Cursor:
+        """Hold it from here on; make it where there is none. Raises NotFoundError, GroupRefusedError (the name is a group's)."""
+        try:
+            home = await self._client.stream(GROUPS_STREAM)
+        except NotFoundError:
+            raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        stream = await self._client.stream(self.stream)
+        self._keys = [stream.key(one.partition) for one in stream.partitions]
+        self._home = partition_of(self.name, len(home.partitions))
+        answer = await self._say(open=pb.OpenCursor())
+        self._generation = answer.generation
+        return self
+
+    async def __aenter__(self) -> Cursor:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is left to do: what was committed stands."""
+
+    async def fetch(self, partition: int = 0) -> int | None:
+        """What is committed: the offset of the next record; None: nothing is. Raises UnavailableError, ConfigError (no such
+        partition)."""
+        at = await self._committed(partition)
+        return None if at is None else at.position
+
+    async def commit(self, position: int | Position, partition: int = 0) -> None:
+        """All below ``position`` is done; when this returns, that is committed. A ``Position``, as of ``Consumer.position``, says the
+        LeaderEpoch too.
+
+        Raises GroupRefusedError where the cursor is another's by now, or the stream was made again; ConfigError for a position below
+        the committed one; UnavailableError, OutcomeUnknownError (say it again: that does no harm).
+        """
+        key = self._key(partition)
+        offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
+        if isinstance(position, Position) and position.uid != key.uid:
+            raise ConfigError(f"a position of another stream than {key.stream} as it was when the cursor was opened")
+        at = pb.GroupPosition(
+            stream=key.stream, uid=key.uid, partition=partition, position=offset, leaderEpoch=epoch, generation=self._generation
+        )
+        answer = await self._say(commit=pb.CommitPositions(positions=[at]))
+        if answer.positions:
+            raise ConfigError(
+                f"cursor {self.name}: {offset} is below {answer.positions[0].position}, which is committed; liftpy cursor set goes back"
+            )
+
+    async def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> Consumer:
+        """Read from what is committed on, from ``start`` where nothing is; ``how``: as of ``Client.consume``. It commits nothing.
+
+        The reading raises OffsetOutOfRangeError where retention has overtaken the cursor."""
+        at = await self._committed(partition)
+        begin: Start = start if at is None else at.position
+        epoch = 0 if at is None or not at.position else at.leaderEpoch
+        return self._client.consume(self.stream, partition, start=begin, after_epoch=epoch, **how)
+
+    async def _committed(self, partition: int) -> pb.GroupPosition | None:
+        key = self._key(partition)
+        query = pb.GroupQuery(group=self.name).SerializeToString()
+        said = await self._client.query_service(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
+        answer = decode_query_answer(said.value)
+        if answer.code == pb.GROUP_NOT_FOUND:
+            return None  # it was deleted
+        self._check(answer.code, answer.detail)
+        found = (at for at in answer.positions if (at.stream, at.uid, at.partition) == (key.stream, key.uid, key.partition))
+        return next(found, None)
+
+    def _key(self, partition: int) -> PartitionKey:
+        if not 0 <= partition < len(self._keys):
+            raise ConfigError(f"{self.stream} had {len(self._keys)} partitions when the cursor was opened, no {partition}")
+        return self._keys[partition]
+
+    async def _say(self, **what: Any) -> pb.GroupAnswer:
+        answer = await ask_coordinator(self._client, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
+        self._check(answer.code, answer.detail)
+        return answer
+
+    def _check(self, code: int, detail: str) -> None:
+        if code != pb.GROUP_OK:
+            raise GroupRefusedError(f"cursor {self.name}: {pb.GroupCode.Name(code)} {detail}".strip())

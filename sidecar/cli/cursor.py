@@ -1,0 +1,111 @@
+"""``liftpy cursor``: named positions outside groups: listed, shown, set, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+import click
+from rich.console import Console
+
+from liftpy.client import Client, parse_start
+from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, set_cursor
+from liftpy.errors import NotFoundError
+from liftpy.ids import PartitionKey
+from sidecar.cli.group import lag_of
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+_NOTHING_DONE = "nothing is done without --yes"
+
+
+@click.group()
+def cursor() -> None:
+    """Cursors: list, show, set, delete."""
+
+
+@cursor.command("list")
+@json_option
+@connection_options
+def list_(as_json: bool, target: Target) -> None:
+    """All cursors."""
+    found = with_client(target, list_cursors)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    Console().print(table(("CURSOR",), [(name,) for name in found]))
+
+
+@cursor.command()
+@click.argument("name")
+@json_option
+@connection_options
+def show(name: str, as_json: bool, target: Target) -> None:
+    """Where cursor NAME is in each partition, and how far behind the end."""
+
+    async def work(client: Client) -> list[tuple[PartitionKey, int, int | None]]:
+        positions = await describe_cursor(client, name)
+        return list(await asyncio.gather(*(lag_of(client, key, at) for key, at in sorted(positions.items()))))
+
+    found = with_client(target, work)
+    if as_json:
+        rows = [
+            {"stream": k.stream, "uid": k.uid, "partition": k.partition, "position": at, "lag": lag} for k, at, lag in found
+        ]
+        click.echo(json.dumps(rows))
+        return
+    shown = [(f"{k.stream}/{k.partition}", str(at), "?" if lag is None else str(lag)) for k, at, lag in found]
+    Console().print(table(("PARTITION", "POSITION", "LAG"), shown))
+
+
+@cursor.command("set")
+@click.argument("name")
+@click.option("--stream", required=True, metavar="NAME", help="In this stream.")
+@click.option("--partition", type=click.IntRange(0), default=None, help="In this partition alone.  [default: all]")
+@click.option("--to", "where", required=True, metavar="WHERE", help="earliest, new, an OFFSET, -1000, or a time as -10m.")
+@click.option("--yes", is_flag=True, help="Do it; without it what would be done is shown.")
+@connection_options
+def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
+    """Set cursor NAME, or make it; whoever holds it commits nothing any more."""
+    start = parse_start(where, datetime.now(UTC))
+
+    async def work(client: Client) -> None:
+        known = await client.stream(stream)
+        numbers = [p.partition for p in known.partitions] if partition is None else [partition]
+        try:
+            before = await describe_cursor(client, name)
+        except NotFoundError:
+            before = {}
+        wanted: dict[PartitionKey, int] = {}
+        for number in numbers:
+            at = await client.consume(stream, number, start=start).position()
+            wanted[PartitionKey(stream, at.uid, number)] = at.offset
+        rows = [(f"{key.stream}/{key.partition}", str(before.get(key, "-")), str(at)) for key, at in sorted(wanted.items())]
+        Console().print(table(("PARTITION", "POSITION", "NEW"), rows))
+        if yes:
+            await set_cursor(client, name, wanted)
+        else:
+            click.echo(_NOTHING_DONE)
+
+    with_client(target, work)
+
+
+@cursor.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do it; without it what would be forgotten is shown.")
+@connection_options
+def delete(name: str, yes: bool, target: Target) -> None:
+    """Forget cursor NAME; whoever holds it commits nothing any more."""
+
+    async def work(client: Client) -> None:
+        for key, at in sorted((await describe_cursor(client, name)).items()):
+            click.echo(f"{name}: {key.stream}/{key.partition} at {at}")
+        if yes:
+            await delete_cursor(client, name)
+        else:
+            click.echo(_NOTHING_DONE)
+
+    with_client(target, work)

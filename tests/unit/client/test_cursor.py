@@ -1,0 +1,114 @@
+"""Cursors against the shipped coordinator in a cluster in memory: held by one, never back, kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from liftpy.client import Client
+from liftpy.client.group import GroupRefusedError
+from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, list_groups, set_cursor
+from liftpy.client.positions import Position
+from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
+from liftpy.testing.memory import memory_cluster
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await asyncio.to_thread(cluster.serve_groups)
+        await made.create_stream("orders", "orders", partitions=2)
+        for number in range(10):
+            await made.publish("orders", b"%d" % number)
+        yield made
+
+
+async def test_it_goes_on_where_it_was(client: Client) -> None:
+    async with client.cursor("nightly", "orders") as cursor:
+        assert await cursor.fetch() is None
+        consumer = await cursor.consume(until="end")
+        async for record in consumer:
+            if record.offset == 3:
+                await cursor.commit(await consumer.position())
+                break
+        assert (await cursor.fetch(), await cursor.fetch(1)) == (4, None)
+        await cursor.commit(2, partition=1)
+    async with client.cursor("nightly", "orders") as again:
+        assert (await again.fetch(), await again.fetch(1)) == (4, 2)
+        assert [record.offset async for record in await again.consume(until="end")] == [4, 5, 6, 7, 8, 9]
+        await client.truncate_before("orders", 0, 6)
+        async with asyncio.timeout(30):
+            while (await client.bounds("orders")).log_start_offset < 6:
+                await asyncio.sleep(0.01)
+        with pytest.raises(OffsetOutOfRangeError):
+            _ = [record async for record in await again.consume(until="end")]
+
+
+async def test_who_opened_it_last_holds_it(client: Client) -> None:
+    one = await client.cursor("nightly", "orders")
+    await one.commit(5)
+    other = await client.cursor("nightly", "orders")
+    with pytest.raises(GroupRefusedError, match="opened by another"):
+        await one.commit(6)
+    assert await other.fetch() == 5
+    await other.commit(7)
+    await other.commit(7)
+    with pytest.raises(ConfigError, match="below 7"):
+        await other.commit(6)
+    assert await one.fetch() == 7
+
+
+async def test_operators_set_it_back_and_forget_it(client: Client) -> None:
+    cursor = await client.cursor("nightly", "orders")
+    await cursor.commit(5)
+    key = (await client.stream("orders")).key(0)
+    await set_cursor(client, "nightly", {key: 2})
+    with pytest.raises(GroupRefusedError):
+        await cursor.commit(9)
+    assert (await list_cursors(client), await list_groups(client)) == (["nightly"], [])
+    assert await describe_cursor(client, "nightly") == {key: 2}
+    again = await client.cursor("nightly", "orders")
+    await delete_cursor(client, "nightly")
+    with pytest.raises(GroupRefusedError):
+        await again.commit(9)
+    assert (await again.fetch(), await list_cursors(client)) == (None, [])
+    third = await client.cursor("nightly", "orders")
+    with pytest.raises(GroupRefusedError):
+        await again.commit(9)
+    await third.commit(1)
+    with pytest.raises(NotFoundError):
+        await describe_cursor(client, "weekly")
+    await set_cursor(client, "weekly", {key: 4})
+    assert await (await client.cursor("weekly", "orders")).fetch() == 4
+
+
+async def test_a_name_is_of_a_cursor_or_a_group(client: Client) -> None:
+    await client.cursor("nightly", "orders")
+    async with client.queue("orders", "nightly") as queue:
+        with pytest.raises(GroupRefusedError, match="that of a cursor"):
+            await queue.take(1, timeout_s=0.0)
+    async with client.queue("orders", "workers") as queue:
+        await queue.ack(await queue.take(1))
+        with pytest.raises(GroupRefusedError, match="that of a group"):
+            await client.cursor("workers", "orders")
+        for refused in (describe_cursor, delete_cursor):
+            with pytest.raises(NotFoundError, match="no cursor"):
+                await refused(client, "workers")
+
+
+async def test_what_is_not_there_and_a_stream_that_was_made_again(client: Client) -> None:
+    with pytest.raises(NotFoundError):
+        await client.cursor("nightly", "nothing")
+    cursor = await client.cursor("nightly", "orders")
+    await cursor.commit(5)
+    with pytest.raises(ConfigError, match="2 partitions"):
+        await cursor.fetch(2)
+    with pytest.raises(ConfigError, match="another stream"):
+        await cursor.commit(Position("1-1", 7))
+    await client.delete_stream("orders")
+    await client.create_stream("orders", "orders")
+    again = await client.cursor("nightly", "orders")
+    assert await again.fetch() is None
+    await again.commit(1)
