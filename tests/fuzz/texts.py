@@ -19,6 +19,7 @@ from liftpy.errors import ConfigError
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
+from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from sidecar.bus import backlog
 from sidecar.status import desk as status_desk
@@ -111,6 +112,10 @@ _TOGETHER = [
 ]
 
 
+_SINK_OPTIONS = (b"orders", b"plan", b"tombstone", b"load-1", b"1000000", b"2.5", b"nats://h:4222")
+"""For the first of SINK_OPTIONS, in their order."""
+
+
 def _options(data: bytes) -> Any:
     """The first byte says which option the rest is given for."""
     name = tuple(_OPTIONS)[(data or b"\0")[0] % len(_OPTIONS)]
@@ -118,6 +123,12 @@ def _options(data: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of regular expressions
         return SourceOptions.parse({**what, name: _text(data[1:])})
+
+
+def _sink_options(data: bytes) -> SinkOptions:
+    """The first byte says which option the rest is given for."""
+    name = tuple(SINK_OPTIONS)[(data or b"\0")[0] % len(SINK_OPTIONS)]
+    return SinkOptions.parse({"path": "orders", name: _text(data[1:])})
 
 
 def _options_together(data: bytes) -> SourceOptions:
@@ -294,6 +305,13 @@ def decoders() -> list[Decoder]:
             c,
             make=damaged_json,
             covers=("liftpy.spark.options:SourceOptions.parse", "liftpy.spark.options:_assigned"),
+        ),
+        Decoder(
+            "Spark options of writing",
+            [bytes([number]) + text for number, text in enumerate(_SINK_OPTIONS)],
+            _sink_options,
+            c,
+            covers=("liftpy.spark.sink_options:SinkOptions.parse",),
         ),
         Decoder(
             "Spark options together",
