@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GROUPS_SERVICE, GROUPS_STREAM, GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
 from liftpy.client.positions import Position, Start
-from liftpy.errors import ConfigError, NotFoundError
+from liftpy.errors import ConfigError
 from liftpy.group.commands import decode_query_answer, partition_of
 from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import group_pb2 as pb
+from liftpy.wire.subjects import GROUPS_SERVICE
 
 _TIMEOUT_S = 10.0
 
@@ -48,11 +49,9 @@ class Cursor:
         self._keys: list[PartitionKey] = []
 
     async def open(self) -> Cursor:
-        """Hold it from here on; make it where there is none. Raises NotFoundError, GroupRefusedError (the name is a group's)."""
-        try:
-            home = await self._client.stream(GROUPS_STREAM)
-        except NotFoundError:
-            raise NotFoundError(f"there is no stream {GROUPS_STREAM}: an operator makes it, see docs/groups.md") from None
+        """Hold it from here on; make it where there is none. Raises NotFoundError (no such stream), GroupRefusedError (the name is a
+        group's), and as ``groups_stream``."""
+        home = await self._client.groups_stream()
         stream = await self._client.stream(self.stream)
         self._keys = [stream.key(one.partition) for one in stream.partitions]
         self._home = partition_of(self.name, len(home.partitions))

@@ -75,8 +75,6 @@ class GroupDescription:
 
 async def list_groups(client: Client) -> list[GroupSummary]:
     """All of them, by name. Raises UnavailableError."""
-    found: list[GroupSummary] = []
-    """All of them, by name. Raises NotFoundError where the stream of groups is not made, UnavailableError."""
     return [_summary(group, partition) for group, partition in await _all_names(client) if not group.cursor]
 
 
@@ -122,13 +120,12 @@ async def _all_names(client: Client) -> list[tuple[pb.GroupSummary, int]]:
 
 async def describe_group(client: Client, name: str) -> GroupDescription:
     """One group. Raises NotFoundError."""
-    partition = await _partition_of(client, check_name(name, "group"))
     return (await _described(client, name, "group"))[0]
 
 
 async def _described(client: Client, name: str, what: str) -> tuple[GroupDescription, bool]:
     """And whether it is a cursor."""
-    partition = partition_of(check_name(name, what), await _partitions(client))
+    partition = await _partition_of(client, check_name(name, what), what)
     answer = await _ask(client, pb.GroupQuery(group=name), partition)
     members = tuple(
         MemberOfGroup(
@@ -176,10 +173,10 @@ async def _partitions(client: Client) -> int:
         return 0
 
 
-async def _partition_of(client: Client, group: str) -> int:
+async def _partition_of(client: Client, group: str, what: str = "group") -> int:
     count = await _partitions(client)
     if not count:
-        raise NotFoundError(f"there is no group {group!r}, nor any other")
+        raise NotFoundError(f"there is no {what} {group!r}, nor any other")
     return partition_of(group, count)
 
 
