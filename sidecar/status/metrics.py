@@ -65,13 +65,8 @@ class NodeCollector(Collector):
         partitions: list[dict[str, Any]] = report["partitions"]
         for name, (metric, text) in _SUMS.items():
             yield CounterMetricFamily(metric, text, value=sum(p[name] for p in partitions))
-        yield GaugeMetricFamily("liftpy_partitions", "Replicas on this node.", value=len(partitions))
         led = [p for p in partitions if p["role"] == "LEADER"]
-        yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=len(led))
-        quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
-        yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
-        paused = sum(bool(p["paused"]) for p in led)
-        yield GaugeMetricFamily("liftpy_partitions_paused", "Led here, and paused by operators.", value=paused)
+        yield from self._numbers(partitions, led)
         yield from self._copies(report["copies"], partitions)
         yield from self._derived(report["derived"])
         behind = sum(len(p["isr"]) < len(p["replicas"]) for p in led)
@@ -130,6 +125,14 @@ class NodeCollector(Collector):
             if not by_reason({kind: count}):
                 events.add_metric([kind], count)
         yield events
+
+    def _numbers(self, partitions: list[dict[str, Any]], led: list[dict[str, Any]]) -> Iterator[Metric]:
+        yield GaugeMetricFamily("liftpy_partitions", "Replicas on this node.", value=len(partitions))
+        yield GaugeMetricFamily("liftpy_partitions_led", "Partitions that this node leads.", value=len(led))
+        quiet = sum(p["phase"] == "FOLLOWER_QUIET" for p in partitions)
+        yield GaugeMetricFamily("liftpy_partitions_quiet", "Followed here without news, asked for with others.", value=quiet)
+        paused = sum(bool(p["paused"]) for p in led)
+        yield GaugeMetricFamily("liftpy_partitions_paused", "Led here, and paused by operators.", value=paused)
 
     def _derived(self, derived: dict[str, Any]) -> Iterator[Metric]:
         text = "Memory for what is derived from the logs of the partitions here, about, by kind."

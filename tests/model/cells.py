@@ -36,6 +36,7 @@ from liftpy.replica.isr_change import IsrChange
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
 from liftpy.replica.local_log import LocalLog
+from liftpy.replica.pausing import Pausing
 from liftpy.replica.phases import Following
 from liftpy.replica.progress import FollowerProgress
 from liftpy.replica.replica import Replica
@@ -91,7 +92,7 @@ class Stepped(NamedTuple):
 STRUCTURE = Structure(
     state=(
         Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchDesk,
-        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, ReplicaRole, WaitingRole, FailedRole,
+        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, Pausing, ReplicaRole, WaitingRole, FailedRole,
         StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),

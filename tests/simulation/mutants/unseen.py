@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from liftpy.log import log, retention
-from liftpy.log.compaction import Compaction
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
+from liftpy.log.superseded import Superseded
 from liftpy.replica import effects as do
 from liftpy.replica.data_path import REPLICATION, DataPath
 from liftpy.replica.intake import Intake
@@ -48,12 +48,12 @@ def another_partitions_bound_counts() -> Patches:
 
 
 def compaction_keeps_the_oldest() -> Patches:
-    real = Compaction._kept
+    real = Superseded._by_key
 
-    def kept(self: Compaction, batch: Any, latest: dict) -> Any:
-        return ~real(self, batch, latest) if len(latest) > 1 else real(self, batch, latest)
+    def kept(self: Superseded, batch: Any) -> Any:
+        return ~real(self, batch) if len(self._latest) > 1 else real(self, batch)
 
-    return [method(Compaction, "_kept", kept)]
+    return [method(Superseded, "_by_key", kept)]
 
 
 def retention_does_not_stop_at_hw() -> Patches:

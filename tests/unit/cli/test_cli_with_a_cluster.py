@@ -60,7 +60,7 @@ class Cluster:
     async def stream(self, name: str) -> StreamImage:
         return (await self.describe_cluster()).stream(name)
 
-    async def list_streams(self) -> list[StreamImage]:
+    async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
         return (await self.describe_cluster()).streams()
 
     async def elect_leader(self, stream: str, number: int, node: str, *, unclean: bool = False) -> PartitionState:
@@ -549,60 +549,6 @@ def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatc
             main(["consume", "orders"])
     os.close(read)
     assert (left.value.code, seen) == (0, [b"0\tv\n", b"1\tv\n"])
-
-
-# ---- liftpy stream purge -------------------------------------------------------------------------------------------------
-def test_every_partition_is_purged_once_that_is_confirmed(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    code, out, err = run(
-        capsys, "stream", "purge", "orders", "--subject", "a.>", "--key", "k\u00e9", "--before", "2026-01-31T12:00:00"
-    )
-    what = {"subjects": ("a.>",), "keys": ["k\u00e9".encode()], "before": datetime(2026, 1, 31, 12, tzinfo=UTC)}
-    assert (code, cluster.asked) == (0, [("orders", number, dry, what) for dry in (True, False) for number in (0, 1)])
-    assert "orders/0: what fits would go below 90\norders/1: what fits would go below 91\n" in err
-    assert out == "orders/0: what fits goes below 90\norders/1: what fits goes below 91\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    cluster.asked.clear()
-    assert run(capsys, "stream", "purge", "orders", "--key", "k")[0] == 130
-    assert [dry for _, _, dry, _ in cluster.asked] == [True, True]
-
-
-def test_a_purge_is_waited_for(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "stream", "purge", "orders", "--key", "k", "--partition", "1", "--yes", "--wait", "--json")
-    assert (code, json.loads(out)) == (
-        0, {"stream": "orders", "dry_run": False, "waited": True, "purged": [{"partition": 1, "end_offset": 91}]}
-    )  # fmt: skip
-    cluster.purges = (Purge(number=1, subjects=("a",), keys=(b"k",), end_offset=5),)
-    code, _, err = run(capsys, "stream", "purge", "orders", "--key", "k", "--yes", "--wait", "--timeout", "0")
-    assert (code, "waits for n1, n2, n3" in err) == (3, True)
-    code, out, _ = run(capsys, "stream", "show", "orders")
-    assert (code, "orders/1: purge of subject a, key k below 5 waits for" in out) == (0, True)
-    shown = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])["partitions"][0]["purges"]
-    assert shown == [
-        {
-            "subjects": ["a"],
-            "keys": ["k"],
-            "end_offset": 5,
-            "waits_for": list(cluster.image.streams["orders"].partitions[0].replicas),
-        }
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "--subject or --key"),
-        (("--key", "k", "--before", "new"), "an offset or a time"),
-        (("--key", "k", "--before", "7"), "--partition"),
-    ],
-)
-def test_what_is_no_purge_is_said(
-    words: tuple[str, ...], said: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run(capsys, "stream", "purge", "orders", "--yes", *words)
-    assert (code, said in err, cluster.asked) == (2, True, [])
 
 
 # ---- liftpy stream truncate ----------------------------------------------------------------------------------------------
