@@ -92,8 +92,8 @@ class Stepped(NamedTuple):
 STRUCTURE = Structure(
     state=(
         Cell, Replica, Shared, LocalLog, EpochCache, Deadlines, Lease, Backoff, Succession, IsrChange, FetchDesk,
-        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, Pausing, ReplicaRole, WaitingRole, FailedRole,
-        StoppedRole, FollowerRole, CandidateRole, LeaderRole,
+        FollowerProgress, Waiters, Intake, NodeIntake, CopyPace, LearnerCopy, SlowFlushes, Pausing, ReplicaRole, WaitingRole,
+        FailedRole, StoppedRole, FollowerRole, CandidateRole, LeaderRole,
     ),
     values=(HeldPartition, PartitionState, PartitionKey, StreamConfig, FlushPolicy, ReplicationConfig, Waiter, Horizon),
 )  # fmt: skip

@@ -228,6 +228,27 @@ async def test_an_attempt_that_died_in_the_middle_is_gone_on_with(client: Client
     assert len(await held(client)) == 40
 
 
+@pytest.mark.parametrize("seed", range(4))
+async def test_attempts_that_run_at_once_write_nothing_twice(client: Client, seed: int) -> None:
+    """As speculation has it, and an executor that was given up and lives."""
+    rng, wanted = random.Random(seed), Counter[tuple[bytes, bytes]]()
+    for number in range(4):
+        rows = some(number, 400)
+
+        async def attempt(rows: list[tuple[bytes, bytes]] = rows, number: int = number) -> bool:
+            await asyncio.sleep(rng.random() * 0.01)
+            try:
+                await write(client, table_of(rng.sample(rows, len(rows))), Round("q", 0, number))
+            except PublishRejectedError as error:
+                assert error.reason == "PRODUCER_FENCED"
+                return False
+            return True
+
+        assert any(await asyncio.gather(*(attempt() for _ in range(3))))
+        wanted.update(rows)
+        assert Counter((key, value) for _, key, value in await held(client)) == wanted
+
+
 async def test_tasks_and_queries_do_not_meet(client: Client) -> None:
     rounds = [Round(run, part, number) for run in ("q", "r") for part in range(2) for number in (0, 1)]
     for round in rounds:

@@ -167,8 +167,9 @@ def test_a_services_own_user_and_a_node() -> None:
     )  # fmt: skip
     assert rights.responses == (1, 5)
     node = rights_of(AccessRole.NODE, Scope("ns", data_subjects=("orders", "orders.*")))
-    assert node.publish == ("ns.>", "$SYS.REQ.ACCOUNT.PING.CONNZ", "_INBOX.>")
-    assert node.subscribe == ("ns.>", "orders", "orders.*")
+    groups = ("ns-groups", "ns-groups.*", "_INBOX_liftpy-groups.>")
+    assert node.publish == ("ns.>", *groups, "$SYS.REQ.ACCOUNT.PING.CONNZ", "_INBOX.>")
+    assert node.subscribe == ("ns.>", "orders", "orders.*", *groups)
     assert node.responses == (1000, 30)
     assert rights_of(AccessRole.READER, Scope("ns")).responses is None
 
