@@ -177,8 +177,8 @@ class Ground:
         raise ViolationError(f"not within {timeout_s:g} s: {what}")
 
     async def settle(self, *, feeding: bool = True) -> None:
-        """All partitions are shared by the live members alone, evenly, and all that was there is given and committed; while records come,
-        each owner has been given some, so that what ``generations`` shows is of now."""
+        """All partitions are shared by the live members alone, evenly, and all that was there is given and committed; while records
+        come, each owner has been given some, so that what ``generations`` shows is of now."""
 
         async def shared() -> bool:
             found = await self.described()
