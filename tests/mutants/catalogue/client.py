@@ -14,6 +14,8 @@ MUTANTS = [
     *rows(
         "liftpy/client/pausing.py",
         ("resume_all alone pauses for good", "if resume_on_publish or resume_all else", "if resume_on_publish else", "publishers are refused where they should wake the stream"),
+    ),
+    *rows(
         "liftpy/client/many.py",
         ("a pattern finds internal streams", "(internal if is_internal(stream) else patterns)", "patterns", "who reads * reads the cluster's own records"),
     ),

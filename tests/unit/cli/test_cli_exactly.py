@@ -47,7 +47,7 @@ def test_what_is_made_is_one_line_of_json_for_who_asks(cluster: Cluster, capsys:
     )  # fmt: skip
     assert second == {
         "partition": 1, "subject": "shop.orders.1", "status": "ONLINE", "leader": "n2", "leader_epoch": 7, "epoch": 9,
-        "replicas": list(image.partitions[1].replicas), "isr": ["n2"],
+        "replicas": list(image.partitions[1].replicas), "isr": ["n2"], "purges": [], "paused": "",
     }  # fmt: skip
 
 

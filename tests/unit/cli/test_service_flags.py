@@ -371,7 +371,7 @@ def test_rights_are_for_the_inboxes_that_were_said(capsys: pytest.CaptureFixture
     [
         (("service", "--replies", "_INBOX*"), "--replies _INBOX*: NATS's rights know no part of a token; name each prefix"),
         (("service", "--replies", "a b"), ""),
-        (("reader", "--replies", "_INBOX"), "--replies is for the role service"),
+        (("reader", "--replies", "_INBOX"), "--replies is for the roles service and node"),
         (("publisher",), "name what it publishes on"),
         (("publisher", "--subject", "a b"), ""),
     ],
