@@ -148,7 +148,6 @@ class Run:
         out = self._out
         async with await connect(self._cluster.nats_url, self._cluster.namespace) as client:
             await client.create_stream(STREAM, DATA, partitions=PARTITIONS)
-            await client.groups_stream()  # whoever may read can have it made: not while lines are counted
             if self._floods:
                 await client.create_stream(QUIET, QUIET_DATA)
             nc = StrictConnection(Counter())  # nats-py's own would not stand what is said here
