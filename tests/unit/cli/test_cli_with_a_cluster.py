@@ -376,7 +376,7 @@ def test_streams_are_shown_as_they_are(
             "leader": p.leader,
             "leader_epoch": p.leader_epoch,
         }
-        | {"epoch": p.epoch, "replicas": list(p.replicas), "isr": list(p.isr), "paused": ""}
+        | {"epoch": p.epoch, "replicas": list(p.replicas), "isr": list(p.isr), "purges": [], "paused": ""}
         for p, subject in zip(image.partitions, ("shop.orders", "shop.orders.1"), strict=True)
     ]
     assert shown["partitions"] == wanted
