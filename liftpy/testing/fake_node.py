@@ -27,6 +27,7 @@ from liftpy.ids import NO_OFFSET
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
 from liftpy.wire.batch import BatchHeader, parse_batch
+from liftpy.wire.narrow import narrow
 from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
@@ -55,15 +56,18 @@ class FakePartition:
         if commit:
             self.high_watermark = header.last_offset
 
-    def read(self, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
-        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset."""
+    def read(self, offset: int, max_bytes: int, end_offset: int | None = None, left_out: int = 0) -> tuple[list[bytes], int]:
+        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset. ``end_offset``: none
+        that reaches past it. ``left_out``: without these columns."""
         found: list[bytes] = []
         next_offset, size_bytes = offset, 0
         first = bisect_right(self.batches, offset, key=lambda entry: entry[0].next_offset)
         for header, batch in islice(self.batches, first, None):
             too_large = bool(found) and size_bytes + len(batch) > max_bytes
-            if too_large or header.last_offset > self.high_watermark:
+            if too_large or header.last_offset > self.high_watermark or (end_offset is not None and header.next_offset > end_offset):
                 break
+            if left_out:
+                batch = bytes(narrow(parse_batch(memoryview(batch)), left_out))
             found.append(batch)
             size_bytes += len(batch)
             next_offset = header.next_offset
@@ -179,7 +183,8 @@ class FakeNode:
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         else:
-            batches, head.nextOffset = partition.read(request.offset, request.maxBytes)
+            end_offset = request.endOffset if request.HasField("endOffset") else None
+            batches, head.nextOffset = partition.read(request.offset, request.maxBytes, end_offset, request.leftOut)
             return head, batches
         return head, []
 
