@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ import pyarrow as pa
 
 from liftpy.client.slices import one_by_one
 from liftpy.spark.failures import coded
-from liftpy.spark.fetching import FetchRules, fetch_range
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.lined import read_range
 from liftpy.spark.link import link_to
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.rows import RowBuilder
+from liftpy.spark.schema import left_out
 
 OLD_PLAN_S = 300.0
 """A batch query's plan that is older is mentioned with each read."""
@@ -40,8 +43,12 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         patience_s=options.patience_s,
         leader_first=options.read_from_leader,
         fail_on_data_loss=options.fail_on_data_loss,
+        left_out=left_out(options.columns),
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     with coded():
-        for pieces in fetch_range(link_to(options.access), planned, rules):
-            yield from builder.batches(one_by_one(pieces))
+        fetched = read_range(link_to(options.access), planned, rules)
+        try:
+            yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
+        finally:
+            fetched.close()

@@ -64,7 +64,11 @@ class FakePartition:
         first = bisect_right(self.batches, offset, key=lambda entry: entry[0].next_offset)
         for header, batch in islice(self.batches, first, None):
             too_large = bool(found) and size_bytes + len(batch) > max_bytes
-            if too_large or header.last_offset > self.high_watermark or (end_offset is not None and header.next_offset > end_offset):
+            if (
+                too_large
+                or header.last_offset > self.high_watermark
+                or (end_offset is not None and header.next_offset > end_offset)
+            ):
                 break
             if left_out:
                 batch = bytes(narrow(parse_batch(memoryview(batch)), left_out))

@@ -1,7 +1,7 @@
 """Narrow batches: the same records without some of their columns, for readers that don't want these. Pure; by columns, not by record.
 
-Offsets, stamps and reach are those of the batch. Values can't be absent from a batch, so that left out they are nulls, at 4 bytes and a bit
-each. What is left goes uncompressed: it is little, and would be decompressed at once.
+Offsets, stamps and reach are those of the batch. Values can't be absent from a batch, so that left out they are nulls, at 4 bytes and a
+bit each. What is left goes uncompressed: it is little, and would be decompressed at once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LEAVABLE = VALUES | (Columns.KEYS | Columns.HEADERS | Columns.SUBJECTS | Columns
 
 
 def narrow(batch: RecordBatch, left_out: int) -> memoryview:
-    """``batch`` without the columns of ``left_out``, sealed anew; as it is where nothing of it can be left out: a filler, a control batch,
-    one whose columns don't fit their header (the reader says so, as it does of the whole)."""
+    """``batch`` without the columns of ``left_out``, sealed anew; as it is where nothing of it can be left out: a filler, a control
+    batch, one whose columns don't fit their header (the reader says so, as it does of the whole)."""
     if batch.header.control or not batch.record_count:
         return batch.view
     try:

@@ -65,7 +65,9 @@ class KafkaCluster:
         words = [java, _HEAP, "-cp", "target/dependency/*"]
         for number in range(self._count):
             settings = self._folder / f"{number}.properties"
-            settings.write_text(_settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count))
+            settings.write_text(
+                _settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count)
+            )
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, cwd=jars, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:

@@ -1,13 +1,13 @@
-"""How fast Spark reads a stream: ``python -m tests.bench.spark [--nodes 3] [--sizes 100,1000] [--cases sum,group] [--rounds N] [--json]``.
+"""How fast Spark reads a stream: ``python -m tests.bench.spark [--nodes 3] [--sizes 100,1000] [--cases sum,group] [--rounds N]``.
 
 Side by side in one run: our source over a real cluster (three nodes, as many replicas), Spark's Kafka source over a real broker,
 Spark's scan of the same rows in Parquet, a prepared Arrow batch that a Python source sends again and again, and a pull consumer of
-JetStream's (nats-py, without Spark). The systems take turns within each round; figures are the medians of the rounds, and the CPU is that
-of all processes: driver JVM, Python workers, nodes, broker, nats-server. A peer that can't be had is left out, with the reason.
+JetStream's (nats-py, without Spark). The systems take turns within each round; figures are the medians of the rounds, and the CPU is
+that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A peer that can't be had is left out, with the reason.
 
-Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of them), ``offsets``
-(``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger 0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by
-input partitions. ``--nodes 0``: no cluster but a node that serves from memory.
+Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
+them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
+0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions. ``--nodes 0``: a node that serves from memory, no cluster.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Bench:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         jars = self._jars() if not given.alone else []
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._spark = local_session("bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None)
+        self._spark = local_session(
+            "bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
+        )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
         self._ours = Ours(stack, given.nodes)

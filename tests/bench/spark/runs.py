@@ -70,13 +70,16 @@ def scan(meter: Meter, spark: Any, system: Any, shape: Shape, what: str, columns
 
 
 def micro_batches(meter: Meter, spark: Any, system: Any, shape: Shape, most: int = MICRO_BATCH) -> Run:
-    """A streaming query over the whole, ``most`` records at a time, into nothing; from the end of its first micro-batch to that of its last."""
+    """A streaming query over the whole, ``most`` records at a time, into nothing; from the end of its first
+    micro-batch to that of its last."""
     count = -(-shape.records // most)
     if count < 2:
         raise SystemExit(f"micro-batches of {most} need more than {shape.records} records")
     with tempfile.TemporaryDirectory() as folder:
         frame = system.stream(spark, shape, maxOffsetsPerTrigger=str(most))
-        query = frame.writeStream.format("noop").option("checkpointLocation", folder).trigger(processingTime="0 seconds").start()
+        query = (
+            frame.writeStream.format("noop").option("checkpointLocation", folder).trigger(processingTime="0 seconds").start()
+        )
         try:
             run = Run(0)
             before = _progress(query, 0)

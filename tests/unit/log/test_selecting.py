@@ -195,7 +195,7 @@ def test_without_columns_all_else_is_there(rows: list[Any], left_out: int, max_b
                 continue
             data = bytes(whole)
         else:
-            assert 0 < portion.looked_bytes
+            assert portion.looked_bytes > 0
         for batch in split_batches(data):
             found += list(batch.records())
             at = batch.next_offset
