@@ -2,8 +2,9 @@
 
 The range is asked for in parts, of about a megabyte each by the bytes per record seen so far. A batch comes with the part in which it
 ends, so that it does not matter where the borders lie. Parts are looked at in order; what one lacks (the answer was full, was none, or
-came too late) is fetched the sure way, ``fetching.fetch_part``, before the next is looked at. So whatever a line or a replica does,
-the records are those of ``fetching``, checked as there [R5]; a compacted stream, whose gaps need a second opinion, goes that way altogether.
+came late) is fetched the sure way, ``fetching.fetch_part``, before the next is looked at. So whatever a line or a replica does, the
+records are those of ``fetching``, checked as there [R5]; a compacted stream, whose gaps need a second opinion, goes that way
+altogether.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def read_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Generato
     if line is None:
         yield from fetch_range(link, planned, rules)
         return
-    course = _Course(link, line, planned, rules)
+    course = _LinedRange(link, line, planned, rules)
     try:
         yield from course.pieces()
     finally:
@@ -63,7 +64,7 @@ def read_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Generato
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LinedPart:
     """For the batches that end behind ``start`` and not behind ``end``; at the end of the range for the one past it, too."""
 
     start: int
@@ -72,7 +73,7 @@ class _Asked:
     answer: Answer
 
 
-class _Course:
+class _LinedRange:
     """The way through one range. ``position``: the first offset that was not handed on."""
 
     def __init__(self, link: Link, line: Line, planned: PlannedRange, rules: FetchRules) -> None:
@@ -84,7 +85,7 @@ class _Course:
         self._node = first_choice(planned, rules)
         self._epoch = 0
         self._asked_to = self.position = planned.start_offset
-        self._flying: deque[_Asked] = deque()
+        self._flying: deque[_LinedPart] = deque()
         self._max_bytes = min(SPAN_BYTES, line.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self._timeout_s = min(ANSWER_S, rules.patience_s)
 
@@ -126,7 +127,7 @@ class _Course:
             self._flying.append(self._ask(self._asked_to, to))
             self._asked_to = to
 
-    def _ask(self, start: int, end: int) -> _Asked:
+    def _ask(self, start: int, end: int) -> _LinedPart:
         planned, request_id = self._planned, secrets.randbits(_ID_BITS)
         request = self._progress(start).request(self._max_bytes, 0, request_id)
         if end < planned.end_offset:  # else the batch that reaches past the end of the range is wanted as well
@@ -136,7 +137,7 @@ class _Course:
             subject = subjects.read_from(planned.stream, planned.partition, self._node)
         else:
             subject = subjects.read(planned.stream, planned.partition)
-        return _Asked(start, end, request_id, self._line.ask(subject, frames.sealed(request)))
+        return _LinedPart(start, end, request_id, self._line.ask(subject, frames.sealed(request)))
 
     def _progress(self, start: int) -> ReadProgress:
         planned = self._planned
@@ -150,7 +151,7 @@ class _Course:
             left_out=self._rules.left_out,
         )
 
-    def _answered(self, asked: _Asked) -> memoryview | None:
+    def _answered(self, asked: _LinedPart) -> memoryview | None:
         """The answer; None: it did not come."""
         try:
             return asked.answer.result(self._timeout_s)
@@ -158,7 +159,7 @@ class _Course:
             self._line.forget([asked.answer])
             return None
 
-    def _accepted(self, asked: _Asked, answer: memoryview) -> list[BatchSlice]:
+    def _accepted(self, asked: _LinedPart, answer: memoryview) -> list[BatchSlice]:
         """What the answer brings from ``position`` on; nothing where it can't be used."""
         progress = self._progress(self.position)
         progress.expect(asked.request_id)
