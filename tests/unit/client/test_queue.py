@@ -11,6 +11,8 @@ import pytest
 
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
 from liftpy.client import queue as module
+from liftpy.client.queue_log import QueueLog
+from liftpy.client.queue_pace import Pace
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.testing.memory import memory_cluster
@@ -20,7 +22,7 @@ SHORT = QueueOptions(ack_wait_s=0.2)
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_LOOK_S", 0.005)
+    monkeypatch.setattr(module, "_LOOK_NS", 5_000_000)
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
     async with memory_cluster() as cluster, cluster.client() as made:
         await asyncio.to_thread(cluster.serve_groups)
@@ -93,14 +95,14 @@ async def test_leases_are_told_apart(client: Client) -> None:
 
 async def test_records_that_are_missing_in_what_was_granted_are_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 5)
-    real = Queue._read
+    real = QueueLog.records
 
-    async def compacted(self: Queue, *given: Any) -> Any:
+    async def compacted(self: QueueLog, *given: Any) -> Any:
         return [record for record in await real(self, *given) if record.offset not in (0, 2, 4)]
 
     async with client.queue("jobs", "w", options=SHORT) as queue:
         with monkeypatch.context() as patched:
-            patched.setattr(Queue, "_read", compacted)
+            patched.setattr(QueueLog, "records", compacted)
             assert numbers(await queue.take(5)) == [1, 3]
         assert queue.counters["gone or dead"] == 3
         again: set[int] = set()
@@ -167,7 +169,8 @@ async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client) -> N
         assert [job async for job in queue] == []
 
 
-async def test_what_waits_too_long_here_is_not_handed_on(client: Client) -> None:
+async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
         first = await anext(slow)
@@ -236,7 +239,7 @@ async def test_records_that_can_not_be_read_are_given_back(client: Client, monke
             raise UnavailableError("nobody answers")
 
         with monkeypatch.context() as patched:
-            patched.setattr(client, "read_range", unreadable)
+            patched.setattr(QueueLog, "records", unreadable)
             with pytest.raises(UnavailableError):
                 await queue.take(3)
         jobs = await queue.take(3)
