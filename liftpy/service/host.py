@@ -79,14 +79,21 @@ class ServiceHost:
     """Make it with a factory of the Service and a connected transport; ``run`` until ``stop``. Raises what ends it."""
 
     def __init__(
-        self, factory: Callable[[], Service], settings: ServiceSettings, transport: Transport, namespace: str = "liftpy"
+        self,
+        factory: Callable[[], Service],
+        settings: ServiceSettings,
+        transport: Transport,
+        namespace: str = "liftpy",
+        reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
     ) -> None:
+        """``reader_of``: what reads the records; None: by NATS, as any client."""
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
         self._factory = factory
         self._settings = settings
         self._transport = transport
         self._subjects = Subjects(namespace)
+        self._reader_of = reader_of
         self._client = Client(transport, self._subjects, owns_connection=False)
         self._instance = secrets.randbits(63) or 1
         self._inbox = transport.connection.new_inbox()
@@ -203,7 +210,10 @@ class ServiceHost:
         peers = (self._transport, self._subjects, settings, identity, store)
         self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
-        reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
+        if self._reader_of is not None:
+            reader = self._reader_of(reading)
+        else:
+            reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
             reader=reader,
             identity=identity,
