@@ -18,7 +18,6 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
-from sidecar import clock
 from sidecar.own_reads import OwnNodeReader
 from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.timers import Timers
@@ -90,7 +89,3 @@ async def test_a_partition_that_is_not_here_and_one_that_is_silent(found: Any, e
         await reader(made)._ask("n1", request, 0.0)
     with pytest.raises((error, UnavailableError)):
         await reader(made).fetch(ReadProgress("_groups", 0, 0, uid="u1"))
-
-
-def test_the_clock_is_that_of_the_node() -> None:
-    assert reads(Bus()).now_ns() <= clock.now_ns()
