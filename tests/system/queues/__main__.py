@@ -184,7 +184,7 @@ async def run(cluster: DevCluster, folder: Path, plan: Plan) -> Verdict:
     verdict = judged(crew.lines(), ends, plan.wait_s, plan.slack_s)
     again = verdict.again_s
     shares = ", ".join(
-        f"{name} {np.percentile(again, share):.1f} s" for name, share in (("p50", 50), ("max", 100)) if len(again)
+        f"{name} {np.percentile(again, share):.1f} s" for name, share in (("p50", 50), ("p99", 99), ("max", 100)) if len(again)
     )
     print(
         f"{verdict.records} records in {took_s:.0f} s ({verdict.records / took_s:,.0f}/s), {crew.killed} of {crew.started} workers and "
@@ -221,11 +221,15 @@ def main() -> int:
     parser.add_argument("--wait", type=float, default=10.0, help="ack_wait_s")
     parser.add_argument("--batch", type=int, default=500, help="records that a worker takes at a time")
     parser.add_argument("--size", type=int, default=100, help="bytes of a record")
+    parser.add_argument(
+        "--slack", type=float, default=30.0, help="seconds longer than --wait that a dead worker's records may be away"
+    )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     plan = Plan(
         records=given.records, workers=given.workers, kill_every_s=given.kill_every, node_every_s=given.node_every,
         wait_s=given.wait, batch=given.batch, size_bytes=given.size, seed=given.seed,
+        slack_s=given.slack,
     )  # fmt: skip
     with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-queues-") as folder:
         verdict = asyncio.run(run(cluster, Path(folder), plan))
