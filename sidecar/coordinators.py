@@ -46,8 +46,6 @@ SNAPSHOT_EVERY = 10_000
 _SNAPSHOT_BYTES = 16 * 1024 * 1024
 """Of the log, between two snapshots at most: a quarter of what retention leaves."""
 STEP_S = 0.005
-HEARTBEAT_S = 0.5
-"""A third of a lease: each is three messages, of every coordinator of the node."""
 TICK_S = 1.0
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
@@ -155,7 +153,6 @@ class GroupCoordinators:
             snapshot_every=SNAPSHOT_EVERY,
             snapshot_bytes=_SNAPSHOT_BYTES,
             max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
-            heartbeat_s=HEARTBEAT_S,
             step_s=STEP_S,
             tick_s=TICK_S,
             reply_prefixes=self._settings.inbox_prefixes,

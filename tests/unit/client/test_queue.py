@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
+from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.queue_pace import Pace
 from liftpy.config import StreamConfig
@@ -261,3 +262,102 @@ async def test_bad_words(client: Client) -> None:
             with pytest.raises(ConfigError):
                 await work
         await queue.ack([])
+
+
+def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What each of its commands says, from here on."""
+    said: list[list[str]] = []
+    real = queue._say
+
+    async def say(**what: Any) -> Any:
+        said.append(sorted(what))
+        return await real(**what)
+
+    monkeypatch.setattr(queue, "_say", say)
+    return said
+
+
+async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 10)
+    await fill(client, 60)
+    async with client.queue("jobs", "w") as queue:
+        said = said_by(queue, monkeypatch)
+        reads: list[int] = []
+        real = PartitionReader.fetch
+
+        async def fetch(self: PartitionReader, progress: Any, max_bytes: int | None = None) -> Any:
+            reads.extend([progress.next_offset] if progress.stream == "jobs" else ())
+            return await real(self, progress, max_bytes)
+
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        assert await all_of(queue, 40, Job.ack) == list(range(40))
+        assert said.count(["take"]) == 1, "the others came with acknowledgements"
+        assert 40 <= len(said) <= 41
+        assert said.count(["settle", "take"]) <= 8
+        assert len([at for at in reads if at < 60]) <= 3, "read once, not for each take"
+
+
+async def test_what_nobody_asks_for_is_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 5)
+    monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
+    await fill(client, 6)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as slow, client.queue("jobs", "w") as other:
+        assert numbers(await slow.take(1)) == [0]
+        rest: list[Job] = []
+        async with asyncio.timeout(60):
+            while len(rest) < 5:
+                rest += await other.take(5)
+        assert sorted(numbers(rest)) == [1, 2, 3, 4, 5]
+        assert {job.deliveries for job in rest} == {1}, "nobody has seen them"
+        assert slow.counters["given back"] == 5
+
+
+async def test_a_record_that_comes_is_heard_of_and_not_looked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_NS", 3_600_000_000_000)  # else it looks by itself
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
+    async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
+        waiting = asyncio.create_task(queue.take(5, timeout_s=50))
+        async with asyncio.timeout(30):
+            while not any(place.log._watch is not None for place in queue._places):
+                await asyncio.sleep(0.01)
+            await fill(client, 1)
+            assert numbers(await waiting) == [0]
+
+
+async def test_a_take_that_is_cancelled_loses_nothing(client: Client) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
+        taking = asyncio.create_task(queue.take(3))
+        while queue._coming is None:
+            await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert [job.deliveries for job in await queue.take(3)] == [1, 1, 1]
+
+
+async def test_acknowledgements_count_though_the_take_with_them_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has begun to keep the order of keys."""
+    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 10)
+    await fill(client, 30)
+    async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
+        jobs = (await queue.take(3))[:2]
+        monkeypatch.setattr(Queue, "_asked", _asked_in_order(Queue._asked))
+        said = said_by(queue, monkeypatch)
+        await queue.ack(jobs)
+        assert said == [["settle", "take"], ["settle"]]
+        await queue.ack(jobs)  # done: else that would be an error
+        assert queue.counters["lost"] == 0
+
+
+def _asked_in_order(real: Any) -> Any:
+    def asked(self: Queue, *given: Any) -> Any:
+        take = real(self, *given)
+        take.ordered = True
+        return take
+
+    return asked
