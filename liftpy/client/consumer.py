@@ -167,9 +167,7 @@ class PartitionReader:
                     raise
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def _fetch_from(
-        self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int
-    ) -> list[BatchSlice]:
+    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         """One try, of ``asked``, empty: of any replica; ``node`` is then who is to be asked next."""
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
         request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))

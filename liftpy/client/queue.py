@@ -27,7 +27,7 @@ from liftpy.client.ending import end_tasks
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
 from liftpy.client.next_keys import NextKeys
 from liftpy.client.queue_log import LogHome, QueueLog
-from liftpy.client.queue_pace import Pace
+from liftpy.client.queue_pace import TakePace
 from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError
@@ -172,7 +172,7 @@ class Queue:
         """Taken, fetched, and not handed on."""
         self._coming: asyncio.Task[None] | None = None
         """Brings more, one at a time."""
-        self._pace = Pace(options.ahead)
+        self._pace = TakePace(options.ahead)
         self._wanted = 1
         """As the last take has asked."""
         self._touched_ns = 0

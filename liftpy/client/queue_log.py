@@ -42,7 +42,7 @@ class LogHome(Protocol):
         ...
 
 
-class Held:
+class ReadSpan:
     """Offsets ``start`` to ``end`` (exclusive) as they were read; ``piece`` None: there are no records. Read in order each record is
     made once."""
 
@@ -94,7 +94,7 @@ class QueueLog:
         """Exclusive: the highest offset that this worker was granted."""
         self._read_below = -1
         """Exclusive: the highest offset that was wanted."""
-        self._held: deque[Held] = deque()
+        self._held: deque[ReadSpan] = deque()
         self._held_bytes = 0
         self._record_bytes = float(_UNKNOWN_RECORD_BYTES)
         self._compacted = False
@@ -121,9 +121,9 @@ class QueueLog:
             found += one.records(start, end)
         return found
 
-    async def held(self, start: int, end: int) -> list[Held]:
+    async def held(self, start: int, end: int) -> list[ReadSpan]:
         """What covers ``start`` to ``end`` (exclusive), in order, but for what retention has taken."""
-        found: list[Held] = []
+        found: list[ReadSpan] = []
         alone = start == self._read_below
         self._read_below = max(self._read_below, end)
         while start < end:
@@ -139,7 +139,7 @@ class QueueLog:
                     start = one.end
         return found
 
-    async def _fetch(self, start: int, end: int, *, alone: bool) -> list[Held]:
+    async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
         """One answer; ``alone``: nobody else takes of this partition, as it seems, so what follows is wanted, too."""
         key = self.key
         progress = ReadProgress(
@@ -151,13 +151,13 @@ class QueueLog:
             slices = await self._reader.fetch(progress, max_bytes)
         return self._keep(start, slices, progress)
 
-    def _keep(self, start: int, slices: list[BatchSlice], progress: ReadProgress) -> list[Held]:
-        found: list[Held] = []
+    def _keep(self, start: int, slices: list[BatchSlice], progress: ReadProgress) -> list[ReadSpan]:
+        found: list[ReadSpan] = []
         for piece in slices:
-            found.append(Held(start, piece.last_offset + 1, piece))
+            found.append(ReadSpan(start, piece.last_offset + 1, piece))
             start = piece.last_offset + 1
         if start < progress.next_offset:
-            found.append(Held(start, progress.next_offset, None))
+            found.append(ReadSpan(start, progress.next_offset, None))
         if slices:
             header = slices[-1].batch.header
             self._record_bytes = header.size_bytes / max(1, slices[-1].batch.record_count)

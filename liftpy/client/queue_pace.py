@@ -21,7 +21,7 @@ _PAUSE_NS = 2_000_000_000
 _NS_PER_S = 1_000_000_000
 
 
-class Pace:
+class TakePace:
     """``most``: records ahead at most, where takes are smaller. Times are monotonic, in ns."""
 
     def __init__(self, most: int) -> None:

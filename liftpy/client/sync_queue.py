@@ -10,16 +10,23 @@ what is due ahead, and gives back what nobody asks for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
 from liftpy.client.queue import Job, Queue
 from liftpy.ids import PartitionKey
 from liftpy.wire.batch import Record
 
-if TYPE_CHECKING:
-    from liftpy.client.sync import _Loop
+_T = TypeVar("_T")
+
+
+class Waits(Protocol):
+    """The event loop of a ``SyncClient``."""
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What it gives or raises."""
+        ...
 
 
 class SyncJob:
@@ -27,7 +34,7 @@ class SyncJob:
 
     __slots__ = ("_job", "_loop")
 
-    def __init__(self, loop: _Loop, job: Job) -> None:
+    def __init__(self, loop: Waits, job: Job) -> None:
         self._loop = loop
         self._job = job
 
@@ -71,7 +78,7 @@ class SyncJob:
 class SyncQueue:
     """As ``liftpy.client.Queue``: one worker. An iterable of jobs that ends when the queue is closed."""
 
-    def __init__(self, loop: _Loop, queue: Queue) -> None:
+    def __init__(self, loop: Waits, queue: Queue) -> None:
         self._loop = loop
         self._queue = queue
 

@@ -68,6 +68,7 @@ class _Serving:
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
     effects: EffectRunner | None = None
+    reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     def at_home(self) -> bool:
@@ -93,7 +94,6 @@ class ServiceHost:
         self._settings = settings
         self._transport = transport
         self._subjects = Subjects(namespace)
-        self._reader_of = reader_of
         self._client = Client(transport, self._subjects, owns_connection=False)
         self._instance = secrets.randbits(63) or 1
         self._inbox = transport.connection.new_inbox()
@@ -107,7 +107,7 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _Serving()
+        self._serving = _Serving(reader_of=reader_of)
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -210,8 +210,8 @@ class ServiceHost:
         peers = (self._transport, self._subjects, settings, identity, store)
         self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
-        if self._reader_of is not None:
-            reader = self._reader_of(reading)
+        if self._serving.reader_of is not None:
+            reader = self._serving.reader_of(reading)
         else:
             reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(

@@ -13,7 +13,7 @@ from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, Read
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue_log import QueueLog
-from liftpy.client.queue_pace import Pace
+from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.testing.memory import memory_cluster
@@ -171,7 +171,7 @@ async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client) -> N
 
 
 async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 2)
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
         first = await anext(slow)
@@ -280,7 +280,7 @@ def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_more(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 60)
     async with client.queue("jobs", "w") as queue:
         said = said_by(queue, monkeypatch)
@@ -300,7 +300,7 @@ async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_mo
 
 
 async def test_what_nobody_asks_for_is_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 5)
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
     monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
     await fill(client, 6)
     async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as slow, client.queue("jobs", "w") as other:
@@ -342,7 +342,7 @@ async def test_acknowledgements_count_though_the_take_with_them_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has begun to keep the order of keys."""
-    monkeypatch.setattr(Pace, "ahead", lambda self, now_ns: 10)
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
     await fill(client, 30)
     async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
         jobs = (await queue.take(3))[:2]

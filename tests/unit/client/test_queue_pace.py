@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from liftpy.client.queue_pace import Pace
+from liftpy.client.queue_pace import TakePace
 
 MS = 1_000_000
 
 
-def after(pace: Pace, count: int, each_ms: float, takes: int, begin_ns: int = 0) -> int:
+def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int = 0) -> int:
     """When the next take comes, in ns, after so many of ``count``."""
     for number in range(takes):
         pace.took(count, begin_ns + round(number * each_ms * MS))
@@ -15,16 +15,16 @@ def after(pace: Pace, count: int, each_ms: float, takes: int, begin_ns: int = 0)
 
 
 def test_the_worked_example() -> None:
-    quick, slow = Pace(64), Pace(64)
+    quick, slow = TakePace(64), TakePace(64)
     assert quick.ahead(after(quick, 1, 5, 4)) == 37, "three done in 20 ms: the fourth is not yet"
     assert slow.ahead(after(slow, 1, 1990, 8)) == 0
 
 
 def test_nothing_is_ahead_of_the_first_takes_and_after_a_pause() -> None:
-    pace = Pace(64)
+    pace = TakePace(64)
     assert pace.ahead(0) == 0
     for takes in range(1, 4):
-        pace = Pace(64)
+        pace = TakePace(64)
         assert pace.ahead(after(pace, 10, 1, takes)) == 0
     end = after(pace, 10, 1, 8)
     assert pace.ahead(end) > 0
@@ -34,9 +34,9 @@ def test_nothing_is_ahead_of_the_first_takes_and_after_a_pause() -> None:
 
 
 def test_the_bound_is_what_was_said_or_one_more_take() -> None:
-    small, large = Pace(64), Pace(64)
+    small, large = TakePace(64), TakePace(64)
     assert small.ahead(after(small, 10, 1, 8)) == 64
     assert large.ahead(after(large, 1000, 1, 8)) == 1000
-    old = Pace(64)
+    old = TakePace(64)
     end = after(old, 1000, 10, 3)
     assert old.ahead(after(old, 1, 100, 9, begin_ns=end)) == 2, "the rate is of the last takes alone"
