@@ -1,0 +1,1 @@
+"""Pipelines over streams, each a function and a command of ``liftpy spark``."""
