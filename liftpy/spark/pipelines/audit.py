@@ -11,7 +11,7 @@ Pieces of a partition are audited apart from each other (``AuditSpan``), in thre
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,7 +58,6 @@ _SETTLE_S = 2.0
 """How long an in-sync replica is waited for that has not heard of the leader's HW yet."""
 _METADATA_PATIENCE_S = 30.0
 _SLOWEST_OFFSETS_S = 1000
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,12 +189,10 @@ async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit
     """Ask a replica for its bounds; ``high``: the HW that it will have heard of in a moment, inclusive."""
     one = found.replicas[node]
     try:
-        try:
-            bounds[node] = await reads.bounds(high, _SETTLE_S if high >= 0 else None)
-        except Away:
-            if high < 0:
-                raise
-            bounds[node] = await reads.bounds()
+        bounds[node] = await reads.bounds()
+        if bounds[node].high_watermark < high:
+            with contextlib.suppress(Away):
+                bounds[node] = await reads.bounds(high, _SETTLE_S)
     except (Away, Damaged) as error:
         one.detail = str(error)
         return

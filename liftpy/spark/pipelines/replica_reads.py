@@ -24,7 +24,7 @@ from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.pieces import Assembly
 from liftpy.wire.subjects import Subjects
 
-ANSWER_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 3.0
 DIGEST_BYTES = 16
 _PAYLOAD_RESERVE_BYTES = 4096
 _ANSWER_BYTES = 1024 * 1024
@@ -148,7 +148,9 @@ class ReplicaReads:
         replica = self.replica
         request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
         request.requestId = secrets.randbits(_ID_BITS)
-        answer = await self._transport.request(self._subject, frames.sealed(request), ANSWER_TIMEOUT_S)
+        answer = await self._transport.request(
+            self._subject, frames.sealed(request), min(_ANSWER_TIMEOUT_S, replica.patience_s)
+        )
         head, body = frames.decode_read_response(answer)
         must_be_for(head, replica.partition, stream=replica.stream, requestId=request.requestId)
         must_agree(head, replica.uid, -1, 0)
