@@ -7,13 +7,14 @@ import json
 import click
 from rich.console import Console
 
-from liftpy.spark.options import Selection, access_of
+from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.audit import audit as run
 from liftpy.spark.pipelines.findings import AuditReport
 from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
 from sidecar.cli.main import EXIT_UNAVAILABLE
 from sidecar.cli.options import connection_options, internal_option, json_option
-from sidecar.cli.spark_place import SparkPlace, optional_session, optional_spark_options, source_options
+from sidecar.cli.spark_optional import optional_spark_options, reached
+from sidecar.cli.spark_place import SparkPlace
 from sidecar.cli.tables import table
 from sidecar.settings import Target
 
@@ -38,10 +39,8 @@ def audit(
 
     Exit code 0: replicas agree, 1: they do not, or one holds damage, 3: of some partition there was nothing to compare."""
     wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
-    with source_options(target, place) as options, optional_session(place, "liftpy audit") as session:
-        report = run(
-            access_of(options), wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal
-        )
+    with reached(target, place, "liftpy audit") as (access, session):
+        report = run(access, wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal)
     if as_json:
         click.echo(json.dumps(report.to_json()))
     else:
@@ -74,7 +73,11 @@ def _show(report: AuditReport) -> None:
             if replica.state != "compared":
                 console.print(f"{one.stream}/{one.partition}: {node} is {replica.state}: {replica.detail}", markup=False)
         if one.dropped:
-            text = "later ones supersede them" if one.dropped_checked else "it could not be looked at whether later ones supersede them"
+            text = (
+                "later ones supersede them"
+                if one.dropped_checked
+                else "it could not be looked at whether later ones supersede them"
+            )
             console.print(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
     if report.first is not None:
         console.print(f"first difference: {report.first}", markup=False)

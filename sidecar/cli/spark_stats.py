@@ -12,21 +12,31 @@ from rich.console import Console
 
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, relative
-from liftpy.spark.options import Selection, access_of
+from liftpy.spark.options import Selection
 from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
 from liftpy.spark.pipelines.stats import StatsReport
 from liftpy.spark.pipelines.stats import stats as run
 from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_place import SparkPlace, optional_session, optional_spark_options, source_options
+from sidecar.cli.spark_optional import optional_spark_options, reached
+from sidecar.cli.spark_place import SparkPlace
 from sidecar.cli.tables import table
 from sidecar.settings import Target
+
+_COLUMNS = (
+    *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),
+    *("missing", "longest pause s"),
+)
 
 
 @click.command()
 @click.argument("streams", nargs=-1, required=True)
-@click.option("--from", "start", default="earliest", show_default=True, help="earliest, -1h, -1000, or JSON for each partition.")
-@click.option("--until", default="latest", show_default=True, help="latest, -10m, -1000, or JSON for each partition; exclusive.")
+@click.option(
+    "--from", "start", default="earliest", show_default=True, help="earliest, -1h, -1000, or JSON for each partition."
+)
+@click.option(
+    "--until", default="latest", show_default=True, help="latest, -10m, -1000, or JSON for each partition; exclusive."
+)
 @click.option("--every", default="", metavar="TIME", help="Width of a bucket: 10s, 5m, 1h.  [default: so that 60 hold all]")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it, too, as a PNG.")
 @click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
@@ -46,9 +56,9 @@ def stats(
     now_ns = round(datetime.now(UTC).timestamp() * 1e9)
     starting = parse_spec(start, "--from", words=("earliest", "latest"), specials=(EARLIEST, LATEST)).as_of(now_ns)
     ending = parse_spec(until, "--until", words=("latest",), specials=(LATEST,)).as_of(now_ns)
-    with source_options(target, place) as options, optional_session(place, "liftpy stats") as session:
+    with reached(target, place, "liftpy stats") as (access, session):
         report = run(
-            access_of(options), Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
+            access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
             every_s=_seconds(every), spark=session, patience_s=patience_s, tasks=tasks,
         )  # fmt: skip
     if plot is not None:
@@ -71,8 +81,7 @@ def _seconds(text: str) -> float:
 def _show(report: StatsReport) -> None:
     console = Console(soft_wrap=True)
     rows = [_summary_row(one.summary()) for one in report.partitions]
-    names = ("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects", "missing", "pause s")
-    console.print(table(names, rows))
+    console.print(table(_COLUMNS, rows))
     for whole in report.streams():
         series = [
             (
@@ -92,7 +101,9 @@ def _show(report: StatsReport) -> None:
 
 
 def _summary_row(found: dict[str, Any]) -> tuple[str, ...]:
-    pause = f"{found['longest_pause_s']:g}" + (f" at {found['longest_pause_before']}" if found["longest_pause_before"] >= 0 else "")
+    pause = f"{found['longest_pause_s']:g}" + (
+        f" at {found['longest_pause_before']}" if found["longest_pause_before"] >= 0 else ""
+    )
     return (
         f"{found['stream']}/{found['partition']}",
         str(found["records"]),

@@ -16,10 +16,27 @@ from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.session import local_session
 
+_TOO_SLOW, _TRIES = "Python worker failed to connect back", 5
+
 
 def _where(_: int) -> tuple[int, int, str]:
     """Of a task: its process, the process that started it, and its folder."""
     return os.getpid(), os.getppid(), os.getcwd()
+
+
+def _to_its_end(writing: Any, target: str, patience_s: float) -> tuple[bool, int]:
+    """Whether it ended, and its last micro-batch. Spark gives a Python worker ten seconds to start: it is tried again on a machine that
+    is too busy for that, and goes on from its checkpoint."""
+    from pyspark.errors import StreamingQueryException
+
+    for _ in range(_TRIES):
+        query = writing.start(target)
+        try:
+            return query.awaitTermination(patience_s), (query.lastProgress or {}).get("batchId", -1)
+        except StreamingQueryException as error:
+            if _TOO_SLOW not in str(error):
+                raise
+    return False, -1
 
 
 def main(plan: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +45,8 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.cores.max": "2",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(Path("warehouse").absolute()),
         "spark.local.dir": str(Path("local").absolute()),
     }
@@ -45,16 +64,14 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         .options(**reader, startingOffsets="earliest", maxOffsetsPerTrigger="4000")
         .load(source)
     )
-    query = (
+    writing = (
         live.selectExpr("key", "value")
         .repartition(2, "key")
         .writeStream.format("liftpy")
         .options(**writer, checkpointLocation=str(Path("checkpoint").absolute()))
         .trigger(availableNow=True)
-        .start(target)
     )
-    found["ended"] = query.awaitTermination(plan["patience_s"])
-    found["batches"] = (query.lastProgress or {}).get("batchId")
+    found["ended"], found["batches"] = _to_its_end(writing, target, plan["patience_s"])
 
     report = audit(access_of(reader), Selection((source,)), spark=spark)
     found["audit"] = report.to_json()
