@@ -1,10 +1,12 @@
 """``python -m tests.system.spark_sink [--rounds 20] [--minutes M] [--seed 1]``: a streaming query is killed -9.
 
 A producer fills a stream; the query (``query.py``: a driver, two executors, a shuffle in the plan) writes every record of it to another
-one. Each round kills, while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the driver; every second round
-a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the target holds each record of the
-source once. Exit code 1 otherwise. A driver whose Python worker did not start within the ten seconds that Spark has for it (a busy
-machine) ends; it is started again like one that was killed, and counted. After M minutes no round begins any more.
+one. Each round kills, while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the
+driver; every second round a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the
+target holds each record of the source once. Exit code 1 otherwise.
+
+A driver whose Python worker did not start within the ten seconds that Spark has for it (a busy machine) ends; it is started again like
+one that was killed, and counted. After M minutes no round begins any more.
 """
 
 from __future__ import annotations
