@@ -27,7 +27,7 @@ from liftpy.partition import PartitionState
 from liftpy.spark.catalog import wanted_streams
 from liftpy.spark.link import link_to
 from liftpy.spark.options import Access, Selection
-from liftpy.spark.pipelines.comparing import Held, difference, digest_at, first_other_batch, reference_of
+from liftpy.spark.pipelines.comparing import HeldRecords, difference, digest_at, first_other_batch, reference_of
 from liftpy.spark.pipelines.dropping import Dropped, lost_of
 from liftpy.spark.pipelines.findings import (
     BATCHES,
@@ -36,13 +36,13 @@ from liftpy.spark.pipelines.findings import (
     MAX_FINDINGS,
     MISSING,
     SURPLUS,
+    AuditFinding,
     AuditReport,
-    Finding,
     PartitionAudit,
     ReplicaAudit,
     deviants,
 )
-from liftpy.spark.pipelines.replica_reads import Away, Block, Damaged, InBlocks, Replica, ReplicaReads
+from liftpy.spark.pipelines.replica_reads import Away, Damaged, HeldBlock, InBlocks, ReplicaAddress, ReplicaReads
 from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, spread
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.subjects import Subjects
@@ -84,16 +84,16 @@ class SpanAudit:
     """What came of a span, by node."""
 
     replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
 
 
-class _Part(NamedTuple):
+class _SpanPart(NamedTuple):
     """Offsets of a span, and the batches of each node that begin in them."""
 
     start: int
     end: int
-    blocks: dict[str, Block]
+    blocks: dict[str, HeldBlock]
 
 
 def audit(
@@ -154,7 +154,7 @@ async def _begun(
         node: ReplicaReads(
             transport,
             subjects,
-            Replica(stream=stream.name, uid=stream.uid, partition=state.partition, node=node, patience_s=patience_s),
+            ReplicaAddress(stream=stream.name, uid=stream.uid, partition=state.partition, node=node, patience_s=patience_s),
         )
         for node in nodes
     }
@@ -232,13 +232,13 @@ def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
     link = link_to(access)
 
     async def run() -> SpanAudit:
-        return await _Span(await link.transport(span.patience_s), link.subjects, span).run()
+        return await _SpanWork(await link.transport(span.patience_s), link.subjects, span).run()
 
     offsets = span.end_offset - span.start_offset
     return link.call(run(), 20 * span.patience_s + len(span.nodes) * offsets / _SLOWEST_OFFSETS_S)
 
 
-class _Span:
+class _SpanWork:
     """The work on one span."""
 
     def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
@@ -250,7 +250,9 @@ class _Span:
 
     def _reads(self, node: str) -> ReplicaReads:
         span = self._span
-        replica = Replica(stream=span.stream, uid=span.uid, partition=span.partition, node=node, patience_s=span.patience_s)
+        replica = ReplicaAddress(
+            stream=span.stream, uid=span.uid, partition=span.partition, node=node, patience_s=span.patience_s
+        )
         return ReplicaReads(self._transport, self._subjects, replica)
 
     async def run(self) -> SpanAudit:
@@ -264,10 +266,10 @@ class _Span:
                 self._note(node, block)
                 if block.away:
                     del asked[node]
-            await self._judge(_Part(start, end, blocks))
+            await self._judge(_SpanPart(start, end, blocks))
         return self._found
 
-    def _note(self, node: str, block: Block) -> None:
+    def _note(self, node: str, block: HeldBlock) -> None:
         one = self._found.replicas[node]
         one.records += block.records
         one.size_bytes += block.size_bytes
@@ -279,13 +281,13 @@ class _Span:
         if (node, offset, kind) not in self._known and len(self._found.findings) < MAX_FINDINGS:
             self._known.add((node, offset, kind))
             span = self._span
-            found = Finding(
+            found = AuditFinding(
                 stream=span.stream, uid=span.uid, partition=span.partition, offset=offset, node=node, kind=kind, detail=detail,
                 **more,  # type: ignore[arg-type]
             )  # fmt: skip
             self._found.findings.append(found)
 
-    async def _judge(self, part: _Part) -> None:
+    async def _judge(self, part: _SpanPart) -> None:
         """Findings of a part of the span."""
         for node, block in part.blocks.items():
             if block.damaged is not None:
@@ -301,19 +303,19 @@ class _Span:
         for start, end in ((part.start, middle), (middle, part.end)):
             first = self._span.is_first and start == self._span.start_offset
             again = [InBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
-            await self._judge(_Part(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
+            await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
 
-    async def _compare(self, start: int, end: int, blocks: Mapping[str, Block]) -> None:
+    async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
         """Record by record what is in [start, end), some megabytes."""
         batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
         again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
-        held: dict[str, Held] = {}
+        held: dict[str, HeldRecords] = {}
         cleaned = self._span.cleaned
         for node, block in zip(blocks, await asyncio.gather(*again), strict=True):
             cleaned = cleaned or block.compacted
             try:
                 if block.is_whole:
-                    held[node] = Held.of(batches[node], start, end)
+                    held[node] = HeldRecords.of(batches[node], start, end)
             except CorruptionError as error:
                 self._tell(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
         if len(held) < 2:
@@ -326,7 +328,7 @@ class _Span:
         if len(self._found.findings) == before and not cleaned:
             self._compare_batches({node: batches[node] for node in held}, reference)
 
-    def _compare_two(self, held: Mapping[str, Held], reference: str, node: str, cleaned: bool) -> None:
+    def _compare_two(self, held: Mapping[str, HeldRecords], reference: str, node: str, cleaned: bool) -> None:
         found = difference(held[reference], held[node])
         for offset in found.differs:
             self._tell_record(held, reference, offset)
@@ -338,7 +340,7 @@ class _Span:
                 if len(offsets):
                     self._tell_record(held, reference, int(offsets[0]))
 
-    def _tell_record(self, held: Mapping[str, Held], reference: str, offset: int) -> None:
+    def _tell_record(self, held: Mapping[str, HeldRecords], reference: str, offset: int) -> None:
         digests = {node: own.digest(offset) for node, own in held.items()}
         expected, majority, others = deviants(digests, reference)
         there = {node: own.at(offset) >= 0 for node, own in held.items()}

@@ -25,14 +25,14 @@ _HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldRecords:
     """A replica's records of a range, ascending. ``offsets``: int64[n]; ``rows``: n rows of all columns, times as int64 ns."""
 
     offsets: NDArray[np.int64]
     rows: pa.Table
 
     @classmethod
-    def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> Held:
+    def of(cls, batches: Sequence[RecordBatch], start_offset: int, end_offset: int) -> HeldRecords:
         """The records of ``batches`` from ``start_offset`` to ``end_offset`` (exclusive). Raises CorruptionError for columns that don't
         fit their header."""
         rows = pa.Table.from_batches([to_arrow(batches, from_offset=start_offset, end_offset=end_offset)])
@@ -57,7 +57,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RecordDifference:
     """Of one replica's records from another's. ``differs``: the first MAX_ROWS offsets that both have, with other records.
     ``only_here``, ``only_there``: int64[n], offsets that the first, or the second, has alone."""
 
@@ -66,18 +66,18 @@ class Difference:
     only_there: NDArray[np.int64]
 
 
-def difference(here: Held, there: Held) -> Difference:
+def difference(here: HeldRecords, there: HeldRecords) -> RecordDifference:
     """Between two replicas' records of the same range."""
     common, own, other = np.intersect1d(here.offsets, there.offsets, assume_unique=True, return_indices=True)
     rows = differing_rows(_rows(here, own), _rows(there, other))
-    return Difference(
+    return RecordDifference(
         tuple(int(common[row]) for row in rows),
         np.setdiff1d(here.offsets, common, assume_unique=True),
         np.setdiff1d(there.offsets, common, assume_unique=True),
     )
 
 
-def _rows(held: Held, wanted: NDArray[np.int64]) -> pa.Table:
+def _rows(held: HeldRecords, wanted: NDArray[np.int64]) -> pa.Table:
     return held.rows if len(wanted) == len(held.offsets) else held.rows.take(wanted)
 
 
@@ -123,11 +123,11 @@ def digest_at(batches: Sequence[RecordBatch], offset: int) -> str:
     return ABSENT if found is None else hashlib.blake2b(found.view, digest_size=16).hexdigest()
 
 
-def reference_of(held: Mapping[str, Held], leader: str) -> str:
+def reference_of(held: Mapping[str, HeldRecords], leader: str) -> str:
     """The node whose records most of the others share; the leader, or the first, where none are shared more than others."""
     shared = {node: sum(_same(own, other) for other in held.values()) for node, own in held.items()}
     return max(shared, key=lambda node: (shared[node], node == leader))
 
 
-def _same(one: Held, other: Held) -> bool:
+def _same(one: HeldRecords, other: HeldRecords) -> bool:
     return len(one.offsets) == len(other.offsets) and bool(one.rows.equals(other.rows))

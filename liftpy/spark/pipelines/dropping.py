@@ -18,8 +18,8 @@ from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.progress import ReadProgress
 from liftpy.cluster.image import StreamImage
 from liftpy.spark.link import Link
-from liftpy.spark.pipelines.comparing import Held
-from liftpy.spark.pipelines.findings import LOST, MAX_FINDINGS, Finding, PartitionAudit
+from liftpy.spark.pipelines.comparing import HeldRecords
+from liftpy.spark.pipelines.findings import LOST, MAX_FINDINGS, AuditFinding, PartitionAudit
 from liftpy.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, Filter
 
 MAX_KEYS_DROPPED = 65_536
@@ -45,7 +45,7 @@ class Dropped:
     keyless: list[Gap] = field(default_factory=list)
     is_complete: bool = True
 
-    def note(self, node: str, held: Held, offsets: NDArray[np.int64]) -> None:
+    def note(self, node: str, held: HeldRecords, offsets: NDArray[np.int64]) -> None:
         """``node`` lacks what ``held`` has at ``offsets``."""
         self.count += len(offsets)
         if not len(offsets):
@@ -74,7 +74,9 @@ class Dropped:
             self._add(key, gap)
 
 
-def lost_of(link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float) -> list[Finding] | None:
+def lost_of(
+    link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropped, patience_s: float
+) -> list[AuditFinding] | None:
     """Those of ``dropped`` that nothing supersedes; None: nobody can tell."""
     if stream.config.max_per_subject or stream.partitions[one.partition].purges or not stream.config.compaction:
         return None
@@ -86,7 +88,7 @@ def lost_of(link: Link, stream: StreamImage, one: PartitionAudit, dropped: Dropp
     lost = [(gap, f"its key is {key!r}") for key, gap in last.items() if newest.get(key, -1) <= gap.offset]
     lost += [(gap, "it has no key, so that compaction keeps it") for gap in dropped.keyless]
     return [
-        Finding(
+        AuditFinding(
             stream=one.stream, uid=one.uid, partition=one.partition, offset=gap.offset, node=gap.node, kind=LOST, detail=detail
         )
         for gap, detail in sorted(lost)[:MAX_FINDINGS]

@@ -24,7 +24,7 @@ ABSENT = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Finding:
+class AuditFinding:
     """``node``'s replica is not what it should be at ``offset`` (of ``damaged`` ones: there, or behind it).
 
     ``expected``: the digest that most of the others have, ``seen``: its own; empty where damage left none. ``majority``: whether more
@@ -80,7 +80,7 @@ class PartitionAudit:
     start_offset: int = 0
     end_offset: int = 0
     replicas: dict[str, ReplicaAudit]
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[AuditFinding] = field(default_factory=list)
     dropped: int = 0
     dropped_checked: bool = True
 
@@ -102,12 +102,12 @@ class AuditReport:
     partitions: list[PartitionAudit] = field(default_factory=list)
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[AuditFinding]:
         """All of them, in the order of stream, partition, offset."""
         return sorted(found for one in self.partitions for found in one.findings)
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> AuditFinding | None:
         """The first difference, None where replicas agree."""
         return next(iter(self.findings), None)
 

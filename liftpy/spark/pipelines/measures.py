@@ -99,7 +99,7 @@ class Bucket:
         self.subjects.join(other.subjects)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Measures:
     """Of a range of one partition, taken in order: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
 

@@ -47,7 +47,7 @@ class Away(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaAddress:
     """Whom to ask: ``node``'s replica of a partition of the stream ``uid``; ``patience_s``: how long it may not answer well."""
 
     stream: str
@@ -57,8 +57,8 @@ class Replica:
     patience_s: float = 10.0
 
 
-@dataclass(slots=True)
-class Block:
+@dataclass(slots=True, kw_only=True)
+class HeldBlock:
     """The batches of a replica that begin in a range of offsets.
 
     ``digest``: of their bytes, hexadecimal. ``unpacked_bytes``: about what their columns take. ``end_offset``: exclusive, of
@@ -85,7 +85,7 @@ class Block:
 class ReplicaReads:
     """Asks one replica. Bound to the transport's loop; one question at a time."""
 
-    def __init__(self, transport: Transport, subjects: Subjects, replica: Replica) -> None:
+    def __init__(self, transport: Transport, subjects: Subjects, replica: ReplicaAddress) -> None:
         self.replica = replica
         self._transport = transport
         self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
@@ -194,9 +194,9 @@ class InBlocks:
         self._held: deque[RecordBatch] = deque()
         """Read, and not yet of a block."""
 
-    async def block(self, end: int, into: list[RecordBatch] | None = None) -> Block:
+    async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
         """The batches that begin before ``end`` (exclusive), and not in the block before; they go ``into`` a list that is given."""
-        found, digest = Block(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
+        found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
         try:
             while True:
                 while self._held and self._held[0].base_offset < end:
@@ -220,7 +220,7 @@ class InBlocks:
         return found
 
 
-def _note(block: Block, batch: RecordBatch) -> None:
+def _note(block: HeldBlock, batch: RecordBatch) -> None:
     header = batch.header
     block.records += 0 if header.control else header.record_count
     block.size_bytes += header.size_bytes

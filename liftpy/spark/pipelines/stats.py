@@ -165,7 +165,9 @@ def stats(
         )
         measure = partial(measure_range, access, width_ns, patience_s)
         found = {
-            key: PartitionStats(*key, Measures(start, start, width_ns or WIDTHS_NS[0], bool(width_ns)))
+            key: PartitionStats(
+                *key, Measures(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns))
+            )
             for key, start in sorted(starts.items())
         }
         for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks), strict=True):
@@ -179,7 +181,12 @@ def stats(
 
 def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> Measures:
     """One range, from wherever it is called: here, or in an executor."""
-    found = Measures(planned.start_offset, planned.end_offset, width_ns or WIDTHS_NS[0], bool(width_ns))
+    found = Measures(
+        start_offset=planned.start_offset,
+        end_offset=planned.end_offset,
+        width_ns=width_ns or WIDTHS_NS[0],
+        is_fixed=bool(width_ns),
+    )
     for pieces in fetch_range(link_to(access), planned, FetchRules(patience_s=patience_s, fail_on_data_loss=False)):
         for piece in one_by_one(pieces):
             found.add(piece)
@@ -194,7 +201,7 @@ def _as_wide(all_of_them: Iterable[Measures]) -> None:
         widest = max(one.width_ns for one in several)
         for one in several:
             one.widen(widest)
-        together = Measures(0, 0, widest, several[0].is_fixed)
+        together = Measures(start_offset=0, end_offset=0, width_ns=widest, is_fixed=several[0].is_fixed)
         for one in several:
             for number in one.buckets:
                 together.buckets.setdefault(number, Bucket())
@@ -205,7 +212,7 @@ def _as_wide(all_of_them: Iterable[Measures]) -> None:
 
 
 def _beside(one: Measures) -> Measures:
-    made = Measures(one.start_offset, one.start_offset, one.width_ns, one.is_fixed)
+    made = Measures(start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed)
     made.first_ns = made.last_ns = one.first_ns
     _join_beside(made, one)
     return made

@@ -15,7 +15,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
 from liftpy.spark.pipelines import dropping
 from liftpy.spark.pipelines.audit import audit
-from liftpy.spark.pipelines.findings import AuditReport, Finding, deviants
+from liftpy.spark.pipelines.findings import AuditFinding, AuditReport, deviants
 from liftpy.testing.fake_node import FakeNode, FakePartition, FakeStream
 from liftpy.wire.batch import build_batch, build_filler, parse_batch
 from liftpy.wire.batch_columns import Mask
@@ -318,7 +318,7 @@ def test_who_differs(digests: dict[str, str], reference: str, found: tuple[str, 
 
 def test_findings_are_in_the_order_of_the_log() -> None:
     made = [
-        Finding(stream=s, partition=p, offset=o, node="n", kind="differs")
+        AuditFinding(stream=s, partition=p, offset=o, node="n", kind="differs")
         for s, p, o in (("b", 0, 1), ("a", 1, 9), ("a", 1, 10))
     ]
     assert [(f.stream, f.offset) for f in sorted(made)] == [("a", 9), ("a", 10), ("b", 1)]

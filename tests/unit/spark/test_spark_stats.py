@@ -56,7 +56,7 @@ def some_batches(seed: int, count: int = 12) -> list[RecordBatch]:
 
 
 def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> Measures:
-    found = Measures(start, end, **more)
+    found = Measures(start_offset=start, end_offset=end, **more)
     for batch in batches:
         piece = BatchSlice.between(batch, start, end)
         if piece is not None:
@@ -99,7 +99,7 @@ def test_pieces_add_up_however_they_are_cut(seed: int) -> None:
     start, end = batches[0].base_offset, batches[-1].next_offset
     cuts = sorted({start, end, *(rng.randint(start, end) for _ in range(4))})
     pieces = [measured(batches, a, b) for a, b in itertools.pairwise(cuts)]
-    joined = Measures(start, start)
+    joined = Measures(start_offset=start, end_offset=start)
     for piece in pieces:
         joined.join(piece)
     whole = measured(batches, start, end)
@@ -142,7 +142,7 @@ def test_hashes_of_a_column_are_those_of_its_entries() -> None:
 
 def test_subjects_beyond_the_bound_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures_module, "MAX_SUBJECTS", 2)
-    found = Measures(0, 0)
+    found = Measures(start_offset=0, end_offset=0)
     found.count_subjects({"a": 1, "b": 2, "c": 3, "d": 4})
     assert found.subjects == {"a": 1, "b": 2, "(others)": 7}
 
