@@ -91,7 +91,7 @@ QUEUES = (
     ),
     PlantedBug(
         "an old lease is as good as the newest", "queue.WorkQueue._settle",
-        "piece.lease == part.lease and piece.member == member", "piece.member == member", 1, "Q3",
+        "piece.lease == part.lease and piece.member == member", "piece.member == member", 2, "Q3",
     ),
     PlantedBug(
         "anybody may settle", "queue.WorkQueue._settle",
