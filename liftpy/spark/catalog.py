@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
+from liftpy.client.ranges import RangeFacts
 from liftpy.client.transport import NobodyListensError
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import NotFoundError, UnavailableError
+from liftpy.errors import NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.partition import PartitionState
 from liftpy.spark.link import Link
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
+from liftpy.spark.splitting import Question
 
 BOUNDS_AGE_S = 0.2
 """How old bounds may be when Spark polls for new data."""
@@ -80,6 +82,29 @@ class Catalog:
             if not behind or self._clock() > give_up_at_s:
                 return views
             self._wait(_BEHIND_WAIT_S)
+
+    def measure(self, questions: Sequence[Question]) -> list[RangeFacts]:
+        """How large ranges are, and where batches begin in them, as their leaders say. Of a range that is not kept any more nothing is
+        known: who plans to read it hears that elsewhere. Raises as ``views``."""
+        if not questions:
+            return []
+        return self._link.call(self._measure(questions), 4 * self._options.patience_s)
+
+    async def _measure(self, questions: Sequence[Question]) -> list[RangeFacts]:
+        patience_s = self._options.patience_s
+        transport = await self._link.transport(patience_s)
+        subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
+
+        async def one(asked: Question) -> RangeFacts:
+            reader = PartitionReader(transport, subjects, *asked.key, options)
+            try:
+                return await reader.measure(
+                    asked.start, asked.end, asked.uid, every_bytes=asked.every_bytes, every_records=asked.every_records
+                )
+            except OffsetOutOfRangeError:
+                return RangeFacts(asked.start, asked.end)
+
+        return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
     async def _look(self, starting: OffsetSpec, ending: OffsetSpec) -> Views:
         patience_s = self._options.patience_s

@@ -1,11 +1,8 @@
 """Which records a query reads: a pure function of what the partitions hold, the wanted start and end, and the options.
 
 Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
-are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks.
-
-Worked example: partitions 0 and 1 hold 0..899 and 0..99, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5, rounded up, so
-that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at 180, 360, 540, 720; partition 1 is not cut.
-maxRecordsPerPartition = 100 cuts partition 0 in nine.
+are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks. How ranges are
+cut into tasks is said in ``splitting``.
 """
 
 from __future__ import annotations
@@ -146,9 +143,7 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{stream}/{partition}" for stream, partition in keys)
 
 
-def plan_ranges(
-    views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool, min_partitions: int = 0, max_records: int = 0
-) -> tuple[list[PlannedRange], list[str]]:
+def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
     """The tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
 
     With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
@@ -174,7 +169,7 @@ def plan_ranges(
             "; ".join(losses)
             + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
         )
-    return split_ranges(ranges, min_partitions, max_records), losses
+    return ranges, losses
 
 
 def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
@@ -203,17 +198,28 @@ def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | Non
     return planned, loss
 
 
-def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
-    """``ranges`` cut evenly into at least ``min_partitions`` pieces, in proportion to their sizes, and into pieces of at most
-    ``max_records``; unchanged where they suffice. 0: no such wish."""
-    total = sum(r.record_count for r in ranges)
-    wanted = min_partitions if min_partitions > len(ranges) else 0
-    pieces: list[PlannedRange] = []
-    for whole in ranges:
-        count = max(1, -(-wanted * whole.record_count // total), -(-whole.record_count // max_records) if max_records else 1)
+def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> None:
+    """Raise ConfigError where one of ``ranges`` would be cut into more than MAX_PIECES."""
+    for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
             raise ConfigError(f"{whole} would be cut into {count} pieces, more than {MAX_PIECES}: ask for larger ones")
-        count = min(count, whole.record_count)
+
+
+def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
+    """``ranges`` cut evenly by offsets into at least ``min_partitions`` pieces, in proportion to their records, and into pieces of at
+    most ``max_records``; unchanged where they suffice. 0: no such wish. ``splitting`` cuts at the borders of batches instead."""
+    check_pieces(ranges, min_partitions, max_records)
+    pieces: list[PlannedRange] = []
+    for whole, wanted in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
+        count = min(wanted, whole.record_count)
         cuts = [whole.start_offset + whole.record_count * i // count for i in range(count + 1)]
         pieces += [replace(whole, start_offset=a, end_offset=b) for a, b in itertools.pairwise(cuts)]
     return pieces
+
+
+def _counts(ranges: list[PlannedRange], min_partitions: int, max_records: int) -> list[int]:
+    total = sum(r.record_count for r in ranges)
+    wanted = min_partitions if min_partitions > len(ranges) else 0
+    return [
+        max(1, -(-wanted * r.record_count // total), -(-r.record_count // max_records) if max_records else 1) for r in ranges
+    ]

@@ -25,7 +25,13 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from liftpy.errors import ConfigError
@@ -38,6 +44,7 @@ from liftpy.spark.planning import PlannedRange, Views, plan_ranges, resolve_ends
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
+from liftpy.spark.splitting import end_within_bytes, split_at_borders
 
 _logger = logging.getLogger(__name__)
 
@@ -119,14 +126,8 @@ class LiftReader(DataSourceReader):
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
                 ends = never_back(ends, starts)  # nothing was stamped between the two times
-            ranges, losses = plan_ranges(
-                views,
-                starts,
-                ends,
-                fail_on_data_loss=options.fail_on_data_loss,
-                min_partitions=options.min_partitions,
-                max_records=options.max_records_per_partition,
-            )
+            ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
+            ranges = _split(ranges, options, catalog)
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -160,9 +161,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return StreamOffsets(starts, _uids(views)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxOffsetsPerTrigger, else all there is."""
-        limit = self.options.max_records_per_trigger
-        return ReadMaxRows(limit) if limit else ReadAllAvailable()
+        """maxOffsetsPerTrigger, else maxBytesPerTrigger, else all there is."""
+        rows, size_bytes = self.options.max_records_per_trigger, self.options.max_bytes_per_trigger
+        return ReadMaxRows(rows) if rows else ReadMaxBytes(size_bytes) if size_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
@@ -173,9 +174,17 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = never_back(end.next_offsets, starts)
             if self._too_few(starts, ends):
                 return begun.to_json()
-            if isinstance(limit, ReadMaxRows):
-                ends = share_out(limit.max_rows, self._with_added(starts, ends), ends)
-            return StreamOffsets(ends, {**begun.uids, **end.uids}).to_json()
+            uids = {**begun.uids, **end.uids}
+            if not isinstance(limit, ReadAllAvailable):
+                ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
+            return StreamOffsets(ends, uids).to_json()
+
+    def _limited(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
+        """Spark passes one limit, of rows or of bytes; where both are options it is that of rows, and the other holds too."""
+        if isinstance(limit, ReadMaxRows):
+            ends = share_out(limit.max_rows, starts, ends)
+        most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
+        return end_within_bytes(most_bytes, starts, ends, uids, self._asked().measure) if most_bytes else ends
 
     def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
         """Whether the micro-batch waits for more: minOffsetsPerTrigger, for maxTriggerDelay at most. AvailableNow never waits."""
@@ -228,9 +237,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 without(begun.next_offsets, again),
                 without(ended.next_offsets, gone),
                 fail_on_data_loss=self.options.fail_on_data_loss,
-                min_partitions=self.options.min_partitions,
-                max_records=self.options.max_records_per_partition,
             )
+            ranges = _split(ranges, self.options, self._asked())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -241,6 +249,10 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._catalog is None:
             self._catalog = Catalog(link_to(self.options.access), self.options)
         return self._catalog
+
+
+def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
+    return split_at_borders(ranges, options.min_partitions, options.max_records_per_partition, catalog.measure)
 
 
 def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
@@ -71,7 +71,7 @@ def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, no
     reader = batch(source(minPartitions="3"))
     plan = reader.partitions()
     append(log, 100)
-    assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
+    assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]  # of one batch
     assert offsets(reader, plan) == list(range(100))
     assert offsets(reader, plan) == list(range(100))
 
@@ -118,6 +118,37 @@ def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> 
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadMaxRows(10))["orders"]["0"] == 10
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
+
+
+def test_tasks_begin_where_batches_begin(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(10):
+        append(log, 10)
+    plan = batch(source(minPartitions="3")).partitions()
+    assert ranges(plan) == [(0, 0, 30), (0, 30, 60), (0, 60, 100)]
+    assert offsets(batch(source()), plan) == list(range(100))
+    assert ranges(batch(source(maxRecordsPerPartition="45")).partitions()) == [(0, 0, 40), (0, 40, 80), (0, 80, 100)]
+    node.measures = False
+    assert ranges(batch(source(minPartitions="3")).partitions()) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
+
+
+def test_a_limit_of_bytes_alone_and_with_one_of_records(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(10):
+        append(log, 10)
+    size = len(log.batches[-1][1])
+    reader = streaming(source(startingOffsets="earliest", maxBytesPerTrigger=str(3 * size + 5)))
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(3 * size + 5)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadMaxBytes(3 * size + 5))["orders"]["0"] == 30
+    assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
+    both = streaming(source(startingOffsets="earliest", maxBytesPerTrigger=str(3 * size + 5), maxOffsetsPerTrigger="25"))
+    assert both.getDefaultReadLimit() == ReadMaxRows(25)
+    assert both.latestOffset(start, ReadMaxRows(25))["orders"]["0"] == 25
+    assert both.latestOffset(start, ReadMaxRows(50))["orders"]["0"] == 30
+    node.measures = False
+    with pytest.raises(SourceError, match=r"\[CONFIG\] maxBytesPerTrigger needs nodes that tell sizes"):
+        reader.latestOffset(start, ReadMaxBytes(5))
 
 
 def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_within_its_limit(
