@@ -107,7 +107,7 @@ def test_a_batch_is_cut_only_where_there_is_no_other_way() -> None:
 
 def test_more_pieces_than_one_answer_tells() -> None:
     logs = Logs([1] * 1000)
-    assert len(split_at_borders(logs.whole(), 500, 0, logs.measure)) == 500
+    assert [r.record_count for r in split_at_borders(logs.whole(), 500, 0, logs.measure)] == [2] * 500
     assert pieces(split_at_borders(logs.whole(), 0, 1, logs.measure)) == [(0, i, i + 1) for i in range(1000)]
 
 
