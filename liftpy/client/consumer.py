@@ -390,6 +390,8 @@ class Consumer:
         self._until = until
         self._origin: ReadProgress | None = None
         """Where reading began; never moved."""
+        self._fetched: ReadProgress | None = None
+        """How far the iteration has fetched."""
         self._handed_on = HandedOn()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
@@ -448,6 +450,14 @@ class Consumer:
         await self.begin()
         now = self._position()
         return Position(now.uid, now.next_offset, 0 if self.backwards else now.leader_epoch)
+
+    @property
+    def passed_offset(self) -> int | None:
+        """All below it was handed on, or is none of what is wanted; None: there is more at hand, or nothing is being read."""
+        iteration = self._iteration() if self._iteration is not None else None
+        if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
+            return None
+        return self._fetched.next_offset
 
     async def seek(self, start: Start) -> None:
         """Go on from there; the iteration that is alive ends, what it has fetched is dropped. Raises as reading from there does."""
@@ -519,7 +529,8 @@ class Consumer:
             await self.begin()
             by_time = isinstance(self._until, datetime) and not self.backwards
             until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
-            return self._reader.fetching(self._position(), until_ns)
+            self._fetched = self._position()
+            return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)
 
