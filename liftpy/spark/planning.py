@@ -21,7 +21,9 @@ class PartitionView:
 
     ``replicas``: node ids, preferred leader first. ``leader``: node id. ``leader_epoch``: the leader's. ``log_start_offset``:
     oldest offset kept, inclusive. ``end_offset``: HW + 1, exclusive. ``compacted``: offsets may have holes. ``starting_at``,
-    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for.
+    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for. ``end_epoch``: LeaderEpoch of
+    the last committed record, 0: not known. ``cut_at``: an unclean election lost records that were read or planned: at most those
+    below it are the same; None: not so. ``lost_ends``: ends, exclusive, of what was read or planned, that were lost.
     """
 
     stream: str
@@ -35,6 +37,9 @@ class PartitionView:
     compacted: bool = False
     starting_at: int | None = None
     ending_at: int | None = None
+    end_epoch: int = 0
+    cut_at: int | None = None
+    lost_ends: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -52,8 +57,10 @@ Views = Mapping[tuple[str, int], PartitionView]
 class PlannedRange:
     """One task's work; all that ``read()`` knows, for it runs on another object in another process.
 
-    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: the leader's when it was planned; a committed record
-    has none above it, so that a record rewritten since by an unclean election shows. ``leader``, ``replicas``: who may serve.
+    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: none of its records has one above it, ``start_epoch``: none
+    has one below it: those of the record at its end and of the one before it, where they are known (else the leader's, and 0), so
+    that a record rewritten since by an unclean election shows. ``last``: (offset, LeaderEpoch) of the last record of the range that
+    this one was cut from, epoch 0: not known. ``leader``, ``replicas``: who may serve.
     ``compacted``: there may be fewer records than offsets. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
     streaming query, whose micro-batches are the same whenever they are planned.
     """
@@ -68,6 +75,8 @@ class PlannedRange:
     replicas: tuple[str, ...]
     compacted: bool = False
     planned_ns: int = field(default=0, compare=False)
+    start_epoch: int = 0
+    last: tuple[int, int] = (-1, 0)
 
     @property
     def record_count(self) -> int:
@@ -157,10 +166,13 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             if starts.get(key, 0) < ends[key]:
                 losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
             continue
-        start = starts.get(key, min(view.log_start_offset, ends[key]))
-        if start > ends[key]:
-            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {ends[key]}")
-        kept, loss = _kept(view, start, ends[key])
+        start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
+        if start > end:
+            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {end}")
+        if view.cut_at is not None and {start, end} & set(view.lost_ends):
+            losses.append(cut_text(view))
+            start, end = _around_cut(view.cut_at, start, end, planned=end in view.lost_ends)
+        kept, loss = _kept(view, start, end)
         losses += [loss] if loss else []
         if kept:
             ranges.append(kept)
@@ -170,6 +182,38 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
         )
     return ranges, losses
+
+
+def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
+    """What is read of [``start``, ``end``). Was it ``planned`` before records were lost, what is left of it; what is there in the place
+    of the others is read by the first range that was chosen after, from where the new log begins."""
+    return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
+
+
+def cut_text(view: PartitionView) -> str:
+    """What an unclean election did, in words."""
+    return (
+        f"{view.stream}/{view.partition}: records that were committed when they were read or planned are gone, an unclean election "
+        f"lost them: at most those below {view.cut_at} are the same, what is there now is of LeaderEpoch {view.leader_epoch} or before"
+    )
+
+
+def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bounds) -> list[PlannedRange]:
+    """``ranges`` with the LeaderEpochs at both ends, where they are known (and not 0): (stream, partition) -> that of the record before
+    the start, and of the last one."""
+    found = []
+    for planned in ranges:
+        key = (planned.stream, planned.partition)
+        last = end_epochs.get(key, 0)
+        found.append(
+            replace(
+                planned,
+                start_epoch=start_epochs.get(key, 0),
+                leader_epoch=last or planned.leader_epoch,
+                last=(planned.end_offset - 1, last) if last else (-1, 0),
+            )
+        )
+    return found
 
 
 def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:

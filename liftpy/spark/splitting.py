@@ -39,7 +39,14 @@ Measure = Callable[[Sequence[Question]], list[RangeFacts]]
 """An answer to each question, in their order."""
 
 
-def _about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> Question:
+def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
+    """(stream, partition) -> LeaderEpoch of the record before an offset, which must be kept and committed; 0 where it is not known."""
+    asked = [Question(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
+    return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
+
+
+def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> Question:
+    """What to ask of ``planned``, or of what it has from ``start`` on."""
     begin = planned.start_offset if start is None else start
     return Question((planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records)
 
@@ -60,7 +67,7 @@ def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_record
 
 
 def _by_bytes(ranges: list[PlannedRange], wanted: int, measure: Measure) -> list[PlannedRange]:
-    sizes = [facts.size_bytes or 0 for facts in measure([_about(planned) for planned in ranges])]
+    sizes = [facts.size_bytes or 0 for facts in measure([about(planned) for planned in ranges])]
     by_size = all(size and not planned.compacted for size, planned in zip(sizes, ranges, strict=True))
     weights = sizes if by_size else [planned.record_count for planned in ranges]
     total = sum(weights)
@@ -69,7 +76,7 @@ def _by_bytes(ranges: list[PlannedRange], wanted: int, measure: Measure) -> list
     waiting = [(i, r.start_offset, sizes[i]) for i, r in enumerate(ranges) if counts[i] > 1 and by_size]
     while waiting:
         steps = [-(-size // (counts[i] - len(cuts[i]))) for i, _, size in waiting]
-        questions = [_about(ranges[i], start, every_bytes=step) for (i, start, _), step in zip(waiting, steps, strict=True)]
+        questions = [about(ranges[i], start, every_bytes=step) for (i, start, _), step in zip(waiting, steps, strict=True)]
         more = []
         for (i, _, size), facts in zip(waiting, measure(questions), strict=True):
             room = counts[i] - 1 - len(cuts[i])
@@ -87,7 +94,7 @@ def _by_records(ranges: list[PlannedRange], most: int, measure: Measure) -> list
     cuts: list[list[int]] = [[] for _ in ranges]
     waiting = [(i, r.start_offset) for i, r in enumerate(ranges) if r.record_count > most and not r.compacted]
     while waiting:
-        answers = measure([_about(ranges[i], start, every_records=most) for i, start in waiting])
+        answers = measure([about(ranges[i], start, every_records=most) for i, start in waiting])
         more = []
         for (i, _), facts in zip(waiting, answers, strict=True):
             cuts[i] += facts.borders

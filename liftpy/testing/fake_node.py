@@ -73,6 +73,16 @@ class FakePartition:
         """LeaderEpoch of the record before ``offset``, 0: none."""
         return next((h.leader_epoch for h, _ in self.batches if h.base_offset < offset <= h.next_offset), 0)
 
+    def has_last(self, request: client_pb2.ReadRequest) -> bool:
+        """Whether the record that the reader has is there, or one that retention took."""
+        trimmed = request.lastOffset < self.log_start_offset
+        return trimmed or self.epoch_below(request.lastOffset + 1) == request.lastEpoch
+
+    def cut_at(self, request: client_pb2.ReadRequest) -> int:
+        """Up to where the log is, at most, the one that the reader has read."""
+        newer = (h.base_offset for h, _ in self.batches if h.leader_epoch > request.lastEpoch)
+        return min(next(newer, self.log_end_offset), request.lastOffset)
+
     def measure(self, request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
         """Tell the size of the wanted range, and where batches begin: all of those that are kept by ``borderBytes`` or ``Records``."""
         held = [(h, b) for h, b in self.batches if h.base_offset < request.rangeEnd and h.next_offset > request.offset]
@@ -200,6 +210,8 @@ class FakeNode:
             head.error = _Error.WRONG_STREAM
         elif high_watermark < request.minHighWatermark:
             head.error = _Error.NOT_READY
+        elif request.lastEpoch and not partition.has_last(request):
+            head.error, head.cutEndOffset = _Error.CUT, partition.cut_at(request)
         elif request.byTimestamp:
             head.nextOffset = partition.offset_at(request.timestamp)
         elif request.boundsOnly:

@@ -161,6 +161,9 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/source.py",
+        ("what a query has read is not looked at", "known=(begun,))", "known=())", "after an unclean election a query goes on over a hole, silently"),
+        ("a micro-batch that is run again is not looked at", "views_reaching(ended.next_offsets, (ended, begun))", "views_reaching(ended.next_offsets, (ended,))", "with availableNow rows that nobody has any more stay, and others are missing"),
+        ("epochs change under an offset that does not", "epochs[key] = begun.epochs.get(key, 0)", "epochs[key] = end.epochs.get(key, 0)", "a restart from an old checkpoint has an empty micro-batch"),
         ("a limit of bytes is forgotten beside one of rows", "else self.options.max_bytes_per_trigger\n", "else 0\n", "micro-batches fill the executors' memory"),
         ("a stream made again is read without being asked for", "        if not self.options.take_recreated:\n            check_uids(known, now)\n", "", "a query goes on in another stream of the same name, silently"),
         ("a stream made again is read from the old offset", "starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))", "starts = begun.next_offsets if self._made_again(begun.uids, end.uids) else begun.next_offsets", "the first records of the new stream are passed over"),
@@ -171,6 +174,9 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/planning.py",
+        ("rows of another log under the same offsets", "leader_epoch=last or planned.leader_epoch,", "leader_epoch=planned.leader_epoch,", "a micro-batch that is run again holds other rows"),
+        ("a lost range is read from the new log", "(start, max(start, min(end, cut_at))) if planned else", "(start, end) if planned else", "rows that came after a loss are read twice, or fail for good"),
+        ("the beginning of a new log is left out", "else (min(start, cut_at), end)", "else (start, end)", "with failOnDataLoss=false records that are there are not read"),
         ("fewer tasks than were asked for", "max(1, -(-wanted * r.record_count // total),", "max(1, wanted * r.record_count // total,", "cores of a cluster stay idle"),
         ("tasks of more records than allowed", "-(-r.record_count // max_records) if max_records else 1", "r.record_count // max_records if max_records else 1", "a task is larger than its worker bears"),
         ("the strategy error is not kept", "if spec.must_match and found >= view.end_offset:", "if spec.must_match and found > view.end_offset:", "a query that should say that nothing is so new waits"),
