@@ -24,7 +24,7 @@ from liftpy.spark.link import Link
 from liftpy.spark.offsets import OffsetSpec, StreamOffsets
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
-from liftpy.spark.splitting import Question
+from liftpy.spark.splitting import RangeQuestion
 
 BOUNDS_AGE_S = 0.2
 """How old bounds may be when Spark polls for new data."""
@@ -42,14 +42,14 @@ def _is_behind(view: PartitionView, end: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class LeaderQuestion:
     """What leaders are asked: times to turn into offsets, and positions that should be on their logs."""
 
     starting: OffsetSpec = _ANY
     ending: OffsetSpec = _ANY
     known: tuple[StreamOffsets, ...] = ()
 
-    def is_known_by(self, earlier: _Asked) -> bool:
+    def is_known_by(self, earlier: LeaderQuestion) -> bool:
         """Whether an answer to ``earlier`` answers this too."""
         return all(one in earlier.known for one in self.known)
 
@@ -78,7 +78,7 @@ class Catalog:
         self._clock = clock
         self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
-        self._views: tuple[float, _Asked, Views] | None = None
+        self._views: tuple[float, LeaderQuestion, Views] | None = None
 
     def views(
         self,
@@ -94,7 +94,7 @@ class Catalog:
         Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
         """
         now_s = self._clock()
-        asked = _Asked(starting, ending, tuple(known))
+        asked = LeaderQuestion(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
@@ -115,19 +115,19 @@ class Catalog:
                 return views
             self._wait(_BEHIND_WAIT_S)
 
-    def measure(self, questions: Sequence[Question]) -> list[RangeFacts]:
+    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
         """How large ranges are, and where batches begin in them, as their leaders say. Of a range that is not kept any more nothing is
         known: who plans to read it hears that elsewhere. Raises as ``views``."""
         if not questions:
             return []
         return self._link.call(self._measure(questions), 4 * self._options.patience_s)
 
-    async def _measure(self, questions: Sequence[Question]) -> list[RangeFacts]:
+    async def _measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
         patience_s = self._options.patience_s
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
 
-        async def one(asked: Question) -> RangeFacts:
+        async def one(asked: RangeQuestion) -> RangeFacts:
             reader = PartitionReader(transport, subjects, *asked.key, options)
             try:
                 return await reader.measure(
@@ -138,7 +138,7 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
-    async def _look(self, asked: _Asked) -> Views:
+    async def _look(self, asked: LeaderQuestion) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
@@ -163,7 +163,7 @@ class Catalog:
         self._streams = (now_s, streams)
         return streams
 
-    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: _Asked, patience_s: float) -> Views:
+    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: LeaderQuestion, patience_s: float) -> Views:
         wanted = self._options.wanted
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
@@ -180,7 +180,7 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    asked: _Asked,
+    asked: LeaderQuestion,
 ) -> PartitionView:
     key = (stream.name, partition.partition)
     starting_ns, ending_ns = asked.starting.time_of(key), asked.ending.time_of(key)

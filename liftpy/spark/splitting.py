@@ -23,7 +23,7 @@ from liftpy.spark.planning import PlannedRange, check_pieces, split_ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RangeQuestion:
     """About [``start``, ``end``) of partition ``key`` of the stream with ``uid``: how large it is and, with a step, where its batches
     begin."""
 
@@ -35,20 +35,22 @@ class Question:
     every_records: int = 0
 
 
-Measure = Callable[[Sequence[Question]], list[RangeFacts]]
+Measure = Callable[[Sequence[RangeQuestion]], list[RangeFacts]]
 """An answer to each question, in their order."""
 
 
 def epochs_before(offsets: Bounds, uids: Mapping[str, str], measure: Measure) -> Bounds:
     """(stream, partition) -> LeaderEpoch of the record before an offset, which must be kept and committed; 0 where it is not known."""
-    asked = [Question(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
+    asked = [RangeQuestion(key, uids[key[0]], offset, offset) for key, offset in offsets.items() if offset > 0]
     return {question.key: facts.end_epoch for question, facts in zip(asked, measure(asked) if asked else [], strict=True)}
 
 
-def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> Question:
+def about(planned: PlannedRange, start: int | None = None, *, every_bytes: int = 0, every_records: int = 0) -> RangeQuestion:
     """What to ask of ``planned``, or of what it has from ``start`` on."""
     begin = planned.start_offset if start is None else start
-    return Question((planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records)
+    return RangeQuestion(
+        (planned.stream, planned.partition), planned.uid, begin, planned.end_offset, every_bytes, every_records
+    )
 
 
 def split_at_borders(ranges: list[PlannedRange], min_partitions: int, max_records: int, measure: Measure) -> list[PlannedRange]:
@@ -117,7 +119,7 @@ def end_within_bytes(limit_bytes: int, starts: Bounds, ends: Bounds, uids: Mappi
     ConfigError where nodes are too old to say how large a range is.
     """
     waiting = [key for key in sorted(ends) if ends[key] > starts.get(key, ends[key])]
-    asked = [Question(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
+    asked = [RangeQuestion(key, uids[key[0]], starts[key], ends[key]) for key in waiting]
     facts = measure(asked)
     if any(found.size_bytes is None for found in facts):
         raise ConfigError("maxBytesPerTrigger needs nodes that tell sizes: upgrade them all, or use maxOffsetsPerTrigger")

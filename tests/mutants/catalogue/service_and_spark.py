@@ -117,10 +117,10 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/catalog.py",
-        ("bounds of any age", "and not timed and now_s - self._views[0] <= max_age_s:", "and not timed:", "a stream query never sees new records"),
+        ("bounds of any age", "not timed and now_s - self._views[0] <= max_age_s and asked", "not timed and asked", "a stream query never sees new records"),
         ("deleted streams are asked for ever", "with suppress(NotFoundError, UnavailableError):", "with suppress(UnavailableError):", "a query fails for a stream that was made again although a pattern names it"),
         ("an end past what is committed", "None if ending_at is None else min(ending_at, bounds.end_offset),", "ending_at,", "a batch query reads uncommitted offsets, and waits"),
-        ("views that are behind are taken", "if key in views and views[key].end_offset < end]", "if key not in views]", "a replanned batch says that records are lost"),
+        ("views that are behind are taken", "if key in views and _is_behind(views[key], end)]", "if key not in views]", "a replanned batch says that records are lost"),
     ),
     *rows(
         "liftpy/spark/failures.py",

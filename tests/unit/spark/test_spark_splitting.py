@@ -17,7 +17,7 @@ from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.spark.offsets import Bounds
 from liftpy.spark.planning import PlannedRange
-from liftpy.spark.splitting import Question, end_within_bytes, split_at_borders
+from liftpy.spark.splitting import RangeQuestion, end_within_bytes, split_at_borders
 from liftpy.wire.batch import build_batch
 
 UIDS = {"s": "u"}
@@ -27,7 +27,7 @@ class Logs:
     """The partitions of the stream ``s``, each of batches of so many records, of ``size`` bytes each. ``asked``: all questions."""
 
     def __init__(self, *partitions: Sequence[int], size: int = 100) -> None:
-        self.asked: list[Question] = []
+        self.asked: list[RangeQuestion] = []
         self.logs = []
         for counts in partitions:
             log, _ = Log.open(MemoryStorage(), StreamConfig())
@@ -36,7 +36,7 @@ class Logs:
             log.raise_high_watermark(log.newest_offset)
             self.logs.append(log)
 
-    def measure(self, questions: Sequence[Question]) -> list[RangeFacts]:
+    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
         self.asked += questions
         found = []
         for q in questions:
@@ -115,7 +115,7 @@ def test_more_pieces_than_one_answer_tells() -> None:
 def test_compacted_partitions_and_older_nodes_are_cut_by_offsets(compacted: bool) -> None:
     logs = Logs([70, 30])
 
-    def silent(questions: Sequence[Question]) -> list[RangeFacts]:
+    def silent(questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
         return [RangeFacts(q.start, q.end) for q in questions]
 
     asked = logs.measure if compacted else silent
