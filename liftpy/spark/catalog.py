@@ -42,14 +42,14 @@ def _is_behind(view: PartitionView, end: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderQuestion:
+class BoundsQuestion:
     """What leaders are asked: times to turn into offsets, and positions that should be on their logs."""
 
     starting: OffsetSpec = _ANY
     ending: OffsetSpec = _ANY
     known: tuple[StreamOffsets, ...] = ()
 
-    def is_known_by(self, earlier: LeaderQuestion) -> bool:
+    def is_known_by(self, earlier: BoundsQuestion) -> bool:
         """Whether an answer to ``earlier`` answers this too."""
         return all(one in earlier.known for one in self.known)
 
@@ -78,7 +78,7 @@ class Catalog:
         self._clock = clock
         self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
-        self._views: tuple[float, LeaderQuestion, Views] | None = None
+        self._views: tuple[float, BoundsQuestion, Views] | None = None
 
     def views(
         self,
@@ -94,7 +94,7 @@ class Catalog:
         Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
         """
         now_s = self._clock()
-        asked = LeaderQuestion(starting, ending, tuple(known))
+        asked = BoundsQuestion(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
@@ -138,7 +138,7 @@ class Catalog:
 
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
-    async def _look(self, asked: LeaderQuestion) -> Views:
+    async def _look(self, asked: BoundsQuestion) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
@@ -163,7 +163,7 @@ class Catalog:
         self._streams = (now_s, streams)
         return streams
 
-    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: LeaderQuestion, patience_s: float) -> Views:
+    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: BoundsQuestion, patience_s: float) -> Views:
         wanted = self._options.wanted
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
@@ -180,7 +180,7 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    asked: LeaderQuestion,
+    asked: BoundsQuestion,
 ) -> PartitionView:
     key = (stream.name, partition.partition)
     starting_ns, ending_ns = asked.starting.time_of(key), asked.ending.time_of(key)
