@@ -24,6 +24,7 @@ from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
+from liftpy.client.ranges import RangeFacts, facts_of
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
@@ -145,8 +146,9 @@ class PartitionReader:
 
         return fetch
 
-    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
-        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new.
+    async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
+        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new. ``max_bytes``: of this
+        answer, where less is wanted than the options say.
 
         Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
         or CorruptionError that every replica's answer led to.
@@ -158,7 +160,7 @@ class PartitionReader:
                     self.node = await self._nearest.instead_of(self.node)
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
                 try:
-                    return await self._fetch_from(asked, progress, opinion)
+                    return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
                     self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     if self._nearest is not None:
@@ -166,10 +168,10 @@ class PartitionReader:
                     raise
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion) -> list[BatchSlice]:
+    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         """One try, of ``asked``, empty: of any replica; ``node`` is then who is to be asked next."""
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
-        request = progress.request(self._max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
+        request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
         answer = await self._answer(asked, request, wait_s)
         try:
             slices = progress.accept(answer)
@@ -217,11 +219,36 @@ class PartitionReader:
         Only the leader knows the newest HW: a follower may answer with one that is a moment old. ``last``: (offset, LeaderEpoch)
         of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more.
         """
-        request = client_pb2.ReadRequest(
-            boundsOnly=True, streamUid=uid, minHighWatermark=-1, lastOffset=last[0], lastEpoch=last[1]
-        )
+        request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
+        head = await self._told(request, uid)
+        return bounds_of(head), head.nextOffset
+
+    async def measure(
+        self,
+        start: int,
+        end: int,
+        uid: str = "",
+        *,
+        every_bytes: int = 0,
+        every_records: int = 0,
+        last: tuple[int, int] = (-1, 0),
+    ) -> RangeFacts:
+        """Of [``start``, ``end``), which must be kept and committed, its size and LeaderEpochs, as the leader says; with one of the
+        steps also where batches begin, at most 128 places: ask on from the last one. Raises as ``bounds``, and OffsetOutOfRangeError.
+        """
+        request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
+        request.borderBytes, request.borderRecords = every_bytes, every_records
+        request.minHighWatermark = end - 1
+        return facts_of(await self._told(request, uid), start, end)
+
+    async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
+        """The leader's answer to a question with ``boundsOnly``."""
+        last = (request.lastOffset, request.lastEpoch)
+        request.streamUid = uid
+        if not request.HasField("rangeEnd"):
+            request.minHighWatermark = -1
         node, opinion = self.options.node, SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
@@ -235,12 +262,13 @@ class PartitionReader:
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
+                wanted = request.offset if request.HasField("rangeEnd") else head.logStartOffset
                 try:
-                    check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
+                    check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else wanted)
                 except FINAL as error:
                     self._transport.counters["answers doubted"] += 1
                     raise opinion.ask_again(error, head.leader) from None
-                return bounds_of(head), head.nextOffset
+                return head
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:
@@ -363,6 +391,8 @@ class Consumer:
         self._until = until
         self._origin: ReadProgress | None = None
         """Where reading began; never moved."""
+        self._fetched: ReadProgress | None = None
+        """How far the iteration has fetched."""
         self._handed_on = HandedOn()
         self._iteration: weakref.ref[Iteration[Any]] | None = None
         self._one: Iteration[Record] | None = None
@@ -421,6 +451,14 @@ class Consumer:
         await self.begin()
         now = self._position()
         return Position(now.uid, now.next_offset, 0 if self.backwards else now.leader_epoch)
+
+    @property
+    def passed_offset(self) -> int | None:
+        """All below it was handed on, or is none of what is wanted; None: there is more at hand, or nothing is being read."""
+        iteration = self._iteration() if self._iteration is not None else None
+        if iteration is None or not iteration.is_idle or self._fetched is None or self.backwards:
+            return None
+        return self._fetched.next_offset
 
     async def seek(self, start: Start) -> None:
         """Go on from there; the iteration that is alive ends, what it has fetched is dropped. Raises as reading from there does."""
@@ -492,7 +530,8 @@ class Consumer:
             await self.begin()
             by_time = isinstance(self._until, datetime) and not self.backwards
             until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
-            return self._reader.fetching(self._position(), until_ns)
+            self._fetched = self._position()
+            return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)
 

@@ -57,12 +57,15 @@ class GroupRefusedError(LiftError):
 class GroupOptions:
     """``session_s``: so long a silent member keeps its partitions. ``start``: where a partition is begun of which nothing is committed.
     ``auto_commit_s``: how often what is finished is committed, 0: only by ``commit``. ``read``: how each partition is read; its bounds
-    in bytes count once for each partition that is owned."""
+    in bytes count once for each partition that is owned. ``subjects``, ``keys``: only records of them, as of ``Client.consume``;
+    positions go on past the others."""
 
     session_s: float = limits.SESSION_MS / 1000
     start: Literal["earliest", "new"] = "earliest"
     auto_commit_s: float = 5.0
     read: ReadOptions = field(default_factory=ReadOptions)
+    subjects: Sequence[str] = ()
+    keys: Sequence[bytes] = ()
 
     def __post_init__(self) -> None:
         low, high = limits.MIN_SESSION_MS / 1000, limits.MAX_SESSION_MS / 1000
@@ -89,7 +92,10 @@ class GroupHome(Protocol):
         """As ``Client.list_streams``."""
         ...
 
-    def consume(self, stream: str, partition: int, *, start: Start, after_epoch: int, options: ReadOptions | None) -> Consumer:
+    def consume(
+        self, stream: str, partition: int, *, start: Start, after_epoch: int, options: ReadOptions | None,
+        subjects: Sequence[str], keys: Sequence[bytes],
+    ) -> Consumer:  # fmt: skip
         """As ``Client.consume``."""
         ...
 
@@ -124,6 +130,7 @@ class _Pump:
     def __init__(self, gained: PartitionGained) -> None:
         self.gained = gained
         self.taken = asyncio.Event()
+        self.consumer: Consumer | None = None
         self.task: asyncio.Task[None] | None = None
 
 
@@ -148,6 +155,9 @@ class Group:
         """What is to be given up once the application has finished with it."""
         self._ready: deque[tuple[_Pump, BatchSlice]] = deque()
         self._handed: GroupPart | None = None
+        """By an iteration: finished when the next one is asked for."""
+        self._in_hand: Counter[tuple[PartitionKey, int]] = Counter()
+        """(Partition, generation) -> parts that were taken and are not finished."""
         self._done: dict[PartitionKey, tuple[int, int]] = {}
         """Of what is owned: (next position, LeaderEpoch before it) that the application has come to."""
         self._committed: dict[PartitionKey, tuple[int, int]] = {}
@@ -220,11 +230,20 @@ class Group:
     async def __anext__(self) -> GroupPart:
         """The next part; the one before is finished by that. Raises what reading raises, GroupRefusedError for a fenced member."""
         self._finish()
+        part = await self.take()
+        if part is None:
+            raise StopAsyncIteration
+        self._handed = part
+        return part
+
+    async def take(self) -> GroupPart | None:
+        """The next part, for an application that has several in hand: each is finished by ``finished``; None: the group was closed. A
+        partition is given up only when nothing of it is in hand. Raises as an iteration."""
         while True:
             if self._error is not None:
                 raise self._error
             if self._closed or self._machine is None:
-                raise StopAsyncIteration
+                return None
             self._news.clear()
             while self._ready and self._pumps.get(self._ready[0][0].gained.key) is not self._ready[0][0]:
                 self._ready.popleft()  # given up or lost since
@@ -233,8 +252,8 @@ class Group:
                 if self._machine.may_deliver(pump.gained.key, now_ns()):
                     self._ready.popleft()
                     pump.taken.set()
-                    self._handed = GroupPart(pump.gained.key, pump.gained.generation, piece)
-                    return self._handed
+                    self._in_hand[pump.gained.key, pump.gained.generation] += 1
+                    return GroupPart(pump.gained.key, pump.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
 
@@ -244,6 +263,7 @@ class Group:
         self._finish()
         if self._machine is None:
             raise ConfigError("the group is not open")
+        self._pass_over()
         refused = await self._commit(self._machine, self._done, _COMMIT_S)
         if refused:
             names = ", ".join(f"{key.stream}/{key.partition}" for key in refused)
@@ -253,12 +273,36 @@ class Group:
 
     def _finish(self) -> None:
         part, self._handed = self._handed, None
-        pump = None if part is None else self._pumps.get(part.key)
-        generation = None if part is None else pump.gained.generation if pump else self._leaving.get(part.key)
-        if part is not None and generation == part.generation:
+        if part is not None:
+            self.finished(part)
+
+    def finished(self, part: GroupPart) -> None:
+        """The application has done with a part that it took; those of a partition are finished in their order. What is another's by
+        now is not committed."""
+        which = part.key, part.generation
+        if self._in_hand[which] <= 1:
+            del self._in_hand[which]
+        else:
+            self._in_hand[which] -= 1
+        if self.generation_of(part.key) == part.generation:
             self._done[part.key] = (part.slice.last_offset + 1, part.slice.leader_epoch)
         if self._leaving:
             self._wake.set()
+
+    def generation_of(self, key: PartitionKey) -> int | None:
+        """Of this member's ownership of a partition, also while it is being given up; None: it is not its own."""
+        pump = self._pumps.get(key)
+        return pump.gained.generation if pump is not None else self._leaving.get(key)
+
+    def _pass_over(self) -> None:
+        """What no application was given, for a filter leaves it out or it is gone, is done with when all before it is."""
+        waiting = {pump.gained.key for pump, _ in self._ready}
+        for key, pump in self._pumps.items():
+            if key in waiting or self._in_hand[key, pump.gained.generation] or pump.consumer is None:
+                continue
+            at = pump.consumer.passed_offset
+            if at is not None and at > max(pump.gained.position, self._done.get(key, (0, 0))[0]):
+                self._done[key] = (at, 0)
 
     # ---- the member's life -------------------------------------------------------------------------------------------------
     async def _beat_on(self, machine: MemberMachine) -> None:
@@ -281,10 +325,11 @@ class Group:
                 await self._give_up(machine)
                 if self._options.auto_commit_s and time.monotonic() - commit_s >= self._options.auto_commit_s:
                     commit_s = time.monotonic()
+                    self._pass_over()
                     await self._try_commit(machine, self._done)
                 if time.monotonic() - self._looked_s >= _STREAMS_S:
                     await self._look_at_streams(machine)
-                await _wait(self._wake, _AGAIN_S if self._leaving and self._handed is None else 1.0)
+                await _wait(self._wake, _AGAIN_S if self._leaving and not self._in_hand else 1.0)
         except Exception as error:  # hooks, or a defect: whoever iterates is told
             self._fail(error)
 
@@ -313,6 +358,7 @@ class Group:
                 self._stop(event.key)
                 for table in (self._leaving, self._done, self._committed):
                     table.pop(event.key, None)
+                self._in_hand.pop((event.key, event.generation), None)
                 self.counters["lost"] += 1
                 gone.append(event.key)
             else:
@@ -330,8 +376,8 @@ class Group:
 
     async def _give_up(self, machine: MemberMachine) -> None:
         """What the application has finished with, once that is committed."""
-        held = self._handed.key if self._handed is not None else None
-        for key in [key for key in self._leaving if key != held]:
+        held = {key for key, _ in self._in_hand}
+        for key in [key for key in self._leaving if key not in held]:
             if key in self._done and not await self._try_commit(machine, {key: self._done[key]}):
                 continue
             if self._leaving.pop(key, None) is None:
@@ -418,7 +464,11 @@ class Group:
         key, position = pump.gained.key, pump.gained.position
         start: Start = position if position >= 0 else self._options.start
         epoch = pump.gained.leader_epoch if position > 0 else 0
-        consumer = self._client.consume(key.stream, key.partition, start=start, after_epoch=epoch, options=self._options.read)
+        options = self._options
+        consumer = pump.consumer = self._client.consume(
+            key.stream, key.partition, start=start, after_epoch=epoch, options=options.read,
+            subjects=options.subjects, keys=options.keys,
+        )  # fmt: skip
         try:
             while True:
                 try:

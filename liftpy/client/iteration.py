@@ -84,6 +84,11 @@ class ReadAhead:
             self._pieces.extend(found)
         return self._pieces.popleft() if self._pieces else None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is being fetched, and nothing that was fetched waits."""
+        return self._fetching is not None and not self._pieces and not self._seen and self._ready.empty()
+
     def put_back(self, piece: BatchSlice) -> None:
         """The slice that was given last is the next one again."""
         self._pieces.appendleft(piece)
@@ -180,6 +185,11 @@ class Iteration(Generic[Item]):
     def alive(self) -> bool:
         """Whether another one would disturb it."""
         return not (self._ahead.ended or (self.interrupted and not self._waiting))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for what is to come: all that was fetched is handed on."""
+        return self._waiting and self._ahead.is_empty
 
     def __aiter__(self) -> Iteration[Item]:
         return self

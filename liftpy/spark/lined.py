@@ -83,7 +83,7 @@ class _LinedRange:
         self._rules = rules
         self._guess = _guess_of(planned, rules)
         self._node = first_choice(planned, rules)
-        self._epoch = 0
+        self._epoch = planned.start_epoch
         self._asked_to = self.position = planned.start_offset
         self._flying: deque[_LinedPart] = deque()
         self._max_bytes = min(SPAN_BYTES, line.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)

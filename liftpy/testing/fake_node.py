@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nats.aio.client import Client as NatsConnection
@@ -24,9 +24,12 @@ from liftpy.client.transport import open_connection
 from liftpy.cluster.codec import image_from_pb
 from liftpy.cluster.pages import describer
 from liftpy.ids import NO_OFFSET
+from liftpy.replica.reads import filter_of
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
 from liftpy.wire.batch import BatchHeader, parse_batch
+from liftpy.wire.filters import Filter
+from liftpy.wire.kept import kept
 from liftpy.wire.narrow import narrow
 from liftpy.wire.subjects import Subjects
 
@@ -77,6 +80,43 @@ class FakePartition:
             next_offset = header.next_offset
         return found, next_offset
 
+    def epoch_below(self, offset: int) -> int:
+        """LeaderEpoch of the record before ``offset``, 0: none."""
+        return next((h.leader_epoch for h, _ in self.batches if h.base_offset < offset <= h.next_offset), 0)
+
+    def has_last(self, request: client_pb2.ReadRequest) -> bool:
+        """Whether the record that the reader has is there, or one that retention took."""
+        trimmed = request.lastOffset < self.log_start_offset
+        return trimmed or self.epoch_below(request.lastOffset + 1) == request.lastEpoch
+
+    def cut_at(self, request: client_pb2.ReadRequest) -> int:
+        """Up to where the log is, at most, the one that the reader has read."""
+        newer = (h.base_offset for h, _ in self.batches if h.leader_epoch > request.lastEpoch)
+        return min(next(newer, self.log_end_offset), request.lastOffset)
+
+    def measure(self, request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
+        """Tell the size of the wanted range, and where batches begin: all of those that are kept by ``borderBytes`` or ``Records``."""
+        held = [(h, b) for h, b in self.batches if h.base_offset < request.rangeEnd and h.next_offset > request.offset]
+        ends = [0, *accumulate(len(batch) for _, batch in held)]
+        at_before = [
+            (h.base_offset, position) for (h, _), position in zip(held, ends, strict=False) if h.base_offset > request.offset
+        ]
+        head.rangeBytes, head.beforeEpoch = ends[-1], self.epoch_below(request.offset)
+        wanted: list[tuple[int, int]] = []
+        for multiple in range(request.borderBytes, ends[-1], request.borderBytes) if request.borderBytes else ():
+            wanted += [mark for mark in at_before if mark[1] <= multiple][-1:]
+        before = request.offset
+        while request.borderRecords and before + request.borderRecords < request.rangeEnd:
+            later = [mark for mark in at_before if mark[0] > before]
+            fitting = [mark for mark in later if mark[0] <= before + request.borderRecords][-1:] or later[:1]
+            if not fitting:
+                break
+            before = fitting[0][0]
+            wanted += fitting
+        for offset, position in sorted(set(wanted))[:128]:
+            head.borders.append(offset)
+            head.borderPositions.append(position)
+
     def offset_at(self, timestamp_ns: int) -> int:
         """First committed offset of a batch stamped at or after the time, else HW + 1."""
         later = [h.base_offset for h, _ in self.batches if h.timestamp_ns >= timestamp_ns]
@@ -96,8 +136,9 @@ class FakeNode:
     """Answers for the nodes ``node_ids``, the first of which leads everything, over one connection.
 
     ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's. ``trimmed``: node
-    id -> its log start, likewise.
-    ``asked``: how often each node was asked for a read.
+    id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
+    it says, once, instead of serving anything.
+    ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -108,7 +149,10 @@ class FakeNode:
         self.silent: set[str] = set()
         self.lagging: dict[str, int] = {}
         self.trimmed: dict[str, int] = {}
+        self.own: dict[tuple[str, int, str], FakePartition] = {}
+        self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
+        self.measures = True
         self._turn = 0
 
     def add_stream(self, name: str, uid: str = "", partitions: int = 1) -> FakeStream:
@@ -171,7 +215,7 @@ class FakeNode:
         if stream is None or number >= len(stream.partitions):
             head.error = _Error.NO_SUCH_PARTITION
             return head, []
-        partition = stream.partitions[number]
+        partition = self.own.get((name, number, node), stream.partitions[number])
         high_watermark = min(partition.high_watermark, self.lagging.get(node, partition.high_watermark))
         head.streamUid, head.leaderEpoch, head.compacted = stream.uid, partition.leader_epoch, partition.compacted
         head.highWatermark = high_watermark
@@ -180,17 +224,38 @@ class FakeNode:
             head.error = _Error.WRONG_STREAM
         elif high_watermark < request.minHighWatermark:
             head.error = _Error.NOT_READY
+        elif request.lastEpoch and not partition.has_last(request):
+            head.error, head.cutEndOffset = _Error.CUT, partition.cut_at(request)
         elif request.byTimestamp:
             head.nextOffset = partition.offset_at(request.timestamp)
         elif request.boundsOnly:
-            pass
+            head.endEpoch = partition.epoch_below(request.rangeEnd if request.HasField("rangeEnd") else high_watermark + 1)
+            if (
+                request.HasField("rangeEnd")
+                and not head.logStartOffset <= request.offset <= request.rangeEnd <= high_watermark + 1
+            ):
+                head.error = _Error.OFFSET_OUT_OF_RANGE
+            elif request.HasField("rangeEnd") and self.measures:
+                partition.measure(request, head)
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
+        elif (name, number, node) in self.damaged:
+            head.error, head.detail = _Error.UNKNOWN, self.damaged.pop((name, number, node))
         else:
             end_offset = request.endOffset if request.HasField("endOffset") else None
             batches, head.nextOffset = partition.read(request.offset, request.maxBytes, end_offset, request.leftOut)
+            wanted = filter_of(request)
+            if wanted:
+                head.selected, head.lookedEpoch = True, partition.leader_epoch
+                batches = _selected(batches, wanted)
             return head, batches
         return head, []
+
+
+def _selected(batches: list[bytes], wanted: Filter) -> list[bytes]:
+    """Of each batch what fits; nothing of those of which nothing does."""
+    whole = [parse_batch(memoryview(batch)) for batch in batches]
+    return [kept(batch, mask) for batch in whole if (mask := wanted.mask(batch)).any()]
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""``liftpy consume``: print the committed records of one partition, or write them to a file."""
+"""``liftpy consume``: print the committed records of one partition, or as a member of a group, or write them to a file."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 from liftpy.client import Client, Consumer, parse_start, parse_until
 from liftpy.client.ending import end_tasks
 from liftpy.wire.batch import Record
+from sidecar.cli.consume_group import consume_as_member, member_of
 from sidecar.cli.consume_output import Bar, output_to, record_json, suffixes
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
@@ -24,7 +26,14 @@ from sidecar.tasks import attended
 
 @click.command()
 @click.argument("name")
-@click.option("--partition", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--partition", type=click.IntRange(0), default=None, help="[default: 0; with --group what the group assigns]")
+@click.option(
+    "--group",
+    default=None,
+    metavar="GROUP",
+    help="As a member of it: processes with one GROUP share the partitions; each record to one, at least once. Committed is what was "
+    "printed. --from earliest or new is for partitions of which nothing is committed.",
+)
 @click.option(
     "--from",
     "start",
@@ -55,7 +64,8 @@ from sidecar.tasks import attended
 @connection_options
 def consume(
     name: str,
-    partition: int,
+    partition: int | None,
+    group: str | None,
     start: str | None,
     until: str | None,
     follow: bool,
@@ -71,28 +81,43 @@ def consume(
     now = datetime.now(UTC)
     if follow and (until is not None or reverse):
         raise click.UsageError("--follow goes on at the end: it has no --until, and no --reverse")
-    if output is not None and until is None and not follow and not reverse:
+    ends = until is not None
+    if output is not None and not ends and not follow and not reverse:
         until = "end"
+    form = "json" if as_json else form
+    by_key = [key.encode() for key in keys]
+    member = None
+    if group is not None:
+        refused = {"--partition": partition is not None, "--until": ends, "--reverse": reverse}
+        how = {"subjects": subjects, "keys": by_key, "form": form}
+        member = member_of(group, name, start=start, refused=refused, output=output, **how)
     begin = parse_start(start, now) if start is not None else ("new" if reverse else "earliest")
     last = parse_until(until, now)
-    lines = {"text": _text, "value": _value, "json": _json}["json" if as_json else form]
 
     async def work(client: Client) -> None:
         await client.stream(name)  # says at once when there is no such stream
-        by_key = [key.encode() for key in keys]
-        consumer = client.consume(name, partition, start=begin, until=last, subjects=subjects, keys=by_key, backwards=reverse)
-        doing = _print(consumer, lines) if output is None else _write(consumer, output, last == "end")
-        working = attended(doing)
-        watching = attended(reader_gone(sys.stdout))
-        try:
-            done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-            await done.pop()
-        finally:
-            await end_tasks((working, watching))
-            for what, count in sorted(client.counters.items()):
-                click.echo(f"{what}: {count}", err=True)
+        if member is not None:
+            doing = consume_as_member(client, member)
+        else:
+            consumer = client.consume(
+                name, partition or 0, start=begin, until=last, subjects=subjects, keys=by_key, backwards=reverse
+            )
+            doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
+        await _until_nobody_reads(client, doing)
 
     with_client(target, work)
+
+
+async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None]) -> None:
+    working = attended(doing)
+    watching = attended(reader_gone(sys.stdout))
+    try:
+        done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        await done.pop()
+    finally:
+        await end_tasks((working, watching))
+        for what, count in sorted(client.counters.items()):
+            click.echo(f"{what}: {count}", err=True)
 
 
 async def _print(consumer: Consumer, line: Any) -> None:
@@ -122,3 +147,6 @@ def _value(record: Record) -> bytes:
 
 def _json(record: Record) -> bytes:
     return json.dumps(record_json(record)).encode() + b"\n"
+
+
+_LINES = {"text": _text, "value": _value, "json": _json}

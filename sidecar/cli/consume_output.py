@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -82,6 +82,25 @@ def output_to(file: Path) -> Iterator[Write]:
     kind = _BY_SUFFIX.get(file.suffix)
     if kind is None:
         raise ConfigError(f"--output {file}: its suffix says what is written: {suffixes()}")
+    with _named_when_whole(file, kind) as write:
+        yield write
+
+
+@contextmanager
+def lines_to(file: Path) -> Iterator[Callable[[Iterable[bytes]], None]]:
+    """What adds lines to a new file, which has them when it returns. Raises as ``output_to``."""
+    with _named_when_whole(file, lambda part: part.open("wb", buffering=0)) as out:
+        yield lambda lines: _write_all(out, b"".join(lines))
+
+
+def _write_all(out: Any, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[out.write(left) :]
+
+
+@contextmanager
+def _named_when_whole(file: Path, kind: Callable[[Path], Any]) -> Iterator[Any]:
     if file.exists():
         raise ConfigError(f"--output {file}: it is there already; remove it, or name another")
     part = file.with_name(f"{file.name}.part")

@@ -138,6 +138,55 @@ def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: D
     assert (following.returncode, out, err.strip()) == (130, "", "")
 
 
+def test_processes_of_a_group_share_and_ctrl_c_commits_what_was_printed(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+    """Two share; the first ends by Ctrl-C; the other goes on behind what was printed, and a third behind both."""
+    import signal
+
+    file = tmp_path / "lines"
+    assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
+    liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
+    command = [*liftpy, "consume", "shared", "--group", "crew", "--format", "json", "--nats", cluster.nats_url]
+
+    def member() -> subprocess.Popen[str]:
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def publish(text: str) -> None:
+        file.write_text(text)
+        for partition in ("0", "1"):
+            assert run("publish", "shared", str(file), "--partition", partition)[0] == 0
+
+    def lines(process: subprocess.Popen[str], count: int) -> list[tuple[int, int]]:
+        assert process.stdout is not None
+        found = [json.loads(process.stdout.readline()) for _ in range(count)]
+        return [(row["partition"], row["offset"]) for row in found]
+
+    def end(process: subprocess.Popen[str]) -> None:
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=30)[0], process.returncode) == ("", 130)
+
+    def owners() -> list[int]:
+        code, out, _ = run("group", "show", "crew", "--json")
+        return sorted(len(one["owned"]) for one in json.loads(out)["members"]) if code == 0 else []
+
+    first = member()
+    publish("one\ntwo\n")
+    assert sorted(lines(first, 4)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    second = member()
+    while owners() != [1, 1]:
+        assert first.poll() is second.poll() is None
+    publish("three\n")
+    assert {*lines(first, 1), *lines(second, 1)} == {(0, 2), (1, 2)}
+    end(first)
+    publish("four\n")
+    assert sorted(lines(second, 2)) == [(0, 3), (1, 3)]
+    end(second)
+    third = member()
+    publish("five\n")
+    assert sorted(lines(third, 2)) == [(0, 4), (1, 4)]
+    end(third)
+    assert [at["lag"] for at in json_of(run, "group", "show", "crew")["positions"]] == [0, 0]
+
+
 def test_fewer_nodes_mean_fewer_replicas_and_it_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

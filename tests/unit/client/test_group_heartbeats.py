@@ -94,6 +94,8 @@ async def test_a_read_that_nobody_answered_in_time_is_asked_again() -> None:
     made = home.consume
 
     class Stopped:
+        passed_offset = None
+
         def __init__(self, *given: Any, **how: Any) -> None:
             self.inner = made(*given, **how)
             self.batches = self.inner.batches

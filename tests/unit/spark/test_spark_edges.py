@@ -14,7 +14,7 @@ from liftpy.client.slices import BatchSlice
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
 from liftpy.spark import fetching
 from liftpy.spark.catalog import _view_of
-from liftpy.spark.fetching import FetchRules, _after_loss, check_pieces, _Span
+from liftpy.spark.fetching import FetchRules, _after_loss, _Span, check_pieces
 from liftpy.spark.offsets import never_back
 from liftpy.spark.options import _columns
 from liftpy.spark.planning import PlannedRange

@@ -1,0 +1,209 @@
+"""``liftpy consume --group``, against the shipped coordinator in a cluster in memory: what is committed, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, GroupOptions
+from liftpy.client.group_admin import describe_group
+from liftpy.errors import NotFoundError
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.cli.main import main
+
+MODULE = importlib.import_module("sidecar.cli.consume")
+_numbers = count(1)
+Look = Callable[[Client], Awaitable[bool]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MemoryCluster]:
+    with memory_cluster() as made:
+        made.serve_groups()
+        yield made
+
+
+@pytest.fixture
+def name(cluster: MemoryCluster) -> str:
+    """A stream of two partitions with ten records each."""
+    made = f"orders{next(_numbers)}"
+    with cluster.sync_client() as client:
+        client.create_stream(made, f"shop.{made}", partitions=2)
+        for number in range(10):
+            for partition in (0, 1):
+                client.publish(made, b"%d" % number, partition=partition, key=b"k%d" % (number % 2))
+    return made
+
+
+def consume(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, until: Look, *words: str) -> int:
+    """Run it until that is true, then press Ctrl-C; the exit code."""
+
+    def session(_: Any, work: Callable[[Client], Awaitable[None]]) -> None:
+        async def watched() -> None:
+            async with cluster.client() as client, asyncio.timeout(60):
+                working = asyncio.ensure_future(work(client))
+                while not working.done() and not await until(client):
+                    await asyncio.sleep(0.01)
+                working.cancel()
+                await working
+
+        try:
+            asyncio.run(watched())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(MODULE, "with_client", session)
+    with pytest.raises(SystemExit) as left:
+        main(["consume", *words])
+    return int(left.value.code or 0)
+
+
+def printed(capsysbinary: pytest.CaptureFixture[bytes], wanted: int, lines: list[bytes]) -> Look:
+    """Whether so many lines have come."""
+
+    async def look(_: Client) -> bool:
+        lines.extend(capsysbinary.readouterr().out.splitlines())
+        return len(lines) >= wanted
+
+    return look
+
+
+async def positions(cluster: MemoryCluster, group: str) -> dict[int, int]:
+    async with cluster.client() as client:
+        return {key.partition: at for key, at in (await describe_group(client, group)).positions.items()}
+
+
+def test_what_was_printed_is_committed_at_the_end_and_does_not_come_again(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    lines: list[bytes] = []
+    assert consume(cluster, monkeypatch, printed(capsysbinary, 20, lines), name, "--group", name) == 130
+    assert sorted(lines) == sorted(b"%d\t%d\t%d" % (p, n, n) for p in (0, 1) for n in range(10))
+    assert asyncio.run(positions(cluster, name)) == {0: 10, 1: 10}
+    with cluster.sync_client() as client:
+        client.publish(name, b"after", partition=1)
+    later: list[bytes] = []
+    assert consume(cluster, monkeypatch, printed(capsysbinary, 1, later), name, "--group", name, "--format", "json") == 130
+    assert [(row["partition"], row["offset"], row["value"]) for row in map(json.loads, later)] == [(1, 10, "after")]
+
+
+def test_a_filter_passes_over_what_it_leaves_out(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
+    lines: list[bytes] = []
+    monkeypatch.setattr("sidecar.cli.consume_group.Member.options", property(lambda self: _often(self)))
+
+    async def passed(client: Client) -> bool:
+        lines.extend(capsysbinary.readouterr().out.splitlines())
+        found = await describe_group(client, name) if len(lines) == 10 else None
+        return found is not None and sorted(found.positions.values()) == [10, 10]
+
+    words = (name, "--group", name, "--key", "k0", "--format", "value")
+    assert consume(cluster, monkeypatch, passed, *words) == 130
+    assert sorted(lines) == sorted([b"0", b"2", b"4", b"6", b"8"] * 2)
+
+
+def _often(member: Any) -> GroupOptions:
+    return GroupOptions(auto_commit_s=0.05, keys=member.keys)
+
+
+def test_new_is_where_a_group_begins_that_has_committed_nothing(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    lines: list[bytes] = []
+    seen = printed(capsysbinary, 1, lines)
+
+    async def look(client: Client) -> bool:
+        try:
+            begun = len((await describe_group(client, name)).positions) == 2
+        except NotFoundError:
+            return False
+        if begun and not lines:
+            await client.publish(name, b"new")
+        return await seen(client)
+
+    assert consume(cluster, monkeypatch, look, name, "--group", name, "--from", "new", "--format", "value") == 130
+    assert set(lines) == {b"new"}
+
+
+def test_a_file_has_what_was_committed(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "orders.jsonl"
+    part = tmp_path / "orders.jsonl.part"
+
+    async def look(_: Client) -> bool:
+        return part.exists() and len(part.read_bytes().splitlines()) == 20
+
+    assert consume(cluster, monkeypatch, look, name, "--group", name, "--output", str(file)) == 130
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert sorted((row["partition"], row["offset"]) for row in rows) == [(p, n) for p in (0, 1) for n in range(10)]
+    assert os.listdir(tmp_path) == [file.name]
+    assert asyncio.run(positions(cluster, name)) == {0: 10, 1: 10}
+
+
+def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: Iterator[bytes]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sidecar.cli.consume_group.write_out", fails)
+
+    async def never(_: Client) -> bool:
+        return False
+
+    with pytest.raises(OSError, match="No space"):
+        consume(cluster, monkeypatch, never, name, "--group", name)
+    with pytest.raises(NotFoundError):  # nor is there anything else to remember of the group
+        asyncio.run(positions(cluster, name))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--reverse"], "--reverse goes with no --group"),
+        (["--partition", "0"], "the group says which partitions"),
+        (["--until", "end"], "goes on until Ctrl-C"),
+        (["--from", "-10m"], "liftpy group reset g --stream orders --to -10m"),
+        (["--from", "17"], "earliest or new"),
+        (["--output", "o.parquet"], ".jsonl alone"),
+    ],
+)
+def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["consume", "orders", "--group", "g", *words])
+    assert left.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_queue_is_shown_with_the_workers_that_have_something(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def session(_: Any, work: Callable[[Client], Awaitable[Any]]) -> Any:
+        async def done() -> Any:
+            async with cluster.client() as client:
+                return await work(client)
+
+        return asyncio.run(done())
+
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", session)
+    with cluster.sync_client() as client, client.queue(name, f"q-{name}") as queue:
+        worker = queue._queue._member
+        jobs = queue.take(7)
+        with pytest.raises(SystemExit, match="0"):
+            main(["group", "show", f"q-{name}"])
+        said = capsys.readouterr().out.split()
+        row = said.index(worker[:12])
+        assert said[row - 1 : row + 5] == [f"{name}/{jobs[0].key.partition}", worker[:12], "7", "0", "1", "x"]
+        with pytest.raises(SystemExit, match="0"):
+            main(["group", "show", f"q-{name}", "--json"])
+        (shown,) = json.loads(capsys.readouterr().out)["queues"]
+        assert shown["holders"] == [{"worker": worker, "records": 7, "first": 0, "deliveries": 1}]
