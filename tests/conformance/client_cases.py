@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,9 @@ import nats.js.errors
 import pytest
 from nats.aio.client import Client as NatsConnection
 
-from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, positions_from
+from liftpy.client import Client, GroupOptions, GroupRefusedError, ProducerOptions, PublishOptions, ReadOptions, positions_from
+from liftpy.client.group_admin import describe_group
+from liftpy.client.sync import SyncClient
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import (
     AlreadyExistsError,
@@ -39,6 +41,8 @@ class Place:
     nc: NatsConnection
     name: str
     connect: Callable[[], AbstractAsyncContextManager[Client]]
+    waiting: Callable[[], AbstractContextManager[SyncClient]]
+    """The same without asyncio; calls of it belong into a thread."""
 
     async def read(self, stream: str = "", **how: Any) -> list[Any]:
         """What is committed now."""
@@ -559,3 +563,116 @@ async def two_clients_see_the_same(place: Place) -> None:
         assert (await reading).value == b"across"
     with pytest.raises(Exception, match="closed"):
         await other.publish(place.name, b"after the end")
+
+
+# ---- groups and cursors ------------------------------------------------------------------------------------------------------
+async def fed(place: Place, count: int, partitions: int = 2) -> None:
+    """``count`` more records in each partition of the case's stream."""
+    for partition in range(partitions):
+        async with await place.client.publisher(place.name, partition) as publisher:
+            for number in range(count):
+                await publisher.send(b"%d" % number, key=b"k%d" % (number % 2))
+
+
+@case
+async def members_share_the_partitions_and_go_on_from_what_was_committed(place: Place) -> None:
+    name = place.name
+    await place.client.create_stream(name, f"data.{name}", partitions=2)
+    await fed(place, 5)
+    seen: list[tuple[int, int]] = []
+    async with place.client.group(name, [name]) as group:
+        async for part in group:
+            seen += [(part.key.partition, offset) for offset in part.slice.offsets().tolist()]
+            if len(seen) == 10:
+                await group.commit()
+                break
+        async with place.connect() as other, other.group(name, [name]) as second:
+            while {key.partition for key in group.owned} & {key.partition for key in second.owned} or not second.owned:
+                await asyncio.sleep(0.01)
+            assert len(group.owned) == len(second.owned) == 1
+            await fed(place, 1)
+            parts = [await anext(member) for member in (group, second)]
+            assert sorted((part.key.partition, part.slice.last_offset) for part in parts) == [(0, 5), (1, 5)]
+    assert sorted(seen) == [(p, n) for p in (0, 1) for n in range(5)]
+    again: set[tuple[int, int]] = set()
+    async with place.client.group(name, [name]) as group:  # neither had finished with what it was given last
+        async for part in group:
+            again |= {(part.key.partition, offset) for offset in part.slice.offsets().tolist()}
+            if len(again) == 2:
+                break
+    assert again == {(0, 5), (1, 5)}
+
+
+@case
+async def a_group_reads_only_what_fits(place: Place) -> None:
+    name = place.name
+    await place.client.create_stream(name, f"data.{name}")
+    await fed(place, 6, 1)
+    options = GroupOptions(keys=[b"k0"], auto_commit_s=0)
+    async with place.client.group(name, [name], options=options) as group:
+        seen: list[int] = []
+        while seen != [0, 2, 4]:
+            seen += (await anext(group)).slice.offsets().tolist()
+        await group.commit()
+        await fed(place, 2, 1)  # the last one fits nobody
+        assert (await anext(group)).slice.offsets().tolist() == [6]
+        await group.commit()
+        while (await positions_of(place, name)) != {0: 8}:
+            await group.commit()
+
+
+async def positions_of(place: Place, group: str) -> dict[int, int]:
+    return {key.partition: at for key, at in (await describe_group(place.client, group)).positions.items()}
+
+
+@case
+async def groups_and_cursors_are_had_without_asyncio(place: Place) -> None:
+    name = place.name
+    await place.client.create_stream(name, f"data.{name}", partitions=2)
+    await fed(place, 3)
+
+    def work() -> None:
+        with place.waiting() as client:
+            gained: list[int] = []
+            with client.group(name, [name], on_assigned=lambda keys: gained.extend(key.partition for key in keys)) as group:
+                seen: list[tuple[int, int]] = []
+                for part in group:
+                    seen += [(part.key.partition, offset) for offset in part.slice.offsets().tolist()]
+                    if len(seen) == 6:
+                        break
+                group.commit()
+                assert sorted(seen) == [(p, n) for p in (0, 1) for n in range(3)]
+                assert sorted(key.partition for key in group.owned) == sorted(gained) == [0, 1]
+                client.publish(name, b"in hand", partition=1)
+                part = group.take()
+                assert part is not None
+                assert (part.key.partition, part.slice.values()) == (1, [b"in hand"])
+                group.finished(part)
+            assert group.take() is None
+            with client.cursor(f"{name}-c", name) as cursor:
+                assert cursor.fetch(1) is None
+                assert [record.offset for record in cursor.consume(1, until="end")] == [0, 1, 2, 3]
+                cursor.commit(2, 1)
+            with client.cursor(f"{name}-c", name) as cursor:
+                assert cursor.fetch(1) == 2
+                assert [record.offset for record in cursor.consume(1, until="end")] == [2, 3]
+
+    await asyncio.to_thread(work)
+    assert await positions_of(place, name) == {0: 3, 1: 4}
+
+
+@case
+async def a_cursor_is_held_by_whoever_opened_it_last(place: Place) -> None:
+    name = place.name
+    await place.client.create_stream(name, f"data.{name}")
+    await fed(place, 3, 1)
+    async with place.client.cursor(name, name) as cursor:
+        consumer = await cursor.consume(until="end")
+        assert [record.offset async for record in consumer] == [0, 1, 2]
+        await cursor.commit(await consumer.position())
+        async with place.connect() as other, other.cursor(name, name) as later:
+            assert await later.fetch() == 3
+            async with refused(GroupRefusedError, "another"):
+                await cursor.commit(3)
+            async with refused(ConfigError, "below 3"):
+                await later.commit(2)

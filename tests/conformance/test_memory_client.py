@@ -26,7 +26,7 @@ _numbers = count(1)
 @pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
-        await body(Place(client, nc, f"case{next(_numbers)}", cluster.client))
+        await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))
 
 
 # ---- what is its own -------------------------------------------------------------------------------------------------------

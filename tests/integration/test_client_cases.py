@@ -7,7 +7,7 @@ import asyncio
 import nats
 import pytest
 
-from liftpy.client import connect
+from liftpy.client import connect, sync
 from sidecar.dev.cluster import DevCluster
 from tests.conformance.client_cases import CASES, Place
 
@@ -20,7 +20,8 @@ async def test_a_real_cluster_passes_what_the_one_in_memory_is_held_to(shared_cl
     failed: dict[str, str] = {}
     async with connect(url, namespace) as client:
         for body in CASES:
-            place = Place(client, nc, f"same-{body.__name__.replace('_', '-')[:40]}", lambda: connect(url, namespace))
+            name = f"same-{body.__name__.replace('_', '-')[:40]}"
+            place = Place(client, nc, name, lambda: connect(url, namespace), lambda: sync.connect(url, namespace))
             try:
                 await asyncio.wait_for(body(place), 60)
             except (Exception, pytest.fail.Exception) as error:

@@ -15,6 +15,7 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.client import Client
+from liftpy.client.ending import end_tasks
 from liftpy.client.opening import Opening
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage
@@ -70,6 +71,8 @@ class MemoryCluster:
         self._group: MemoryGroup | None = None
         self._ticks = 0
         self._services: list[MemoryService] = []
+        self._coordinators: list[asyncio.Task[None]] = []
+        self._groups_uid = ""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -101,9 +104,11 @@ class MemoryCluster:
         if loop is None or thread is None:
             return
         services, self._services = self._services, []
+        coordinators, self._coordinators, self._groups_uid = self._coordinators, [], ""
         ended = threading.Event()
 
         async def close() -> None:
+            await end_tasks(coordinators)
             for service in services:
                 await service.close()
 
@@ -201,26 +206,33 @@ class MemoryCluster:
     ) -> None:
         """Run a replicated service over a partition of ``stream``, as one instance that leads, until the cluster stops; return when it
         is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
-        settings = (name, stream, partition, output_stream, tick_s)
+        self._wait_for(self._serve(factory, (name, stream, partition, output_stream, tick_s)))
 
-        async def begun() -> None:
-            made = MemoryService(await self._client(name), self._subjects, factory, settings)
-            self._services.append(made)
-            await made.begin()
-
-        self._wait_for(begun())
+    async def _serve(self, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]) -> None:
+        made = MemoryService(await self._client(settings[0]), self._subjects, factory, settings)
+        self._services.append(made)
+        await made.begin()
 
     def serve_groups(self) -> None:
-        """What consumer groups need: the stream of their commands, and its coordinator."""
+        """Have the stream of consumer groups made now, and wait until its coordinators run; else the first that needs them has."""
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
-                partitions.extend(range(len((await client.groups_stream()).partitions)))
+                await client.groups_stream()
+            await asyncio.gather(*self._coordinators)
 
-        partitions: list[int] = []
         self._wait_for(made())
-        for partition in partitions:
-            self.serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM, partition=partition)
+
+    def _host_groups(self, image: ClusterImage) -> None:
+        """As nodes do: a coordinator for each partition of the stream of groups, as soon as there is one."""
+        stream = image.streams.get(GROUPS_STREAM)
+        if stream is None or self._loop is None or not stream.partitions or stream.uid == self._groups_uid:
+            return
+        self._groups_uid = stream.uid
+        for part in stream.partitions:
+            settings = (GROUPS_SERVICE, GROUPS_STREAM, part.partition, "", 1.0)
+            begun = self._loop.create_task(self._serve(GroupCoordinator, settings), name="a coordinator of groups in memory")
+            self._coordinators.append(begun)
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -234,6 +246,7 @@ class MemoryCluster:
 
     def _image_changed(self, image: ClusterImage) -> None:
         assert self._loop is not None or not self._nodes
+        self._host_groups(image)
         for node in self._nodes.values():
             if node.up:
                 node.loop.call_soon(node.image_changed, image)
