@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from liftpy.client.consumer import Consumer
+from liftpy.client.copying import PartitionFor, Transform
 from liftpy.client.cursor import Cursor
 from liftpy.client.group import Group, GroupPart
 from liftpy.client.positions import Position, Start
+from liftpy.client.producing import ProducerOptions
 from liftpy.ids import PartitionKey
 
 if TYPE_CHECKING:
@@ -76,6 +78,17 @@ class SyncGroup:
             self._group.finished(part)
 
         self._loop.run(told())
+
+    def into(
+        self,
+        target: str,
+        transform: Transform,
+        *,
+        partition_for: PartitionFor | None = None,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        """See ``Group.into``; ``transform`` is called in the client's thread. Until another closes the group, or Ctrl-C."""
+        self._loop.run(self._group.into(target, transform, partition_for=partition_for, options=options))
 
     def commit(self) -> None:
         """See ``Group.commit``."""
