@@ -221,11 +221,13 @@ class LeaderRole(ReplicaRole):
             self._append(event, out)
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
-        """Drop what was held for longer than the stream allows while nothing can be committed; seen once in a look at the followers."""
+        """Drop what was held for longer than the stream allows while nothing can be committed, or nobody has resumed what a publish
+        resumes; seen once in a look at the followers."""
         bound_ns = nanoseconds(self.shared.held.config.max_held_s)
-        if bound_ns and self._is_short:
+        if bound_ns and (self._is_short or self.pausing.sleeps):
+            reason = RejectReason.BELOW_MIN_ISR if self._is_short else RejectReason.PAUSED
             old = self.intake.withdraw_held_before(now_ns - bound_ns)
-            out.extend(self._no(event, RejectReason.BELOW_MIN_ISR, now_ns) for event in old)
+            out.extend(self._no(event, reason, now_ns) for event in old)
 
     def may_refuse(self, now_ns: int) -> bool:
         """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader

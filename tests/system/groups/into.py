@@ -124,7 +124,7 @@ class Copiers:
         if node:
             await asyncio.sleep(self.rng.random())
             self.cluster.nodes[node].start()
-            await asyncio.to_thread(self.cluster.nodes[node].wait_ready)
+            await asyncio.to_thread(self.cluster.nodes[node].wait_ready, PATIENCE_S)
         return f"a member {of_member}" + (f", {of_node} killed ({node})" if node else "")
 
     async def _node(self, of_node: str) -> str:
