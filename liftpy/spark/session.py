@@ -32,12 +32,14 @@ LAPTOP_SETTINGS = {
     "spark.sql.streaming.metricsEnabled": "false",
 }
 """Loopback only, no web page, few tasks, UTC. Adaptive execution costs more than it gives on small inputs."""
+_LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
+"""Executors on other machines would not find a driver there."""
 
 
 def local_session(
     app_name: str, master: str = "local[2]", *, fast_start: bool = True, settings: dict[str, str] | None = None
 ) -> SparkSession:
-    """A session on this machine, started if there is none; raise ConfigError saying what is missing.
+    """A session here, or on the cluster that ``master`` names, started if there is none; raise ConfigError saying what is missing.
 
     ``fast_start``: a JVM that starts in 5 s instead of 7 and computes at perhaps half speed later: for jobs of seconds, not of
     minutes. ``settings`` win over the defaults of LAPTOP_SETTINGS. Streams are read with ``format("liftpy")``, no registration.
@@ -48,12 +50,21 @@ def local_session(
 
     # The workers that Spark starts take their interpreter from here; another one would not find these packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    laptop = dict(LAPTOP_SETTINGS)
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    else:
+        laptop = {name: value for name, value in laptop.items() if name not in _LOOPBACK}
     builder = SparkSession.builder.appName(app_name).master(master)
-    chosen = {**LAPTOP_SETTINGS, **({"spark.driver.extraJavaOptions": _FAST_START} if fast_start else {}), **(settings or {})}
+    chosen = {**laptop, **({"spark.driver.extraJavaOptions": _FAST_START} if fast_start else {}), **(settings or {})}
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are on this machine."""
+    return master.startswith("local")
 
 
 def java_available() -> bool:

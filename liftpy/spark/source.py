@@ -1,4 +1,5 @@
-"""The format ``liftpy`` as Spark calls it: batch and streaming readers. It and ``sink`` alone import pyspark at the top.
+"""The format ``liftpy`` as Spark calls it: batch and streaming readers. It, ``sink`` and the pipelines' source alone import pyspark at
+the top.
 
 Who runs where: planning on the driver (for a streaming query in a process of its own that lives as long as the query),
 ``read()`` in the executors' Python workers on another, unpickled object. So a reader holds nothing but its options, and a task

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -37,21 +39,28 @@ COMMANDS = {
     "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
+    "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),
     "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
 
 
-class _LazyGroup(click.Group):
-    """A group that knows its commands' names and imports each only when it is called."""
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and imports each only when it is called. ``rows``: as COMMANDS."""
+
+    def __init__(self, *args: Any, rows: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._rows = rows
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        """In the order of the rows."""
+        return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        """Imported now."""
+        if cmd_name not in self._rows:
             return None
-        command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
@@ -68,11 +77,12 @@ class _LazyGroup(click.Group):
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """With the lines of the rows: no command is imported for that."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self._rows.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, rows=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="liftpy", message="%(prog)s %(version)s")
 def liftpy() -> None:
     """Durable, replicated, replayable streams on top of plain NATS."""

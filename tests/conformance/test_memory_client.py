@@ -20,11 +20,12 @@ from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
+from tests.conformance.queue_cases import QUEUE_CASES
 
 _numbers = count(1)
 
 
-@pytest.mark.parametrize("body", CASES + GROUP_CASES, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))

@@ -18,7 +18,7 @@ from liftpy.client.client import Client
 from liftpy.client.ending import end_tasks
 from liftpy.client.opening import Opening
 from liftpy.client.transport import Transport, open_connection
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.group.coordinator import GroupCoordinator
@@ -71,8 +71,8 @@ class MemoryCluster:
         self._group: MemoryGroup | None = None
         self._ticks = 0
         self._services: list[MemoryService] = []
-        self._coordinators: list[asyncio.Task[None]] = []
-        self._groups_uid = ""
+        self._coordinators: tuple[str, asyncio.Task[None]] | None = None
+        """Uid of the stream of groups, and what begins its coordinators; they are among the services."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -104,11 +104,11 @@ class MemoryCluster:
         if loop is None or thread is None:
             return
         services, self._services = self._services, []
-        coordinators, self._coordinators, self._groups_uid = self._coordinators, [], ""
+        coordinators, self._coordinators = self._coordinators, None
         ended = threading.Event()
 
         async def close() -> None:
-            await end_tasks(coordinators)
+            await end_tasks([coordinators[1]] if coordinators is not None else [])
             for service in services:
                 await service.close()
 
@@ -206,7 +206,9 @@ class MemoryCluster:
     ) -> None:
         """Run a replicated service over a partition of ``stream``, as one instance that leads, until the cluster stops; return when it
         is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
-        self._wait_for(self._serve(factory, (name, stream, partition, output_stream, tick_s)))
+        settings = (name, stream, partition, output_stream, tick_s)
+
+        self._wait_for(self._serve(factory, settings))
 
     async def _serve(self, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]) -> None:
         made = MemoryService(await self._client(settings[0]), self._subjects, factory, settings)
@@ -214,25 +216,20 @@ class MemoryCluster:
         await made.begin()
 
     def serve_groups(self) -> None:
-        """Have the stream of consumer groups made now, and wait until its coordinators run; else the first that needs them has."""
+        """Return when the coordinators of consumer groups and work queues run. They are there by themselves, from the first who needs
+        them on; so nobody waits for them then."""
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
                 await client.groups_stream()
-            await asyncio.gather(*self._coordinators)
+            if self._coordinators is not None:
+                await asyncio.shield(self._coordinators[1])
 
         self._wait_for(made())
 
-    def _host_groups(self, image: ClusterImage) -> None:
-        """As nodes do: a coordinator for each partition of the stream of groups, as soon as there is one."""
-        stream = image.streams.get(GROUPS_STREAM)
-        if stream is None or self._loop is None or not stream.partitions or stream.uid == self._groups_uid:
-            return
-        self._groups_uid = stream.uid
-        for part in stream.partitions:
-            settings = (GROUPS_SERVICE, GROUPS_STREAM, part.partition, "", 1.0)
-            begun = self._loop.create_task(self._serve(GroupCoordinator, settings), name="a coordinator of groups in memory")
-            self._coordinators.append(begun)
+    async def _coordinate(self, stream: StreamImage) -> None:
+        for partition in stream.partitions:
+            await self._serve(GroupCoordinator, (GROUPS_SERVICE, GROUPS_STREAM, partition.partition, "", 1.0))
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -246,10 +243,13 @@ class MemoryCluster:
 
     def _image_changed(self, image: ClusterImage) -> None:
         assert self._loop is not None or not self._nodes
-        self._host_groups(image)
         for node in self._nodes.values():
             if node.up:
                 node.loop.call_soon(node.image_changed, image)
+        groups = image.streams.get(GROUPS_STREAM)
+        known = self._coordinators[0] if self._coordinators is not None else ""
+        if groups is not None and groups.partitions and groups.uid != known and self._loop is not None:
+            self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:
         """Leases go on, and what is due is decided; nodes are heard first: none is fenced because this process stood still."""

@@ -1,0 +1,67 @@
+"""What a Spark job or query fails with, as the error it was: Spark passes on only a text, which names the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from liftpy.errors import (
+    ConfigError,
+    DataLossError,
+    FencedError,
+    LiftError,
+    NoSpaceError,
+    NotAllowedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    StorageError,
+    UnavailableError,
+)
+from liftpy.spark.failures import SourceError
+
+_KINDS: dict[str, type[LiftError]] = {
+    kind.code: kind
+    for kind in (
+        ConfigError,
+        DataLossError,
+        FencedError,
+        NoSpaceError,
+        NotAllowedError,
+        NotFoundError,
+        OffsetOutOfRangeError,
+        ProtocolError,
+        StorageError,
+        UnavailableError,
+    )
+}
+_OTHERS = {"NOBODY_LISTENS": UnavailableError}
+_CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
+_SHOWN_LINES = 3
+
+
+def error_of(text: str) -> LiftError:
+    """The error that ``text``, an exception's of Spark, tells of."""
+    found = _CODED.search(text)
+    if found is None:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return LiftError("Spark failed: " + " / ".join(lines[:_SHOWN_LINES]))
+    code, said = found[1], found[2].strip()
+    kind = _KINDS.get(code) or _OTHERS.get(code)
+    return SourceError(f"[{code}] {said}", code) if kind is None else kind(said)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Turn what Spark raises in this block into the error behind it."""
+    try:
+        yield
+    except LiftError as error:
+        if isinstance(error, SourceError):
+            raise error_of(f"SourceError: {error}") from error
+        raise
+    except Exception as error:
+        if type(error).__module__.split(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise error_of(str(error)) from error

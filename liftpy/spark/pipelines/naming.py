@@ -1,0 +1,88 @@
+"""Names of archived files and of what a table remembers of its making. Pure.
+
+A file is named for what is in it: stream, partition, first offset (inclusive), end (exclusive), and a tag of the stream's uid and the
+columns. So a range that is written again, by whoever, is one file; a name that is there already is that file, whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name, is_internal
+
+DATA = "data"
+"""The folder in a table's folder that holds the files, one folder for each stream and partition."""
+_FILE = re.compile(r"([A-Za-z0-9_-]{1,64})-(\d{1,10})-(\d{20})-(\d{20})-([0-9a-f]{12})\.parquet")
+_TEMPORARY = re.compile(r"\.(.+\.parquet)\.[0-9a-f]{32}\.tmp")
+_TAG_DIGITS = 12
+
+
+class FileName(NamedTuple):
+    """``start_offset`` inclusive, ``end_offset`` exclusive. ``tag``: of uid and columns."""
+
+    stream: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    tag: str
+
+    @property
+    def name(self) -> str:
+        """Of the file alone."""
+        return f"{self.stream}-{self.partition}-{self.start_offset:020d}-{self.end_offset:020d}-{self.tag}.parquet"
+
+    @property
+    def path(self) -> str:
+        """Below the table's folder."""
+        return f"{DATA}/{self.stream}/{self.partition}/{self.name}"
+
+
+def tag_of(uid: str, columns: Iterable[str]) -> str:
+    """Of what else decides the bytes of a file."""
+    return hashlib.sha256("\0".join((uid, *columns)).encode()).hexdigest()[:_TAG_DIGITS]
+
+
+def parse_file(name: str) -> FileName | None:
+    """The reverse of ``FileName.name``; None for any other file."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        return None
+    start, end = int(found[3]), int(found[4])
+    return FileName(found[1], int(found[2]), start, end, found[5]) if start < end else None
+
+
+def temporary(name: str, attempt: str) -> str:
+    """What a file is called while it is written. ``attempt``: 32 hex digits, of nobody else."""
+    return f".{name}.{attempt}.tmp"
+
+
+def is_temporary(name: str) -> bool:
+    """Whether it is one that ``temporary`` made."""
+    found = _TEMPORARY.fullmatch(name)
+    return found is not None and parse_file(found[1]) is not None
+
+
+def check_archived(stream: str) -> str:
+    """``stream`` if it may be archived, else InvalidNameError or ConfigError."""
+    if is_internal(check_name(stream, "stream")):
+        raise ConfigError(f"stream {stream!r} is internal, the cluster's own: it is not archived")
+    return stream
+
+
+def batch_mark(query_id: str) -> str:
+    """Mark -> the last micro-batch of that query which is in the table."""
+    return query_id
+
+
+def end_mark(stream: str, partition: int) -> str:
+    """Mark -> the offset up to which (exclusive) the table has that partition."""
+    return f"liftpy/{stream}/{partition}"
+
+
+def uid_mark(stream: str, uid: str) -> str:
+    """Mark -> 1: the records of that stream are those of this uid."""
+    return f"liftpy/{stream}/uid/{uid}"

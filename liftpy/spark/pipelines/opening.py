@@ -1,0 +1,33 @@
+"""Which kind of table a folder holds, and what it holds now."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.spark.pipelines.delta import DeltaFolder
+from liftpy.spark.pipelines.tables import FORMATS, Table, TableState
+
+
+def table_at(root: str | Path, kind: str = "") -> Table:
+    """The table in the folder ``root``, of the kind that it is, else ``kind``, else delta; raises ConfigError."""
+    folder = Path(root).expanduser().absolute()
+    there = "delta" if (folder / "_delta_log").is_dir() else ""
+    if kind and kind not in FORMATS:
+        raise ConfigError(f"there is no table format {kind!r}: use {' or '.join(FORMATS)}")
+    if there and kind and there != kind:
+        raise ConfigError(f"{folder} is a table of the format {there}, not {kind}")
+    chosen = there or kind or "delta"
+    if importlib.util.find_spec(FORMATS[chosen]) is None:
+        raise ConfigError(f"tables of the format {chosen} need the package {FORMATS[chosen]}: pip install 'liftpy[lake]'")
+    return DeltaFolder(folder)
+
+
+def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:
+    """As ``Table.state``; NotFoundError where there is none."""
+    found = table.state(marks)
+    if found is None:
+        raise NotFoundError(f"there is no table in {table.root}: is it the folder that was archived into?")
+    return found

@@ -1,0 +1,50 @@
+"""A table that the archive writes to, as the pipelines see it.
+
+A table is a folder that the driver and all executors have under one path. A table changes by commits that
+are all or nothing, with its marks (``committing.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from liftpy.spark.pipelines.committing import Commit
+
+FORMATS = {"delta": "deltalake"}
+"""Kind of table -> the package that writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """One version. ``files``: absolute paths. ``record_count``: in them. ``marks``: those asked for that there are."""
+
+    version: int
+    schema: pa.Schema
+    files: tuple[str, ...]
+    record_count: int
+    marks: dict[str, int]
+
+
+class Table(Protocol):
+    """One table."""
+
+    @property
+    def root(self) -> Path:
+        """Its folder."""
+
+    def state(self, marks: Iterable[str] = ()) -> TableState | None:
+        """What it holds now, with the values of these marks; None: there is no table yet."""
+
+    def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
+        """Add the files, or with ``replace`` put them in the place of all others; the table's new version.
+
+        Raises FencedError where somebody else committed since the newest ``state``, so that the marks may have changed.
+        """
+
+    def only_added_to(self) -> bool:
+        """Whether files were never taken away or merged, so that one on the disk that is not in the table never was."""

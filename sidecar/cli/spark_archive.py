@@ -1,0 +1,106 @@
+"""``liftpy spark archive``: streams into a table of Parquet files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from dataclasses import replace
+
+import click
+
+from liftpy.spark.pipelines.archiving import COMPRESSIONS, DEFAULT_BATCH_RECORDS, Archived, ArchivePlan, outlook
+from liftpy.spark.pipelines.archiving import archive as run
+from liftpy.spark.pipelines.orphans import DEFAULT_AGE_S
+from liftpy.spark.pipelines.tables import FORMATS
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.spark_place import SparkPlace, source_options, spark_options
+from sidecar.settings import Target
+
+
+@click.command()
+@click.argument("streams", nargs=-1, required=True)
+@click.option("--table", required=True, help="A folder that the driver and all executors have under one path.")
+@click.option("--format", "kind", type=click.Choice(list(FORMATS)), help="Of a new table.  [default: delta]")
+@click.option("--once", is_flag=True, help="Up to what is committed now, and end; else go on for ever.")
+@click.option("--checkpoint", default="", metavar="FOLDER", help="Of the query.  [default: _checkpoint in the table's folder]")
+@click.option("--columns", default="", help="Some of the source's columns, with stream, partition and offset.  [default: all]")
+@click.option(
+    "--from", "start", default="", help="Where a new archive begins: startingOffsets of the source.  [default: earliest]"
+)
+@click.option("--compression", type=click.Choice(COMPRESSIONS), default="zstd", show_default=True)
+@click.option("--every", "every_s", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds between commits.")
+@click.option(
+    "--batch-records", type=click.IntRange(1), default=DEFAULT_BATCH_RECORDS, show_default=True, help="In one commit."
+)
+@click.option("--orphan-age", "orphan_age_s", type=click.FloatRange(0), default=DEFAULT_AGE_S, show_default=True,
+              help="Seconds after which files of attempts that died are removed, when it begins.")  # fmt: skip
+@click.option("--accept-loss", is_flag=True, help="Go on where retention took records that were not archived yet.")
+@click.option("--dry-run", is_flag=True, help="Show where it would go on and how much waits, and write nothing.")
+@json_option
+@spark_options
+@connection_options
+def archive(
+    streams: tuple[str, ...], table: str, kind: str | None, once: bool, checkpoint: str, columns: str, start: str, compression: str,
+    every_s: float, batch_records: int, orphan_age_s: float, accept_loss: bool, dry_run: bool, as_json: bool,
+    place: SparkPlace, target: Target,
+) -> None:  # fmt: skip
+    """Archive STREAMS into the table in --table, each record once, also if it is killed and run again: it goes on where it was.
+
+    The table is read by anything that reads Delta (or Iceberg); with its live stream as one DataFrame by
+    liftpy.spark.pipelines.cutover.whole."""
+    plan = ArchivePlan(
+        streams=streams, table=table, kind=kind or "", checkpoint=checkpoint, columns=columns, compression=compression,
+        every_s=every_s, batch_records=batch_records, orphan_age_s=orphan_age_s,
+        source={
+            **({"startingOffsets": start} if start else {}), **({"failOnDataLoss": "false"} if accept_loss else {})
+        },
+    )  # fmt: skip
+    with source_options(target, place) as options:
+        plan = replace(plan, source={**plan.source, **options})
+        if dry_run:
+            _show_outlook(plan, as_json=as_json)
+            return
+        signal.signal(signal.SIGTERM, lambda which, _: sys.exit(128 + which))  # the query ends, and Spark with it
+        session = place.session("liftpy spark archive")
+        try:
+            began_s = time.monotonic()
+            records = run(session, plan, once=once, tell=lambda done: _show_done(done, as_json=as_json))
+            _show_end(records, time.monotonic() - began_s, as_json=as_json)
+        finally:
+            session.stop()
+
+
+def _show_done(done: Archived, *, as_json: bool) -> None:
+    if as_json:
+        ends = {f"{stream}/{partition}": end for (stream, partition), end in sorted(done.ends.items())}
+        fields = {"batch": done.batch, "repeated": done.repeated, "files": done.files, "records": done.record_count}
+        click.echo(json.dumps({**fields, "bytes": done.size_bytes, "seconds": round(done.took_s, 3), "ends": ends}))
+        return
+    what = "in the table before" if done.repeated else f"version {done.version}"
+    rate = done.record_count / max(done.took_s, 1e-3)
+    size = f"{done.size_bytes / 1e6:.1f} MB in {done.files} files"
+    click.echo(f"batch {done.batch}: {done.record_count:,} records, {size}, {done.took_s:.1f} s ({rate:,.0f}/s), {what}")
+
+
+def _show_end(records: int, took_s: float, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"archived": records, "seconds": round(took_s, 3)}))
+    else:
+        click.echo(f"{records:,} records archived in {took_s:.1f} s")
+
+
+def _show_outlook(plan: ArchivePlan, *, as_json: bool) -> None:
+    found = outlook(plan)
+    starts = {f"{stream}/{partition}": offset for (stream, partition), offset in sorted(found.starts.items())}
+    if as_json:
+        orphans = {"files": list(found.orphans.files), "bytes": found.orphans.size_bytes, "left": found.orphans.left}
+        click.echo(json.dumps({"resumed": found.resumed, "starts": starts, "waiting": found.waiting, "orphans": orphans}))
+        return
+    click.echo("goes on from its checkpoint" if found.resumed else "begins a new query")
+    for name, offset in starts.items():
+        click.echo(f"  {name} from offset {offset}")
+    click.echo(f"{found.waiting:,} records wait")
+    gone, left = found.orphans, found.orphans.left
+    click.echo(f"{len(gone.files)} files of dead attempts ({gone.size_bytes / 1e6:.1f} MB) would be removed; {left} are left")

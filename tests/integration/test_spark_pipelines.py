@@ -1,0 +1,129 @@
+"""Pipelines with a real Spark, on the session that all share, over a node that serves from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("deltalake")
+
+from liftpy.errors import FencedError
+from liftpy.spark.pipelines.archiving import Archived, ArchivePlan, archive, outlook
+from liftpy.spark.pipelines.cutover import archived, whole
+from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
+from liftpy.wire.batch import build_batch
+from sidecar.dev.embedded import NatsServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def pipeline_nats() -> Iterator[str]:
+    with NatsServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def node(pipeline_nats: str) -> Iterator[FakeNode]:
+    with fake_node_in_thread(pipeline_nats) as fake:
+        yield fake
+
+
+def append(log: FakePartition, count: int, *, size: int = 100) -> None:
+    """Add ``count`` committed records, in batches of ``size``, that say which offsets they have."""
+    end = log.log_end_offset + count
+    for first in range(log.log_end_offset, end, size):
+        offsets = range(first, min(first + size, end))
+        log.append(
+            build_batch(
+                [b"value-%d" % i for i in offsets],
+                keys=[b"key-%d" % (i % 7) for i in offsets],
+                headers=[(("h", b"%d" % i),) for i in offsets],
+                base_offset=first,
+                leader_epoch=log.leader_epoch,
+                timestamp_ns=1_700_000_000_000_000_000 + first * 1_000_000,
+            )
+        )
+
+
+class Lake:
+    """A table and the streams that go into it."""
+
+    def __init__(self, spark: Any, node: FakeNode, url: str, root: Path) -> None:
+        self.spark, self.node, self.url, self.root = spark, node, url, root
+
+    def plan(self, *streams: str, table: str = "table", **changes: Any) -> ArchivePlan:
+        source = {"nats": self.url, "patience": "5", **changes.pop("source", {})}
+        return ArchivePlan(streams=streams, table=str(self.root / table), source=source, **changes)
+
+    def archive(self, *streams: str, **changes: Any) -> list[Archived]:
+        told: list[Archived] = []
+        archive(self.spark, self.plan(*streams, **changes), tell=told.append)
+        return told
+
+    def offsets(self, frame: Any) -> list[tuple[int, int]]:
+        rows = frame.select("partition", "offset", "value").collect()
+        assert all(bytes(row["value"]) == b"value-%d" % row["offset"] for row in rows)
+        return sorted((row["partition"], row["offset"]) for row in rows)
+
+    def whole(self, stream: str, table: str = "table") -> Any:
+        return whole(self.spark, str(self.root / table), stream, {"nats": self.url, "patience": "5"})
+
+
+@pytest.fixture
+def lake(spark: Any, node: FakeNode, pipeline_nats: str, tmp_path: Path) -> Lake:
+    return Lake(spark, node, pipeline_nats, tmp_path)
+
+
+def pairs(*counts: int) -> list[tuple[int, int]]:
+    return [(partition, i) for partition, count in enumerate(counts) for i in range(count)]
+
+
+def test_an_archive_and_its_live_stream_are_one_frame_over_a_cut_over(lake: Lake) -> None:
+    stream = lake.node.add_stream("orders", partitions=2)
+    append(stream.partitions[0], 250)
+    append(stream.partitions[1], 30)
+    told = lake.archive("orders", batch_records=150)
+    assert [done.record_count for done in told] == [150, 130]
+    assert told[-1].ends == {("orders", 0): 250, ("orders", 1): 30}
+    append(stream.partitions[0], 70)
+    both = lake.whole("orders")
+    lake.archive("orders")  # the cut is where it was when the frame was made
+    append(stream.partitions[1], 5)
+    assert lake.offsets(both) == pairs(320, 35)
+    again = lake.whole("orders")
+    stream.partitions[0].log_start_offset = 320  # retention may take what is archived
+    assert lake.offsets(again) == pairs(320, 35)
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"))) == pairs(320, 30)
+    row = again.where("partition = 0 and offset = 101").collect()[0]
+    assert (bytes(row["key"]), row["stream"], [(h["key"], bytes(h["value"])) for h in row["headers"]]) == (
+        b"key-3", "orders", [("h", b"101")]
+    )  # fmt: skip
+    stream.partitions[0].log_start_offset = 330
+    append(stream.partitions[0], 70)
+    with pytest.raises(Exception, match=r"\[DATA_LOSS\].*\[320, 330\) are gone"):
+        lake.whole("orders").count()
+
+
+def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lake) -> None:
+    stream = lake.node.add_stream("again", partitions=2)
+    append(stream.partitions[0], 100)
+    assert [done.repeated for done in lake.archive("again", batch_records=60)] == [False, False]
+    commits = lake.root / "table" / "_checkpoint" / "commits"
+    for newest in commits.glob("*1*"):  # as the driver leaves it that dies between the table's commit and Spark's
+        newest.unlink()
+    append(stream.partitions[0], 40)
+    told = lake.archive("again")
+    assert [(done.batch, done.repeated, done.record_count) for done in told] == [(1, True, 40), (2, False, 40)]
+    append(stream.partitions[1], 10)
+    found = outlook(lake.plan("again", checkpoint=str(lake.root / "new")))
+    assert (found.starts, found.waiting, found.resumed) == ({("again", 0): 140, ("again", 1): 0}, 10, False)
+    lake.archive("again", checkpoint=str(lake.root / "new"))
+    assert lake.offsets(archived(lake.spark, str(lake.root / "table"), "again")) == pairs(140, 10)
+    append(stream.partitions[1], 5)
+    with pytest.raises(FencedError, match="another archive"):  # the first one comes back
+        lake.archive("again")

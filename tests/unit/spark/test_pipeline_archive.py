@@ -1,0 +1,337 @@
+"""What an archive decides and writes, without a JVM: names, marks, cut-over, files, orphans, Delta's transactions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from liftpy.errors import (
+    ConfigError,
+    DataLossError,
+    FencedError,
+    InvalidNameError,
+    LiftError,
+    NotFoundError,
+    StorageError,
+    UnavailableError,
+)  # fmt: skip
+from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.pipelines import writing as writing_module
+from liftpy.spark.pipelines.archiving import ArchivePlan
+from liftpy.spark.pipelines.committing import ArchivedRange, Commit, check_table_columns, commit_of, marks_of, starts_after
+from liftpy.spark.pipelines.delta import stats_of
+from liftpy.spark.pipelines.failing import error_of, plainly
+from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
+from liftpy.spark.pipelines.opening import state_of, table_at
+from liftpy.spark.pipelines.orphans import DataFile, find_orphans, orphans_among, remove_orphans
+from liftpy.spark.pipelines.writing import Writing, write_range
+from liftpy.spark.planning import PlannedRange
+
+TAG = "0123456789ab"
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [FileName("a-1-2", 3, 0, 7, TAG), FileName("x" * 64, 4_000_000_000, 5, 1 << 62, TAG)])
+def test_a_file_s_name_says_what_is_in_it(name: FileName) -> None:
+    assert parse_file(name.name) == name
+    assert name.path == f"data/{name.stream}/{name.partition}/{name.name}"
+    unfinished = temporary(name.name, "0" * 32)
+    assert (is_temporary(unfinished), is_temporary(name.name), parse_file(unfinished)) == (True, False, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["part-0.snappy.parquet", "a-0-1-2-0123456789ab.parquet", f"a-0-{7:020d}-{7:020d}-{TAG}.parquet", f"-{0:020d}"]
+)
+def test_other_files_are_none_of_ours(name: str) -> None:
+    assert parse_file(name) is None
+    assert not is_temporary(temporary(name, "0" * 32))
+
+
+def test_names_are_of_one_uid_and_one_set_of_columns() -> None:
+    assert len({tag_of("u", ["a"]), tag_of("v", ["a"]), tag_of("u", ["b"]), tag_of("u", ["a", "b"]), tag_of("u", ["ab"])}) == 5
+    with pytest.raises(InvalidNameError):
+        check_archived("a/b")
+    with pytest.raises(ConfigError, match="internal"):
+        check_archived("_groups")
+
+
+# ---- micro-batches -------------------------------------------------------------------------------------------------------
+def part(
+    start: int, end: int, *, stream: str = "orders", partition: int = 0, uid: str = "u", path: str | None = None
+) -> ArchivedRange:
+    name = f"{stream}-{start}" if path is None else path
+    return ArchivedRange(
+        stream=stream, uid=uid, partition=partition, start_offset=start, end_offset=end, path=name, record_count=end - start
+    )
+
+
+KNOWN = {"q": 6, "liftpy/orders/0": 500, "liftpy/orders/uid/u": 1}
+
+
+def test_a_micro_batch_goes_on_where_the_table_ends() -> None:
+    ranges = [part(700, 900), part(500, 700), part(0, 10, partition=1)]
+    assert marks_of(ranges, "q") == {"q", "liftpy/orders/0", "liftpy/orders/1", "liftpy/orders/uid/u"}
+    assert commit_of(ranges, "q", 7, KNOWN) == Commit(
+        (ranges[1], ranges[0], ranges[2]), {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/uid/u": 1}
+    )
+    assert commit_of(ranges, "q", 6, KNOWN) is None
+    assert commit_of(ranges, "q", 5, KNOWN) is None
+
+
+def test_a_range_without_records_moves_the_end_and_has_no_file() -> None:
+    found = commit_of([part(500, 600, path="")], "q", 7, KNOWN)
+    assert found is not None
+    assert (found.files, found.marks["liftpy/orders/0"]) == ((), 600)
+
+
+@pytest.mark.parametrize(
+    ("ranges", "error"),
+    [
+        ([part(499, 510)], FencedError),
+        ([part(500, 600), part(599, 700)], FencedError),
+        ([part(501, 510)], DataLossError),
+        ([part(500, 600), part(601, 700)], DataLossError),
+        ([part(500, 510, uid="v")], NotFoundError),
+        ([part(0, 5, stream="new", uid="v"), part(5, 9, stream="new", uid="w")], NotFoundError),
+    ],
+)
+def test_what_does_not_follow_is_refused(ranges: list[ArchivedRange], error: type[LiftError]) -> None:
+    with pytest.raises(error):
+        commit_of(ranges, "q", 7, KNOWN)
+    with pytest.raises(error):
+        commit_of(ranges, "other", 0, KNOWN)
+    if error is DataLossError:
+        assert commit_of(ranges, "q", 7, KNOWN, fail_on_data_loss=False) is not None
+
+
+def test_a_cut_over_is_where_the_table_ends() -> None:
+    partitions = {("orders", 0): "u", ("orders", 1): "u", ("more", 0): "m"}
+    assert starts_after(partitions, {"q": 1}, -2) is None
+    assert starts_after(partitions, KNOWN, -2) == {"orders": {"uid": "u", "0": 500, "1": -2}, "more": {"uid": "m", "0": -2}}
+    with pytest.raises(NotFoundError, match="deleted"):
+        starts_after({("orders", 0): "v"}, KNOWN, -2)
+
+
+def test_columns_are_the_table_s() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.int64())])
+    check_table_columns(schema, schema, "t")
+    with pytest.raises(ConfigError, match="has the columns a, b"):
+        check_table_columns(schema, pa.schema([("a", pa.int64())]), "t")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"streams": ()}, {"streams": ("a", "a")}, {"streams": ("_a",)}, {"compression": "gzip"}, {"every_s": -1.0},
+        {"batch_records": 0}, {"columns": "value,offset"}, {"source": {"Subscribe": "x"}},
+    ],
+)  # fmt: skip
+def test_a_plan_is_checked_as_a_whole(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        ArchivePlan(**{"streams": ("a",), "table": "t", **wrong})
+
+
+def test_a_plan_s_options_are_the_source_s(tmp_path: Path) -> None:
+    plan = ArchivePlan(
+        streams=("a", "b"), table=str(tmp_path), columns="stream,partition,offset", source={"nats": "nats://h:1"}
+    )
+    assert plan.options() == {
+        "startingOffsets": "earliest", "includeHeaders": "false", "maxOffsetsPerTrigger": "5000000", "nats": "nats://h:1",
+        "columns": "stream,partition,offset", "subscribe": "a,b",
+    }  # fmt: skip
+    assert plan.checkpoint_folder == tmp_path / "_checkpoint"
+    assert not plan.resumed
+    (tmp_path / "_checkpoint" / "offsets").mkdir(parents=True)
+    assert not plan.resumed
+    (tmp_path / "_checkpoint" / "offsets" / "0").touch()
+    assert plan.resumed
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------
+SCHEMA = pa.schema([("stream", pa.string()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC"))])
+PLANNED = PlannedRange("orders", "uid", 2, 10, 20, 1, "n1", ("n1",))
+
+
+def batches(offsets: range, size: int = 4) -> list[pa.RecordBatch]:
+    return [
+        pa.record_batch([["orders"] * len(own), list(own), [1_000_000 - o for o in own]], schema=SCHEMA)
+        for first in range(offsets.start, offsets.stop, size)
+        if (own := range(first, min(first + size, offsets.stop)))
+    ]
+
+
+def test_a_range_becomes_one_file_whose_row_says_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing_module, "ROW_GROUP_BYTES", 150)
+    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    file = tmp_path / written.path
+    assert written == ArchivedRange(
+        stream="orders", uid="uid", partition=2, start_offset=10, end_offset=20, path=written.path, record_count=10,
+        size_bytes=file.stat().st_size, oldest_us=999_981, newest_us=999_990,
+    )  # fmt: skip
+    assert pq.read_table(file)["offset"].to_pylist() == list(range(10, 20))
+    assert pq.read_metadata(file).num_row_groups == 2
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_range_that_was_written_is_taken_as_it_is(tmp_path: Path) -> None:
+    first = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    before = (tmp_path / first.path).stat()
+
+    def nothing() -> Any:
+        raise AssertionError("nobody reads what is written")
+        yield
+
+    assert write_range(PLANNED, nothing(), SCHEMA, Writing(str(tmp_path), "none")) == first
+    assert (tmp_path / first.path).stat().st_ino == before.st_ino
+    other = write_range(replace(PLANNED, uid="other"), batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    assert other.path != first.path
+
+
+def test_of_two_attempts_the_first_to_finish_stays(tmp_path: Path) -> None:
+    def slow() -> Any:
+        yield from batches(range(10, 20), size=3)
+        done.append(write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path), "none")))
+
+    done: list[ArchivedRange] = []
+    second = write_range(PLANNED, slow(), SCHEMA, Writing(str(tmp_path)))
+    assert done == [second]
+    assert len(list((tmp_path / second.path).parent.iterdir())) == 1
+
+
+def test_an_attempt_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fails() -> Any:
+        yield from batches(range(10, 14))
+        raise UnavailableError("nobody")
+
+    with pytest.raises(UnavailableError):
+        write_range(PLANNED, fails(), SCHEMA, Writing(str(tmp_path)))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_range_without_records_has_no_file(tmp_path: Path) -> None:
+    written = write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+    assert (written.path, written.record_count, written.end_offset) == ("", 0, 20)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_file_that_is_not_what_its_name_says_is_an_error(tmp_path: Path) -> None:
+    written = write_range(PLANNED, batches(range(10, 20)), SCHEMA, Writing(str(tmp_path)))
+    for content in (b"", b"x" * 100):
+        (tmp_path / written.path).write_bytes(content)
+        with pytest.raises(StorageError, match="orders-2"):
+            write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+    pq.write_table(pa.table({"a": [1]}), tmp_path / written.path)
+    with pytest.raises(StorageError, match="does not hold"):
+        write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path)))
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        write_range(PLANNED, [], SCHEMA, Writing(str(tmp_path / "file")))
+
+
+# ---- orphans -------------------------------------------------------------------------------------------------------------
+def test_only_what_nobody_will_ever_take_goes() -> None:
+    def file(start: int, end: int, partition: int = 0) -> str:
+        return "/t/" + FileName("orders", partition, start, end, TAG).path
+
+    in_table, passed, across, beyond, unknown = file(0, 100), file(0, 50), file(50, 150), file(100, 200), file(0, 9, 1)
+    half = f"/t/data/orders/0/{temporary(in_table.rpartition('/')[2], 'a' * 32)}"
+    every = [in_table, passed, across, beyond, unknown, half, "/t/data/orders/0/notes.txt"]
+
+    def of(age_s: float, *, only_added_to: bool = True) -> tuple[set[str], int, int]:
+        found = [DataFile(path, age_s, 10) for path in every]
+        said = orphans_among(found, frozenset([in_table]), {"liftpy/orders/0": 100}, 60.0, only_added_to=only_added_to)
+        return set(said.files), said.size_bytes, said.left
+
+    assert of(60.0) == ({passed, half}, 20, 3)
+    assert of(59.0) == (set(), 0, 4)
+    assert of(60.0, only_added_to=False) == ({half}, 10, 4)
+
+
+# ---- Delta ---------------------------------------------------------------------------------------------------------------
+def committed(root: Path, start: int, end: int, batch: int, query: str = "q") -> Commit:
+    planned = replace(PLANNED, start_offset=start, end_offset=end)
+    written = write_range(planned, batches(range(start, end)), SCHEMA, Writing(str(root)))
+    found = commit_of([written], query, batch, {} if not start else table_at(root).state(marks_of([written], query)).marks)  # type: ignore[union-attr]
+    assert found is not None
+    return found
+
+
+def test_a_delta_table_keeps_its_marks_with_its_files(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    table = table_at(tmp_path)
+    assert table.state() is None
+    with pytest.raises(NotFoundError, match="no table"):
+        state_of(table)
+    assert table.commit(committed(tmp_path, 0, 10, 0), SCHEMA) == 0
+    assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == 1
+    state = state_of(table_at(tmp_path), ["q", "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
+    assert (state.version, state.record_count, len(state.files)) == (1, 15, 2)
+    assert state.marks == {"q": 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
+    assert state.schema.names == SCHEMA.names
+    assert all(Path(file).is_file() for file in state.files)
+    assert table.only_added_to()
+    assert table.commit(committed(tmp_path, 15, 18, 2), SCHEMA, replace=True) == 2
+    assert [Path(file).name[:10] for file in state_of(table).files] == ["orders-2-0"]
+    assert not table.only_added_to()
+    with pytest.raises(ConfigError, match="no table format"):
+        table_at(tmp_path, "hudi")
+
+
+def test_two_archives_of_one_partition_fence_each_other(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    one, other = table_at(tmp_path), table_at(tmp_path)
+    assert one.state() is other.state() is None
+    first = committed(tmp_path, 0, 10, 0)
+    one.commit(first, SCHEMA)
+    with pytest.raises(FencedError, match="made meanwhile"):
+        other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
+    other.state()
+    one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
+    with pytest.raises(FencedError, match="another archive"):
+        other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
+    assert state_of(other).record_count == 20
+
+
+def test_orphans_of_a_delta_table(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    table = table_at(tmp_path)
+    assert find_orphans(table, 0.0).files == ()
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    dead = write_range(replace(PLANNED, start_offset=1, end_offset=9), batches(range(1, 9)), SCHEMA, Writing(str(tmp_path)))
+    write_range(replace(PLANNED, start_offset=10, end_offset=12), batches(range(10, 12)), SCHEMA, Writing(str(tmp_path)))
+    found = find_orphans(table, 0.0)
+    assert (found.files, found.left) == ((str(tmp_path / dead.path),), 1)
+    remove_orphans(found)
+    remove_orphans(found)
+    assert find_orphans(table, 0.0).files == ()
+    assert state_of(table).record_count == 10
+
+
+def test_statistics_are_never_narrower_than_the_records() -> None:
+    one = replace(part(3, 9), oldest_us=1_700_000_000_123_999, newest_us=1_700_000_000_999_001)
+    found = stats_of(one)
+    assert found["numRecords"] == 6
+    assert found["minValues"] == {"stream": "orders", "partition": 0, "offset": 3, "timestamp": "2023-11-14T22:13:20.123Z"}
+    assert found["maxValues"] == {"stream": "orders", "partition": 0, "offset": 8, "timestamp": "2023-11-14T22:13:21.000Z"}
+    assert "timestamp" not in stats_of(part(3, 9))["minValues"]
+    json.dumps(found)
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------------
+def test_what_spark_says_is_the_error_that_it_was() -> None:
+    text = "Job aborted\nliftpy.spark.failures.SourceError: [DATA_LOSS] orders/0 is gone\n  at x.y(z)"
+    assert (type(error_of(text)), str(error_of(text))) == (DataLossError, "orders/0 is gone")
+    assert isinstance(error_of("SourceError: [NOBODY_LISTENS] x"), UnavailableError)
+    other = error_of("SourceError: [DIVERGED_PRODUCER] x")
+    assert (type(other), str(other), other.code) == (SourceError, "[DIVERGED_PRODUCER] x", "DIVERGED_PRODUCER")
+    assert str(error_of("a\n\nb\nc\nd")) == "Spark failed: a / b / c"
+    with pytest.raises(NotFoundError, match=r"^gone$"), plainly(), coded():
+        raise NotFoundError("gone")
+    with pytest.raises(ZeroDivisionError), plainly():
+        1 / 0  # noqa: B018

@@ -1,0 +1,86 @@
+"""``liftpy spark ...`` as far as it goes without a JVM: dry runs, errors and their exit codes, where secrets go."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from liftpy.client.credentials import Credentials
+from liftpy.errors import ConfigError
+from liftpy.spark.options import Access
+from liftpy.testing.fake_node import FakeNode
+from liftpy.wire.batch import build_batch
+from sidecar.cli.main import main
+from sidecar.cli.spark_place import SparkPlace, source_options
+from sidecar.settings import Target
+
+HERE = SparkPlace("local[2]", {})
+
+
+def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
+    shown = capsys.readouterr()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_a_dry_run_says_where_an_archive_goes_on(
+    access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("orders", partitions=2).partitions[1].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
+    table = str(tmp_path / "table")
+    code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run", "--json")
+    assert (code, json.loads(out)) == (
+        0,
+        {
+            "resumed": False,
+            "starts": {"orders/0": 0, "orders/1": 0},
+            "waiting": 7,
+            "orphans": {"files": [], "bytes": 0, "left": 0},
+        },
+    )
+    code, out, _ = run(access, capsys, "archive", "orders", "--table", table, "--dry-run")
+    assert (code, out.splitlines()[0], out.splitlines()[3]) == (0, "begins a new query", "7 records wait")
+    assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["archive", "--table", "t"], 2, "Missing argument"),
+        (["archive", "_groups", "--table", "t"], 2, "internal"),
+        (["archive", "orders", "--table", "t", "--columns", "value", "--dry-run"], 2, "needs stream, partition, offset"),
+        (["archive", "orders", "--table", "t", "--conf", "x", "--dry-run"], 2, "say NAME=VALUE"),
+        (["archive", "nobody", "--table", "t", "--dry-run"], 1, "no stream 'nobody'"),
+    ],
+)
+def test_a_mistake_has_its_exit_code(
+    access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, text: str
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("orders")
+    found, _, err = run(access, capsys, *arguments)
+    assert (found, text in err) == (code, True), err
+
+
+def test_secrets_are_in_files_for_as_long_as_a_command_runs() -> None:
+    target = Target(("nats://a:1", "nats://b:2"), "ns", Credentials(user="reader", password="secret", inbox_prefix="_INBOX_r"))
+    with source_options(target, HERE) as options:
+        file = Path(options.pop("nats.passwordFile"))
+        assert options == {
+            "nats": "nats://a:1,nats://b:2", "namespace": "ns", "nats.user": "reader", "nats.inboxPrefix": "_INBOX_r"
+        }  # fmt: skip
+        assert file.read_text() == "secret"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert not file.exists()
+    with pytest.raises(ConfigError, match="on other machines"), source_options(target, SparkPlace("spark://h:7077", {})):
+        pass
+    by_file = Target(("nats://a:1",), "ns", Credentials(creds_file="/etc/reader.creds"))
+    with source_options(by_file, SparkPlace("spark://h:7077", {})) as options:
+        assert options == {"nats": "nats://a:1", "namespace": "ns", "nats.creds": "/etc/reader.creds"}
