@@ -220,4 +220,36 @@ MUTANTS = [
         "liftpy/spark/session.py",
         ("Java 8 is Java 1", "return int(second) if first == 1 and second else first", "return first", "the error names a Java that nobody has"),
     ),
+    *rows(
+        "liftpy/spark/pipelines/audit.py",
+        ("a batch that reaches past its block is cut", "max(part.end, *(block.end_offset for block in whole.values()))", "part.end", "a record that differs in the second half of a large batch is no difference"),
+        ("damage is silence", "                self._tell(DAMAGED, node, block.damaged.offset, text)\n", "                pass\n", "a replica that can't serve its records agrees with the others"),
+        ("whoever is behind is waited for by none", "min(one.end_offset for one in in_sync)", "max(one.end_offset for one in in_sync)", "a follower that hears of HW a moment later is no longer compared"),
+        ("one log start is enough", "found.start_offset = max(bounds[node].log_start_offset for node in found.compared)", "found.start_offset = min(bounds[node].log_start_offset for node in found.compared)", "a replica whose retention came first counts as away"),
+        ("packing does not matter", "if len(self._found.findings) == before and not cleaned:", "if len(self._found.findings) == before and cleaned:", "batches with other stamps of producers go unnoticed"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/findings.py",
+        ("the leader is right", "expected = digests[reference] if tied else counts[0][0]", "expected = digests[reference]", "two replicas are called wrong because their leader is"),
+        ("half is most", "> len(digests)\n", ">= len(digests)\n", "of two replicas one is called wrong by majority"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/dropping.py",
+        ("what is gone was superseded", "if newest.get(key, -1) <= gap.offset]", "if newest.get(key, -1) < 0]", "the last record of a key is lost on a compacted replica, and nobody says so"),
+        ("tombstones stay for ever", "if not gap.is_tombstone}", "}", "an audit of a compacted stream finds losses where there are none"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/replica_reads.py",
+        ("a batch is of each block that it touches", "if batch.base_offset >= self._floor]", "]", "replicas that agree are compared record by record, or found different"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/measures.py",
+        ("pauses between pieces are none", "                if step > self.pause_ns:\n", "                if step < 0:\n", "the longest pause is missed where a range was cut"),
+        ("buckets are counted, not the time between them", "max(self.buckets) - min(self.buckets) >= (", "len(self.buckets) > (", "a stream of two bursts a year apart is shown in millions of rows"),
+        fresh=True,
+    ),
 ]  # fmt: skip
