@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from liftpy.client.ending import end_tasks
+from liftpy.client.group_part import GroupPart
 from liftpy.client.opening import Opening
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ManyReceipt, ProducerOptions, Source
@@ -30,9 +31,6 @@ from liftpy.errors import LiftError, NotFoundError, PublishRejectedError
 from liftpy.ids import PartitionKey
 from liftpy.wire.batch import Record
 from liftpy.wire.keyed import partition_of
-
-if TYPE_CHECKING:
-    from liftpy.client.group import Group, GroupPart
 
 PartitionFor = Callable[[bytes | None, int], int]
 Transform = Callable[[Record], Iterable[tuple[bytes | None, bytes | None]]]
@@ -57,11 +55,30 @@ class CopyHome(Protocol):
         ...
 
 
+class Member(Protocol):
+    """What it needs of its Group."""
+
+    name: str
+    counters: Counter[str]
+
+    async def take(self) -> GroupPart | None:
+        """As ``Group.take``."""
+        ...
+
+    def finished(self, part: GroupPart) -> None:
+        """As ``Group.finished``."""
+        ...
+
+    def generation_of(self, key: PartitionKey) -> int | None:
+        """As ``Group.generation_of``."""
+        ...
+
+
 class Copying:
     """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
 
     def __init__(
-        self, client: CopyHome, group: Group, target: str, transform: Transform, *,
+        self, client: CopyHome, group: Member, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform

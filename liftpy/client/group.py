@@ -25,6 +25,7 @@ from typing import Literal, Protocol, cast
 from liftpy.client.calling import CommandAnswer
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
+from liftpy.client.group_part import GroupPart
 from liftpy.client.positions import Start
 from liftpy.client.producing import ProducerOptions
 from liftpy.client.slices import BatchSlice
@@ -106,15 +107,6 @@ class GroupHome(Protocol):
     ) -> CommandAnswer:
         """As ``Client.call_service``."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPart:
-    """Records of one partition. ``generation``: of this member's ownership of it; whoever owns it later has a greater one."""
-
-    key: PartitionKey
-    generation: int
-    slice: BatchSlice
 
 
 async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:

@@ -330,7 +330,7 @@ class SyncClient:
 
         return SyncGroup(self._loop, self._loop.run(made()))
 
-    def cursor(self, name: str, stream: str) -> SyncCursor:
+    def cursor(self, name: str, stream: str) -> SyncCursor[SyncConsumer]:
         """A named position, held from here on: ``with client.cursor("nightly", "orders") as cursor``; see
         ``liftpy.client.Client.cursor``."""
 

@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from liftpy.client.consumer import Consumer
 from liftpy.client.copying import PartitionFor, Transform
 from liftpy.client.cursor import Cursor
-from liftpy.client.group import Group, GroupPart
+from liftpy.client.group import Group
+from liftpy.client.group_part import GroupPart
 from liftpy.client.positions import Position, Start
 from liftpy.client.producing import ProducerOptions
 from liftpy.ids import PartitionKey
 
-if TYPE_CHECKING:
-    from liftpy.client.sync import SyncConsumer
-
 _T = TypeVar("_T")
+_Reading = TypeVar("_Reading")
 
 
 class Runs(Protocol):
@@ -105,10 +104,10 @@ class SyncGroup:
         self.close()
 
 
-class SyncCursor:
+class SyncCursor(Generic[_Reading]):
     """As ``liftpy.client.cursor.Cursor``."""
 
-    def __init__(self, loop: Runs, cursor: Cursor, reading: Callable[[Consumer], SyncConsumer]) -> None:
+    def __init__(self, loop: Runs, cursor: Cursor, reading: Callable[[Consumer], _Reading]) -> None:
         self._loop = loop
         self._cursor = cursor
         self._reading = reading
@@ -122,11 +121,11 @@ class SyncCursor:
         """See ``Cursor.commit``."""
         self._loop.run(self._cursor.commit(position, partition))
 
-    def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> SyncConsumer:
+    def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> _Reading:
         """See ``Cursor.consume``."""
         return self._reading(self._loop.run(self._cursor.consume(partition, start=start, **how)))
 
-    def __enter__(self) -> SyncCursor:
+    def __enter__(self) -> SyncCursor[_Reading]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import click
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client.group import GroupPart
+from liftpy.client.group_part import GroupPart
 from liftpy.wire.batch import Record
 from sidecar.cli.consume_output import lines_to, record_json
 from sidecar.tasks import attended
