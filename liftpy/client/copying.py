@@ -55,7 +55,7 @@ class CopyHome(Protocol):
         ...
 
 
-class Member(Protocol):
+class CopyingMember(Protocol):
     """What it needs of its Group."""
 
     name: str
@@ -78,7 +78,7 @@ class Copying:
     """``run`` it until it is cancelled. ``partition_for``: (key, partitions) -> partition; the same in every run."""
 
     def __init__(
-        self, client: CopyHome, group: Member, target: str, transform: Transform, *,
+        self, client: CopyHome, group: CopyingMember, target: str, transform: Transform, *,
         partition_for: PartitionFor | None, options: ProducerOptions | None, session_s: float,
     ) -> None:  # fmt: skip
         self.client, self.group, self.target, self.transform = client, group, target, transform
