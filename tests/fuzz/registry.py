@@ -29,7 +29,7 @@ ELSEWHERE = {
     "liftpy.wire.keyed:partitions_of": "hashes keys; tests/unit/client/test_producer_partitions.py compares it with the plain form",
     "liftpy.wire.keyed:partitions_of_column": "of a column; tests/unit/spark/test_spark_sink.py compares it with the plain form",
     "liftpy.spark.sink_rows:bytes_of": "Arrow's own buffers, tests/unit/spark/test_spark_sink.py",
-    "liftpy.spark.pipelines.writing:_found": "calls load_json; tests/unit/spark/test_pipeline_archive.py has files that say something else",
+    "liftpy.spark.pipelines.writing:_found": "calls load_json; tests/unit/spark/test_pipeline_archive.py has other files",
     "liftpy.strict_json:load_json": "what reads JSON calls it",
     "liftpy.client.parser:StrictParser.parse": "tests.unit.bus.parser_fuzz compares it with a plain reading of the protocol",
     "liftpy.client.transport:Transport.parse_errors": "counts",
