@@ -1,9 +1,9 @@
 """How fast a stream is archived: ``python -m tests.bench.spark.bench_archive [--records N] [--value-bytes B] [--runs R]``.
 
-A node serves N records of B bytes from memory over a real nats-server on this machine, two partitions, two Spark tasks. In turn, each into
-a folder of its own, up to what is committed, all columns, zstd: ``archive`` (tasks write the files), and the same records through the JVM
-into Parquet by Spark's own streaming sink. Medians of the runs after one that warms up, and their ratio. Start and end of a query are in
-both figures; so is the flush of each file in the first.
+A node serves N records of B bytes from memory over a real nats-server on this machine, two partitions, two Spark tasks. In turn, each
+into a folder of its own, up to what is committed, all columns, zstd: ``archive`` (tasks write the files), and the same records through
+the JVM into Parquet by Spark's own streaming sink. Medians of the runs after one that warms up, and their ratio. Start and end of a
+query are in both figures; so is the flush of each file in the first.
 """
 
 from __future__ import annotations
