@@ -171,7 +171,9 @@ class ReplicationConfig:
 
     heartbeat_s: float = 0.25
     session_s: float = 2.0
-    lease_s: float = 1.5
+    lease_s: float = 0.9
+    """A leader that was killed is replaced when its lease is over. One that hears no answer to a heartbeat for so long holds its
+    acknowledgements back until it does, and is not replaced for it before ``session_s``."""
     max_leader_timeout_s: float = 2.0
     max_lag_time_s: float = 5.0
     max_lag_records: int = 0

@@ -5,8 +5,9 @@ LEADER, so that it answers, beside the partition's leader alone; promotions wait
 orders, and what it says then is fenced. So a fail-over replays nothing. This is where it is started and ended: when the image shows a
 replica here, and when it does not any more; one that fails is begun anew, later each time, and the node goes on meanwhile.
 
-It speaks to its own node as a service in a process of its own does, on one connection for all of them: what members ask takes nothing
-from replication but time on the event loop, and of that at most ``STEP_S`` at once.
+It speaks to its own node as a service in a process of its own does, on one connection for all of them; but what it reads takes no way
+over NATS (``sidecar.own_reads``). What members ask takes nothing from replication but time on the event loop, and of that at most
+``STEP_S`` at once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import contextlib
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from nats.aio.client import Client as NatsConnection
 
+from liftpy.client.consumer import ReadOptions
 from liftpy.client.ending import end_tasks
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage
@@ -31,7 +34,8 @@ from liftpy.ids import PartitionKey
 from liftpy.service.host import ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM
+from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from sidecar.own_reads import OwnNodeReader, ReadsOf
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
 
@@ -81,10 +85,11 @@ class _Hosted:
 class GroupCoordinators:
     """Of one node. ``folder``: of their snapshots. ``follow`` every image, ``close`` at the end."""
 
-    def __init__(self, settings: NodeSettings, folder: Path, counters: Counter[str]) -> None:
+    def __init__(self, settings: NodeSettings, folder: Path, counters: Counter[str], reads_of: ReadsOf) -> None:
         self._settings = settings
         self._folder = folder
         self._counters = counters
+        self._reads_of = reads_of
         self._running: dict[PartitionKey, _Hosted] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
@@ -118,7 +123,9 @@ class GroupCoordinators:
     async def _run(self, key: PartitionKey, one: _Hosted) -> None:
         while not one.stopping.is_set():
             try:
-                one.host = ServiceHost(one.make, self._of(key), await self._transport(), self._settings.namespace)
+                transport, namespace = await self._transport(), self._settings.namespace
+                read = partial(self._reader, transport, key)
+                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read)
                 one.problem = ""
                 await one.host.run()
             except LiftError as error:
@@ -132,6 +139,9 @@ class GroupCoordinators:
                 self._counters["coordinators begun anew"] += 1
                 logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
                 await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.restarts - 1, 10), _LONGEST_AGAIN_S))
+
+    def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:
+        return OwnNodeReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)
 
     def _of(self, key: PartitionKey) -> ServiceSettings:
         return ServiceSettings(

@@ -58,7 +58,7 @@ from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietAsker, QuietTalk
-from sidecar.partition.reads import ReadTools
+from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
@@ -121,8 +121,11 @@ class Node:
         self._flush_times = NodeFlushTimes(self.counters)
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
-        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters)
+        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of)
         self._unwatch: Callable[[], None] = lambda: None
+
+    def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
+        return None if self.partitions is None else self.partitions.reads_of(key)
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:

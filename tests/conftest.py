@@ -5,6 +5,10 @@ Such a test waits as much as it computes, so that three workers keep two cores b
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -13,6 +17,11 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 """A machine that is slow, or shared, fails no property: hypothesis gives an example 200 ms by itself."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+"""Images of containers often forbid bytecode files. Each of the suite's hundreds of nodes and commands would compile all its modules
+anew then, which is half of what its start costs; and each worker would rewrite all asserts, each time."""
 
 ONE_AT_A_TIME = ("tests/integration/", "tests/system/", "tests/unit/test_compose.py", "tests/bench/")
 """Where the tests marked ``processes`` and ``spark`` are (``test_tidy`` sees to it): they wait for elections, beside their own load.
@@ -47,6 +56,17 @@ def place_of(nodeid: str) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever the number of workers: the order of files stays within each place."""
     items.sort(key=lambda item: place_of(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing of what is collected is garbage: looking for some takes a third of the time, and again in each test that makes some."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,6 +9,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,9 +71,42 @@ def _module(path: Path) -> str:
 
 
 SOURCES = _sources()
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-IDS = [str(p.relative_to(ROOT)) for p in SOURCES]
-every_source = pytest.mark.parametrize("path", SOURCES, ids=IDS)
+
+
+class Trees(dict[Path, ast.Module]):
+    """Of every source, parsed when it is asked for: most workers collect this file and run none of it."""
+
+    def __missing__(self, path: Path) -> ast.Module:
+        self[path] = ast.parse(path.read_text(encoding="utf-8"))
+        return self[path]
+
+
+TREES = Trees()
+
+
+def every_source(test: Callable[[Path], None]) -> Callable[[], None]:
+    """One test that tries all of them, and names each that is wrong: thousands of tests of a millisecond cost seconds to keep apart."""
+
+    def over_all() -> None:
+        wrong = []
+        for path in SOURCES:
+            try:
+                test(path)
+            except AssertionError as error:
+                wrong.append(str(error))
+        assert not wrong, "\n".join(wrong)
+
+    return over_all
+
+
+def test_each_source_that_is_wrong_is_named() -> None:
+    @every_source
+    def test_of_some(path: Path) -> None:
+        assert path.name != "effects.py", f"{path.name} is wrong"
+        assert path.name != "leader.py", f"{path.name} is wrong, too"
+
+    with pytest.raises(AssertionError, match=r"effects\.py is wrong\n(.*\n)* *leader\.py is wrong, too"):
+        test_of_some()
 
 
 def _imports(tree: ast.AST) -> list[tuple[str, int]]:
@@ -199,17 +234,19 @@ def test_names_say_what_they_are(path: Path) -> None:
             assert not re.search(r"(Manager|Helper|Utils?)$", node.name), f"{path}:{node.lineno} {node.name}"
 
 
-MODULES = {_module(path): tree for path, tree in TREES.items()}
+@cache
+def modules() -> dict[str, ast.Module]:
+    return {_module(path): TREES[path] for path in SOURCES}
 
 
 def test_nothing_is_there_that_nobody_refers_to() -> None:
-    dead, listed = tidy_names.unreferenced(MODULES), set(tidy_names.UNREFERENCED)
+    dead, listed = tidy_names.unreferenced(modules()), set(tidy_names.UNREFERENCED)
     assert not dead - listed, f"nobody refers to {sorted(dead - listed)}: remove it, or list it in tests/tidy_names.py"
     assert not listed - dead, f"listed in tests/tidy_names.py, and not needed there: {sorted(listed - dead)}"
 
 
 def test_nothing_is_stored_that_nobody_reads() -> None:
-    unread, listed = tidy_names.unread_attributes(MODULES), set(tidy_names.UNREAD)
+    unread, listed = tidy_names.unread_attributes(modules()), set(tidy_names.UNREAD)
     assert unread == listed, f"{sorted(unread ^ listed)}: read nowhere, or listed in tests/tidy_names.py and not so"
 
 
@@ -230,7 +267,7 @@ class Colour(Enum):
     RED = 1
 def pong(): return Colour
 """
-    planted = {**MODULES, "p": ast.parse(dead)}
+    planted = {**modules(), "p": ast.parse(dead)}
     assert {name for name in tidy_names.unreferenced(planted) if name.startswith("p.")} == {
         "p.LIMIT", "p.calls_itself", "p.ping", "p._nobody_calls", "p.nobody_awaits",
         "p.Unused", "p.Unused.nobody_calls", "p.Unused.nobody_asks",
@@ -241,14 +278,14 @@ def pong(): return Colour
 
 def test_a_class_has_its_name_alone() -> None:
     """Whoever meets a name in a log, a trace or a review has one place to look."""
-    assert not tidy_names.names_of_two_classes(MODULES)
+    assert not tidy_names.names_of_two_classes(modules())
     of_c = "class Lease: ...\nclass _Session: ..."
     twice = {"a.b": ast.parse("class Lease: ..."), "c": ast.parse(of_c), "d": ast.parse("class _Session: ...")}
     assert tidy_names.names_of_two_classes(twice) == {"Lease": ["a.b", "c"], "_Session": ["c", "d"]}
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
-    assert not tidy_imports.circles(MODULES, types=True)
+    assert not tidy_imports.circles(modules(), types=True)
 
 
 def test_a_circle_is_noticed() -> None:
@@ -261,17 +298,17 @@ def test_a_circle_is_noticed() -> None:
 
 
 def test_constructors_take_few_parameters() -> None:
-    wide, listed = tidy_names.wide_constructors(MODULES), set(tidy_names.WIDE_CONSTRUCTORS)
+    wide, listed = tidy_names.wide_constructors(modules()), set(tidy_names.WIDE_CONSTRUCTORS)
     assert wide == listed, f"{sorted(wide ^ listed)}: over 8 parameters, or listed in tests/tidy_names.py and not so"
 
 
 def test_records_of_many_fields_are_made_by_keywords() -> None:
-    found, listed = tidy_names.positional_records(MODULES), set(tidy_names.POSITIONAL_RECORDS)
+    found, listed = tidy_names.positional_records(modules()), set(tidy_names.POSITIONAL_RECORDS)
     assert found == listed, f"{sorted(found ^ listed)}: say kw_only=True, or listed in tests/tidy_names.py and not so"
 
 
 def test_events_effects_and_wide_constructors_are_called_by_keywords() -> None:
-    assert not tidy_names.by_position(MODULES)
+    assert not tidy_names.by_position(modules())
     wide = sorted(tidy_names.WIDE_CONSTRUCTORS)[0]
     module, _, name = wide.rpartition(".")
     loose = {
@@ -282,7 +319,7 @@ def test_events_effects_and_wide_constructors_are_called_by_keywords() -> None:
 
 
 def test_classes_have_few_attributes() -> None:
-    large, listed = tidy_names.large_classes(MODULES), set(tidy_names.LARGE_CLASSES)
+    large, listed = tidy_names.large_classes(modules()), set(tidy_names.LARGE_CLASSES)
     assert large == listed, f"{sorted(large ^ listed)}: over 25 attributes, or listed in tests/tidy_names.py and not so"
 
 

@@ -31,6 +31,8 @@ UNREFERENCED = {
     "liftpy.client.client.Client.consume_many": "for applications",
     "liftpy.client.queue.Job.nack": "for applications",
     "liftpy.client.queue.Queue.nack": "for applications",
+    "liftpy.client.sync_queue.SyncJob.nack": "for applications",
+    "liftpy.client.sync_queue.SyncQueue.nack": "for applications",
     "liftpy.client.many.ManyConsumer.positions_text": "for applications",
     "liftpy.client.slices.BatchSlice.to_pandas": "for applications",
     "liftpy.client.sync.SyncConsumer.getone": "for applications",

@@ -145,8 +145,9 @@ class PartitionReader:
 
         return fetch
 
-    async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
-        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new.
+    async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
+        """The next slices after ``progress``, which moves on; empty when a long poll ended with nothing new. ``max_bytes``: of this
+        answer, where less is wanted than the options say.
 
         Raises OffsetOutOfRangeError, NotFoundError (made again), UnavailableError after ``patience_s``, or the ProtocolError
         or CorruptionError that every replica's answer led to.
@@ -158,7 +159,7 @@ class PartitionReader:
                     self.node = await self._nearest.instead_of(self.node)
                 asked, self.node = self.node, self.options.node  # whoever does not answer well is not asked again at once
                 try:
-                    return await self._fetch_from(asked, progress, opinion)
+                    return await self._fetch_from(asked, progress, opinion, min(max_bytes or self._max_bytes, self._max_bytes))
                 except LiftError as error:
                     self._teller.tell(EventKind.FAILED, asked, detail=f"{error.code}: {error}")
                     if self._nearest is not None:
@@ -166,10 +167,10 @@ class PartitionReader:
                     raise
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion) -> list[BatchSlice]:
+    async def _fetch_from(self, asked: str, progress: ReadProgress, opinion: SecondOpinion, max_bytes: int) -> list[BatchSlice]:
         """One try, of ``asked``, empty: of any replica; ``node`` is then who is to be asked next."""
         wait_s, asked_at = self.options.wait_s, time.perf_counter()
-        request = progress.request(self._max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
+        request = progress.request(max_bytes, round(wait_s * 1000), secrets.randbits(_ID_BITS))
         answer = await self._answer(asked, request, wait_s)
         try:
             slices = progress.accept(answer)

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
-from liftpy.client.consumer import ReadOptions
 from liftpy.client.positions import Bounds
-from liftpy.client.slices import BatchSlice
-from liftpy.errors import OffsetOutOfRangeError
+from liftpy.client.queue_log import QueueLog
 from liftpy.group import limits
 from liftpy.group.key_order import NO_KEY, key_digest
-from liftpy.ids import PartitionKey
 
 _AHEAD = 256
 """Records whose keys are told beyond those that are wanted: what is of a busy key is passed over."""
-
-
-class _Reads(Protocol):
-    def read_range(
-        self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str, options: ReadOptions | None
-    ) -> Any:
-        """As ``Client.read_range``."""
-        ...
 
 
 class NextKeys:
@@ -40,7 +27,7 @@ class NextKeys:
         self.start, self._known = offset, True
         return moved
 
-    async def read_on(self, client: _Reads, key: PartitionKey, bounds: Bounds, wanted: int, options: ReadOptions) -> None:
+    async def read_on(self, log: QueueLog, bounds: Bounds, wanted: int) -> None:
         """Read as many more as a take of ``wanted`` may need. Raises what reading raises."""
         if not self._known:
             return
@@ -49,14 +36,10 @@ class NextKeys:
         at = self.start + len(self.digests)
         if at >= end:
             return
-        try:
-            piece: BatchSlice
-            async for piece in client.read_range(key.stream, key.partition, at, end, uid=key.uid, options=options):
-                for offset, name in zip(piece.offsets().tolist(), piece.keys(), strict=True):
-                    self._fill(offset)
-                    self.digests.append(key_digest(name))
-        except OffsetOutOfRangeError:
-            return  # retention was faster: the next look begins behind it
+        for one in await log.held(at, end):
+            for offset, name in one.keys(at, end):
+                self._fill(offset)
+                self.digests.append(key_digest(name))
         self._fill(end)
 
     def _fill(self, end: int) -> None:

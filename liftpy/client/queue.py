@@ -17,18 +17,20 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
 from liftpy.client.consumer import ReadOptions
+from liftpy.client.ending import end_tasks
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
 from liftpy.client.next_keys import NextKeys
-from liftpy.client.positions import Bounds
-from liftpy.client.slices import BatchSlice
+from liftpy.client.queue_log import LogHome, QueueLog
+from liftpy.client.queue_pace import TakePace
+from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
@@ -40,14 +42,15 @@ from liftpy.wire.headers import is_reserved
 logger = logging.getLogger("liftpy.client")
 
 _COMMAND_S = 10.0
-_LOOK_S = 0.1
+_LOOK_NS = 100_000_000
 """Between two looks where nothing was."""
 _ASK_AGAIN_S = 1.0
 """What others have may come back at any time: so often it is asked for."""
 _MARGIN_NS = 50_000_000
 """A record whose wait is as good as over is not handed on."""
-_RANGES = 2000
-"""Of one command: well below its bound in bytes."""
+UNTOUCHED_S = 1.0
+"""What was taken ahead and lies here so long, while nobody asks for it, is given back."""
+_LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
 
 
@@ -67,9 +70,9 @@ class QueueOptions:
     """``ack_wait_s``: so long a worker has a record, then it comes again. ``max_deliveries``: a record that was given so often, and is
     not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
     records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new.
-    ``ahead``: records that iterating takes at a time. ``order_by_key``: of one key at most one record is out, and they are done in
-    order of offsets; a record without a key waits for nobody. ``read``: how what was granted is read. All workers of a queue are to say
-    the same."""
+    ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue_pace``).
+    ``order_by_key``: of one key at most one record is out, and they are done in order of offsets; a record without a key waits for
+    nobody. ``read``: how what was granted is read. All workers of a queue are to say the same."""
 
     ack_wait_s: float = limits.ACK_WAIT_MS / 1000
     max_deliveries: int = limits.MAX_DELIVERIES
@@ -98,18 +101,8 @@ class QueueOptions:
             check_name(self.dead_letters, "dead_letters")
 
 
-class QueueHome(GroupHome, Protocol):
+class QueueHome(GroupHome, LogHome, Protocol):
     """What a worker needs of its Client, besides what a member of a group does."""
-
-    async def bounds(self, stream: str, partition: int, *, options: ReadOptions | None) -> Bounds:
-        """As ``Client.bounds``."""
-        ...
-
-    def read_range(
-        self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str, options: ReadOptions | None
-    ) -> Any:
-        """As ``Client.read_range``."""
-        ...
 
     async def publish(self, stream: str, value: bytes | None, **how: Any) -> Any:
         """As ``Client.publish``."""
@@ -147,23 +140,22 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One partition. ``ended``: where the log ended, exclusive, when nothing could be had; ``again_ns``: when to ask all the same.
-    ``keys``: of an ordered queue, the keys of the next new records."""
+    """One partition. ``ended``: where the log ended, exclusive, when nothing more could be had, -1: not so; ``again_ns``: when to ask
+    all the same. ``keys``: of an ordered queue, the keys of the next new records."""
 
-    key: PartitionKey
+    log: QueueLog
     ended: int = -1
     again_ns: int = 0
     keys: NextKeys = field(default_factory=NextKeys)
 
+    @property
+    def key(self) -> PartitionKey:
+        """Which one."""
+        return self.log.key
 
-@dataclass(slots=True, eq=False)
-class _Telling:
-    """A settlement that waits to be told: of ``jobs``, as ranges of one partition each."""
-
-    jobs: Sequence[Job]
-    settlements: list[pb.Settlement]
-    done: asyncio.Future[list[Job]]
-    """Those that are not this worker's any more."""
+    def is_due(self, now_ns: int) -> bool:
+        """Whether a take may give something."""
+        return self.log.end_offset != self.ended or now_ns >= self.again_ns
 
 
 class Queue:
@@ -176,9 +168,17 @@ class Queue:
         self._member = secrets.token_hex(16)
         self._partition = 0
         self._places: deque[_Place] = deque()
-        self._ahead: deque[Job] = deque()
-        self._told: deque[_Telling] = deque()
-        self._telling: asyncio.Task[None] | None = None
+        self._ready: deque[Job] = deque()
+        """Taken, fetched, and not handed on."""
+        self._coming: asyncio.Task[None] | None = None
+        """Brings more, one at a time."""
+        self._pace = TakePace(options.ahead)
+        self._wanted = 1
+        """As the last take has asked."""
+        self._touched_ns = 0
+        """When something was handed on, or came, last."""
+        self._untouched: asyncio.TimerHandle | None = None
+        self._settlements: Settlements[Job] = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
         self.counters: Counter[str] = Counter()
@@ -194,10 +194,11 @@ class Queue:
         return self
 
     def _know(self, stream: StreamImage) -> None:
-        known = {place.key for place in self._places}
+        known = {place.key: place for place in self._places}
         found = [stream.key(partition.partition) for partition in stream.partitions]
-        self._places = deque(place for place in self._places if place.key in found)
-        self._places.extend(_Place(key) for key in found if key not in known)
+        self._places = deque(known.get(key) or _Place(QueueLog(self._client, key, self._options.read)) for key in found)
+        for place in known.keys() - set(found):
+            known[place].log.close()
 
     async def __aenter__(self) -> Queue:
         return self
@@ -211,15 +212,22 @@ class Queue:
         if self._closed:
             return
         self._closed = True
-        ahead, self._ahead = list(self._ahead), deque()
+        if self._untouched is not None:
+            self._untouched.cancel()
+        if self._coming is not None and not self._coming.done():
+            await asyncio.wait({self._coming}, timeout=_LEAVE_S)
+        await end_tasks([self._coming, *(place.log.close() for place in self._places)])
         try:
-            if ahead:
-                await self._settle(pb.SETTLE_RELEASE, ahead)
-            if self._telling is not None:
-                await self._telling
+            await self._give_back()
+            await self._settlements.all_told()
         except LiftError as error:  # they come again all the same, later
             self.counters["unsaid"] += 1
             logger.warning("queue %s: not left in order: %s", self.name, error)
+
+    def _give_back(self) -> asyncio.Future[list[Job]]:
+        """What nobody has asked for."""
+        jobs, self._ready = list(self._ready), deque()
+        return self._begin_settling(pb.SETTLE_RELEASE, jobs)
 
     # ---- taking ------------------------------------------------------------------------------------------------------
     def __aiter__(self) -> Queue:
@@ -227,15 +235,10 @@ class Queue:
 
     async def __anext__(self) -> Job:
         """The next record, whenever there is one. Raises as ``take``."""
-        while True:
-            while self._ahead:
-                job = self._ahead.popleft()
-                if _now_ns() < job.until_ns - _MARGIN_NS:
-                    return job
-                self.counters["expired"] += 1  # the application was slow: another has it by now
-            if self._closed:
-                raise StopAsyncIteration
-            self._ahead.extend(await self.take(self._options.ahead))
+        while not self._closed:
+            for job in self._handed_on(1) or await self.take(1):
+                return job
+        raise StopAsyncIteration
 
     async def take(self, max_records: int = 64, timeout_s: float = 5.0) -> list[Job]:
         """Up to ``max_records`` of one partition, as soon as there are some; none after ``timeout_s``.
@@ -245,115 +248,201 @@ class Queue:
         """
         if not 1 <= max_records <= limits.MAX_TAKE:
             raise ConfigError(f"max_records = {max_records} is outside 1..{limits.MAX_TAKE}")
-        give_up_ns, refused = _now_ns() + round(timeout_s * 1e9), ""
+        give_up_ns, tries = _now_ns() + round(timeout_s * 1e9), 0
         while not self._closed:
-            for _ in range(len(self._places)):
-                place = self._places[0]
-                self._places.rotate(-1)
-                try:
-                    jobs = await self._take_of(place, max_records)
-                except GroupRefusedError as error:
-                    refused = str(error)
-                else:
-                    if jobs:
-                        return jobs
-            if _now_ns() >= give_up_ns:
-                break
-            await asyncio.sleep(_LOOK_S)
-        if refused:
-            raise GroupRefusedError(refused)
+            if jobs := self._handed_on(max_records):
+                return jobs
+            coming, self._wanted = self._coming, max_records
+            try:
+                if coming is None:
+                    tries += 1
+                    coming = self._bring(self._take_somewhere(max_records))
+                await asyncio.wait({coming})
+                if not coming.cancelled():
+                    coming.result()
+            except GroupRefusedError:
+                if _now_ns() >= give_up_ns:
+                    raise
+            if not self._ready and tries:
+                if _now_ns() >= give_up_ns:
+                    return []
+                await self._news(give_up_ns)
         return []
 
-    async def _take_of(self, place: _Place, max_records: int) -> list[Job]:
-        key, options = place.key, self._options
-        bounds = await self._client.bounds(key.stream, key.partition, options=options.read)
-        if bounds.uid != key.uid:
-            self._know(await self._client.stream(self.stream))
-            return []
-        if bounds.end_offset == place.ended and _now_ns() < place.again_ns:
-            return []
+    def _handed_on(self, count: int) -> list[Job]:
+        """Up to so many of one partition, of those that are here."""
+        now_ns, jobs = _now_ns(), list[Job]()
+        while self._ready and len(jobs) < count and (not jobs or self._ready[0].key == jobs[0].key):
+            job = self._ready.popleft()
+            if now_ns < job.until_ns - _MARGIN_NS:
+                jobs.append(job)
+            else:
+                self.counters["expired"] += 1  # the application was slow: another has it by now
+        if jobs:
+            self._touched_ns = now_ns
+            self._pace.took(len(jobs), now_ns)
+        return jobs
+
+    def _bring(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have ``work`` bring more, in a task of its own: who waits for it may be cancelled."""
+        coming = self._coming = asyncio.create_task(work, name=f"records of {self.name}")
+        coming.add_done_callback(self._brought)
+        return coming
+
+    def _brought(self, coming: asyncio.Task[None]) -> None:
+        self._coming = None
+        if not coming.cancelled() and coming.exception() is not None:
+            self.counters["not brought"] += 1
+        self._touched_ns = _now_ns()
+        if self._untouched is None and self._ready and not self._closed:
+            self._untouched = asyncio.get_running_loop().call_later(UNTOUCHED_S, self._look_whether_touched)
+
+    def _look_whether_touched(self) -> None:
+        """What lies here and nobody asks for, another may have."""
+        self._untouched = None
+        left_s = UNTOUCHED_S - (_now_ns() - self._touched_ns) / 1e9
+        if left_s <= 0 and self._ready:
+            self.counters["given back"] += len(self._ready)
+            self._give_back()
+        elif self._ready:
+            self._untouched = asyncio.get_running_loop().call_later(left_s, self._look_whether_touched)
+
+    async def _take_somewhere(self, wanted: int) -> None:
+        """Of the first partition that has something, asked in turn."""
+        refused: GroupRefusedError | None = None
+        for _ in range(len(self._places)):
+            if not self._places:
+                break
+            place = self._places[0]
+            self._places.rotate(-1)
+            try:
+                if await self._take_of(place, wanted):
+                    return
+            except GroupRefusedError as error:
+                refused = error
+        if refused is not None:
+            raise refused
+
+    async def _take_of(self, place: _Place, wanted: int) -> bool:
+        """Whether there was something, or something else is to be asked first."""
+        log = place.log
+        if log.bounds is None or not log.has_more or _now_ns() >= place.again_ns > 0:
+            bounds = await log.look()
+            if bounds.uid != log.key.uid:
+                return await self._look_anew()
+        if not place.is_due(_now_ns()):
+            return False
         sent_ns = _now_ns()
-        answer = await self._ask(place, bounds, max_records)
+        wanted = min(wanted + self._pace.ahead(sent_ns), limits.MAX_TAKE)
+        answer = await self._ask(place, wanted)
         if answer.code == pb.GROUP_STALE:
-            self._know(await self._client.stream(self.stream))
-            return []
+            return await self._look_anew()
         if answer.granted:
-            place.ended = -1
-            return await self._fetch(key, list(answer.granted), sent_ns + answer.waitMs * limits.NS_PER_MS)
-        place.ended = bounds.end_offset
-        ready_s = answer.nextReadyMs / 1000 if answer.nextReadyMs >= 0 else _ASK_AGAIN_S
-        place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
+            await self._receive(place, answer, sent_ns, wanted)
+            return True
+        self._note_end(place, answer)
         if answer.code:
             raise GroupRefusedError(f"queue {self.name}: {answer.detail}")
-        return []
+        return False
 
-    async def _ask(self, place: _Place, bounds: Bounds, max_records: int) -> pb.GroupAnswer:
+    async def _look_anew(self) -> bool:
+        self._know(await self._client.stream(self.stream))
+        return False
+
+    def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
+        """There is no more, for now."""
+        place.ended = place.log.end_offset
+        known = answer.nextReadyMs >= 0 and not answer.granted
+        ready_s = answer.nextReadyMs / 1000 if known else _ASK_AGAIN_S
+        place.again_ns = _now_ns() + round(min(ready_s, _ASK_AGAIN_S) * 1e9)
+
+    async def _news(self, until_ns: int) -> None:
+        """Return when there may be something: records behind what was the end, or what others had."""
+        if any(place.log.bounds is None for place in self._places):
+            return  # not looked at yet
+        now_ns = _now_ns()
+        at_ns = min([until_ns, *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)])
+        watches = {place.log.watch() for place in self._places if not place.log.has_more}
+        wait_s = max(0.0, (at_ns - now_ns) / 1e9)
+        if watches:
+            await asyncio.wait(watches, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(wait_s)
+
+    async def _ask(self, place: _Place, wanted: int) -> pb.GroupAnswer:
         """The answer to a take. Of an ordered queue to one that is told of the keys behind those that are all held, or were taken."""
         while True:
-            asked = self._asked(place.key, bounds, max_records)
+            bounds = place.log.bounds
+            assert bounds is not None
+            asked = self._asked(place, wanted)
             if not self._options.order_by_key:
                 return await self._say(take=asked)
-            await place.keys.read_on(self._client, place.key, bounds, max_records, self._options.read)
+            await place.keys.read_on(place.log, bounds, wanted)
             asked.ordered, asked.keysFrom = True, place.keys.start
             asked.keys.extend(place.keys.digests)
             answer = await self._say(take=asked)
             if answer.code != pb.GROUP_OK:
                 return answer
             moved = place.keys.begin(answer.takenBelow)
-            if answer.granted or not moved or answer.takenBelow >= bounds.end_offset:
+            if answer.granted or not moved or answer.takenBelow >= asked.logEnd:
                 return answer
 
-    def _asked(self, key: PartitionKey, bounds: Bounds, max_records: int) -> pb.TakeRecords:
-        options = self._options
+    def _asked(self, place: _Place, wanted: int) -> pb.TakeRecords:
+        options, key, bounds = self._options, place.key, place.log.bounds
+        assert bounds is not None
         begin = bounds.end_offset if options.start == "new" else bounds.log_start_offset
         return pb.TakeRecords(
-            member=self._member, stream=key.stream, uid=key.uid, partition=key.partition, maxRecords=max_records,
-            logStart=bounds.log_start_offset, logEnd=bounds.end_offset, begin=begin,
+            member=self._member, stream=key.stream, uid=key.uid, partition=key.partition, maxRecords=wanted,
+            logStart=bounds.log_start_offset, logEnd=place.log.end_offset, begin=begin,
             ackWaitMs=round(options.ack_wait_s * 1000),
             maxDeliveries=options.max_deliveries if options.dead_letters else limits.MAX_MAX_DELIVERIES,
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,
         )  # fmt: skip
 
-    async def _fetch(self, key: PartitionKey, granted: list[pb.GrantedRange], until_ns: int) -> list[Job]:
+    async def _receive(self, place: _Place, answer: pb.GroupAnswer, sent_ns: int, wanted: int) -> None:
+        """What was granted."""
+        place.ended = -1
+        try:
+            self._ready.extend(await self._fetch(place.log, list(answer.granted), sent_ns + answer.waitMs * limits.NS_PER_MS))
+        except NotFoundError:  # made again, or deleted: then that is said
+            await self._look_anew()
+        count = sum(part.end - part.start for part in answer.granted)
+        if count < wanted and len(answer.granted) < limits.MAX_GRANTED_RANGES and not place.log.has_more:
+            self._note_end(place, answer)
+
+    async def _receive_along(
+        self, place: _Place, coming: asyncio.Future[pb.GroupAnswer | None], sent_ns: int, wanted: int
+    ) -> None:
+        """What comes with the answer to acknowledgements; None: nothing does."""
+        answer = await coming
+        if answer is not None and answer.granted:
+            await self._receive(place, answer, sent_ns, wanted)
+        elif answer is not None:
+            self._note_end(place, answer)
+
+    async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], until_ns: int) -> list[Job]:
         """The records of what was granted. Those that compaction or retention has taken are done; dead ones are buried. Where reading
         fails, everything is given back."""
-        found: list[Job] = []
-        settled: list[tuple[Any, pb.RecordRange]] = []
+        key, found, done = log.key, list[Job](), list[pb.RecordRange]()
         try:
             for part in granted:
-                records = await self._read(key, part)
+                records = await log.records(part.start, part.end)
+                log.granted_below = max(log.granted_below, part.end)
                 jobs = [Job(record, key, part.deliveries, part.lease, until_ns, self) for record in records]
                 if part.dead:
                     await self._bury(key, part, jobs)
-                    settled.append((pb.SETTLE_ACK, pb.RecordRange(start=part.start, end=part.end, lease=part.lease)))
+                    done.append(pb.RecordRange(start=part.start, end=part.end, lease=part.lease))
                     continue
-                settled += [(pb.SETTLE_ACK, gap) for gap in _gaps(part, [record.offset for record in records])]
+                done += gaps(part, [record.offset for record in records])
                 found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
-            self._tell((), [_settlement(pb.SETTLE_RELEASE, key, rest)])
+            self._settlements.tell((), [settlement(pb.SETTLE_RELEASE, key, rest)])
             raise
-        if settled:
-            gone = [part for _, part in settled]
-            self.counters["gone or dead"] += sum(part.end - part.start for part in gone)
-            self._tell((), [_settlement(pb.SETTLE_ACK, key, gone)])
+        if done:
+            self.counters["gone or dead"] += sum(part.end - part.start for part in done)
+            self._settlements.tell((), [settlement(pb.SETTLE_ACK, key, done)])
         return found
-
-    async def _read(self, key: PartitionKey, part: pb.GrantedRange) -> list[Record]:
-        start, records = part.start, list[Record]()
-        while start < part.end:
-            try:
-                piece: BatchSlice
-                async for piece in self._client.read_range(
-                    key.stream, key.partition, start, part.end, uid=key.uid, options=self._options.read
-                ):
-                    records += piece.records()
-                    start = piece.last_offset + 1
-                return records
-            except OffsetOutOfRangeError:  # retention was faster
-                bounds = await self._client.bounds(key.stream, key.partition, options=self._options.read)
-                start = max(start + 1, bounds.log_start_offset)
-        return records
 
     async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job]) -> None:
         """To the dead letters, each once within their window of message ids; then it is done."""
@@ -400,67 +489,64 @@ class Queue:
         await self._settle(pb.SETTLE_REJECT, list(jobs), reason=reason)
 
     async def _settle(self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = "") -> None:
-        by_key: dict[PartitionKey, list[Job]] = {}
-        for job in jobs:
-            by_key.setdefault(job.key, []).append(job)
-        asked = [
-            _settlement(kind, key, ranges[at : at + _RANGES], delay_s, reason)
-            for key, some in by_key.items()
-            for ranges in [_ranges(some)]
-            for at in range(0, len(ranges), _RANGES)
-        ]
-        if not asked:
-            return
-        lost = await self._tell(jobs, asked)
+        lost = await self._begin_settling(kind, jobs, delay_s=delay_s, reason=reason)
         if lost:
             self.counters["lost"] += len(lost)
             raise LeaseLostError(f"queue {self.name}: the wait of {len(lost)} of {len(jobs)} records was over", lost)
 
-    def _tell(self, jobs: Sequence[Job], asked: list[pb.Settlement]) -> Awaitable[list[Job]]:
-        told = _Telling(jobs, asked, asyncio.get_running_loop().create_future())
-        told.done.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
-        self._told.append(told)
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.get_running_loop().create_task(self._tell_all(), name=f"settlements of {self.name}")
-        return told.done
+    def _begin_settling(
+        self, kind: Any, jobs: list[Job], *, delay_s: float = 0.0, reason: str = ""
+    ) -> asyncio.Future[list[Job]]:
+        by_key: dict[PartitionKey, list[Job]] = {}
+        for job in jobs:
+            by_key.setdefault(job.key, []).append(job)
+        asked = [
+            settlement(kind, key, ranges[at : at + MAX_RANGES], delay_s, reason)
+            for key, some in by_key.items()
+            for ranges in [ranges_of(some)]
+            for at in range(0, len(ranges), MAX_RANGES)
+        ]
+        return self._settlements.tell(jobs, asked)
 
-    async def _tell_all(self) -> None:
-        """What has come together meanwhile goes with one command, one after the other."""
-        while self._told:
-            some, ranges = [self._told.popleft()], 0
-            while self._told:
-                ranges = sum(len(one.ranges) for told in (*some, self._told[0]) for one in told.settlements)
-                count = sum(len(told.settlements) for told in (*some, self._told[0]))
-                if ranges > _RANGES or count > limits.MAX_SETTLEMENTS:
-                    break
-                some.append(self._told.popleft())
-            try:
-                lost = await self._tell_some([one for told in some for one in told.settlements])
-            except BaseException as error:
-                for told in some:
-                    if not told.done.done():
-                        told.done.set_exception(error if isinstance(error, LiftError) else asyncio.CancelledError())
-                if not isinstance(error, LiftError):
-                    raise
-                continue
-            for told in some:
-                if not told.done.done():
-                    told.done.set_result([job for job in told.jobs if _is_in(job, lost)])
-
-    async def _tell_some(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
-        lost: list[pb.LostRange] = []
-        for at in range(0, len(settlements), limits.MAX_SETTLEMENTS):
-            some = settlements[at : at + limits.MAX_SETTLEMENTS]
-            answer = await self._say(settle=pb.SettleRecords(member=self._member, settlements=some))
+    async def _settle_and_take(self, settlements: list[pb.Settlement]) -> list[pb.LostRange]:
+        """Tell it, and have more come with the answer where that can be used."""
+        settle = pb.SettleRecords(member=self._member, settlements=settlements)
+        along = self._along(settlements, _now_ns())
+        answer = None if along is None else await self._say_both(settle, *along)
+        if answer is None:
+            answer = await self._say(settle=settle)
             if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
                 raise GroupRefusedError(f"queue {self.name}: {answer.detail}")
-            lost += answer.lost
-        if self._options.order_by_key:
-            settled = {(one.stream, one.partition) for one in settlements}
-            for place in self._places:
-                if (place.key.stream, place.key.partition) in settled:
-                    place.ended = -1  # the next records of their keys are free
-        return lost
+        free = {(one.stream, one.partition) for one in settlements if self._options.order_by_key or one.kind != pb.SETTLE_ACK}
+        for place in self._places:
+            if (place.key.stream, place.key.partition) in free:
+                place.ended = -1  # they come again, or the next records of their keys are free
+        return list(answer.lost)
+
+    async def _say_both(self, settle: pb.SettleRecords, place: _Place, take: pb.TakeRecords) -> pb.GroupAnswer | None:
+        """None: one of the two is refused, the acknowledgements perhaps. To say those twice does no harm."""
+        coming: asyncio.Future[pb.GroupAnswer | None] = asyncio.get_running_loop().create_future()
+        self._bring(self._receive_along(place, coming, _now_ns(), take.maxRecords))
+        answer: pb.GroupAnswer | None = None
+        try:
+            answer = await self._say(settle=settle, take=take)
+        finally:
+            if not coming.done():
+                coming.set_result(answer)
+        return answer if answer.code in (pb.GROUP_OK, pb.GROUP_STALE, pb.GROUP_FULL) else None
+
+    def _along(self, settlements: list[pb.Settlement], now_ns: int) -> tuple[_Place, pb.TakeRecords] | None:
+        """What to take with these acknowledgements; None: nothing."""
+        ahead = self._pace.ahead(now_ns)
+        busy = self._closed or self._coming is not None or self._options.order_by_key or not self._places
+        if busy or 2 * len(self._ready) > ahead or ahead == 0 or any(one.kind != pb.SETTLE_ACK for one in settlements):
+            return None
+        for _ in range(len(self._places)):
+            place = self._places[0]
+            self._places.rotate(-1)
+            if place.log.has_more and place.is_due(now_ns):
+                return place, self._asked(place, min(max(ahead, self._wanted), limits.MAX_TAKE))
+        return None
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
         self._number += 1
@@ -470,39 +556,3 @@ class Queue:
 
 def _now_ns() -> int:
     return time.monotonic_ns()
-
-
-def _settlement(
-    kind: Any, key: PartitionKey, ranges: Sequence[pb.RecordRange], delay_s: float = 0.0, reason: str = ""
-) -> pb.Settlement:
-    return pb.Settlement(
-        kind=kind, stream=key.stream, uid=key.uid, partition=key.partition, ranges=ranges,
-        delayMs=round(delay_s * 1000), reason=reason,
-    )  # fmt: skip
-
-
-def _ranges(jobs: Sequence[Job]) -> list[pb.RecordRange]:
-    """Neighbours of one lease together."""
-    found: list[pb.RecordRange] = []
-    for offset, lease in sorted((job.record.offset, job.lease) for job in jobs):
-        last = found[-1] if found else None
-        if last is not None and last.end == offset and last.lease == lease:
-            last.end = offset + 1
-        elif last is None or offset >= last.end:
-            found.append(pb.RecordRange(start=offset, end=offset + 1, lease=lease))
-    return found
-
-
-def _gaps(part: pb.GrantedRange, offsets: Sequence[int]) -> list[pb.RecordRange]:
-    """What of ``part`` lies between ``offsets``, ascending."""
-    found, at = [], part.start
-    for offset in (*offsets, part.end):
-        if offset > at:
-            found.append(pb.RecordRange(start=at, end=offset, lease=part.lease))
-        at = offset + 1
-    return found
-
-
-def _is_in(job: Job, lost: Iterable[pb.LostRange]) -> bool:
-    place = job.key.stream, job.key.partition
-    return any((one.stream, one.partition) == place and one.start <= job.record.offset < one.end for one in lost)

@@ -34,7 +34,9 @@ from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ProducerOptions, Source
 from liftpy.client.publisher import Publisher
+from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.slices import BatchSlice
+from liftpy.client.sync_queue import SyncQueue
 from liftpy.client.transport import DEFAULT_URL
 from liftpy.config import AckPolicy
 from liftpy.errors import ClientClosedError, ConfigError
@@ -264,6 +266,15 @@ class SyncClient:
             return await self._client.producer(stream, id=id, options=options, partitioner=partitioner, source=source)
 
         return SyncProducer(self._loop, self._loop.run(made()))
+
+    def queue(self, stream: str, group: str, *, options: QueueOptions | None = None) -> SyncQueue:
+        """A worker of a work queue: ``with client.queue("jobs", "workers") as queue: for job in queue: ...; job.ack()``; see
+        ``liftpy.client.Client.queue``."""
+
+        async def made() -> Queue:
+            return await self._client.queue(stream, group, options=options)
+
+        return SyncQueue(self._loop, self._loop.run(made()))
 
     def consume(
         self,

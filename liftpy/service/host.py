@@ -68,6 +68,7 @@ class _Serving:
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
     effects: EffectRunner | None = None
+    reader_of: Callable[[ReadOptions], PartitionReader] | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     def at_home(self) -> bool:
@@ -79,8 +80,14 @@ class ServiceHost:
     """Make it with a factory of the Service and a connected transport; ``run`` until ``stop``. Raises what ends it."""
 
     def __init__(
-        self, factory: Callable[[], Service], settings: ServiceSettings, transport: Transport, namespace: str = "liftpy"
+        self,
+        factory: Callable[[], Service],
+        settings: ServiceSettings,
+        transport: Transport,
+        namespace: str = "liftpy",
+        reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
     ) -> None:
+        """``reader_of``: what reads the records; None: by NATS, as any client."""
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
         self._factory = factory
@@ -100,7 +107,7 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _Serving()
+        self._serving = _Serving(reader_of=reader_of)
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -203,7 +210,10 @@ class ServiceHost:
         peers = (self._transport, self._subjects, settings, identity, store)
         self._fetcher = SnapshotFetcher(self._client, *peers, lambda: self._order)
         self._keeper = SnapshotKeeper(store, settings, outbox, self._fetcher)
-        reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
+        if self._serving.reader_of is not None:
+            reader = self._serving.reader_of(reading)
+        else:
+            reader = PartitionReader(self._transport, self._subjects, settings.stream, settings.partition, reading)
         self._feeder = Feeder(
             reader=reader,
             identity=identity,

@@ -94,7 +94,7 @@ class Catalog:
         patience_s, wanted, access = self._options.patience_s, self._options.wanted, self._options.access
         admin = Admin(await self._link.transport(patience_s), self._link.subjects, patience_s)
         try:
-            streams = await _wanted_streams(admin, wanted)
+            streams = await wanted_streams(admin, wanted)
         except NobodyListensError:
             raise NobodyListensError(
                 f"NATS is there, and no node of a cluster with the namespace {access.namespace!r} at {access.servers}: is the option "
@@ -153,7 +153,7 @@ def _view_of(
     )
 
 
-async def _wanted_streams(admin: Admin, wanted: Selection) -> tuple[StreamImage, ...]:
+async def wanted_streams(admin: Admin, wanted: Selection) -> tuple[StreamImage, ...]:
     """Those that have names one by one; all are looked at for a pattern, and to say which name was meant."""
     if not wanted.pattern:
         with suppress(NotFoundError):

@@ -49,7 +49,7 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
     """The options of a writer of rows of ``schema``; raises ConfigError."""
     options = SinkOptions.parse(given)
     if overwrite:
-        raise ConfigError('a stream is appended to, never overwritten: mode("append"), or outputMode("append") or "update"')
+        raise ConfigError('a stream is appended to, never overwritten: mode("append"), or outputMode("append")')
     check_schema(to_arrow_schema(schema), stream=options.stream)
     return options
 

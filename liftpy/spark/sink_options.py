@@ -71,6 +71,10 @@ def _known(name: str) -> str:
     spelled = _SPELLING.get(name.lower())
     if spelled is not None:
         return spelled
+    if name.lower() == "atomic":
+        raise ConfigError(
+            "there is no option atomic: rows are seen as they are committed, each once, not micro-batch by micro-batch (docs/spark.md)"
+        )
     if name.lower() in KAFKA:
         raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
     near = _SPELLING[difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)[0]]

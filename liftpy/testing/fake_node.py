@@ -24,9 +24,12 @@ from liftpy.client.transport import open_connection
 from liftpy.cluster.codec import image_from_pb
 from liftpy.cluster.pages import describer
 from liftpy.ids import NO_OFFSET
+from liftpy.replica.reads import filter_of
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
 from liftpy.wire.batch import BatchHeader, parse_batch
+from liftpy.wire.filters import Filter
+from liftpy.wire.kept import kept
 from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
@@ -88,7 +91,8 @@ class FakeNode:
     """Answers for the nodes ``node_ids``, the first of which leads everything, over one connection.
 
     ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's. ``trimmed``: node
-    id -> its log start, likewise.
+    id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
+    it says, once, instead of serving anything.
     ``asked``: how often each node was asked for a read.
     """
 
@@ -100,6 +104,8 @@ class FakeNode:
         self.silent: set[str] = set()
         self.lagging: dict[str, int] = {}
         self.trimmed: dict[str, int] = {}
+        self.own: dict[tuple[str, int, str], FakePartition] = {}
+        self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
         self._turn = 0
 
@@ -163,7 +169,7 @@ class FakeNode:
         if stream is None or number >= len(stream.partitions):
             head.error = _Error.NO_SUCH_PARTITION
             return head, []
-        partition = stream.partitions[number]
+        partition = self.own.get((name, number, node), stream.partitions[number])
         high_watermark = min(partition.high_watermark, self.lagging.get(node, partition.high_watermark))
         head.streamUid, head.leaderEpoch, head.compacted = stream.uid, partition.leader_epoch, partition.compacted
         head.highWatermark = high_watermark
@@ -178,10 +184,22 @@ class FakeNode:
             pass
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
+        elif (name, number, node) in self.damaged:
+            head.error, head.detail = _Error.UNKNOWN, self.damaged.pop((name, number, node))
         else:
             batches, head.nextOffset = partition.read(request.offset, request.maxBytes)
+            wanted = filter_of(request)
+            if wanted:
+                head.selected, head.lookedEpoch = True, partition.leader_epoch
+                batches = _selected(batches, wanted)
             return head, batches
         return head, []
+
+
+def _selected(batches: list[bytes], wanted: Filter) -> list[bytes]:
+    """Of each batch what fits; nothing of those of which nothing does."""
+    whole = [parse_batch(memoryview(batch)) for batch in batches]
+    return [kept(batch, mask) for batch in whole if (mask := wanted.mask(batch)).any()]
 
 
 @contextmanager

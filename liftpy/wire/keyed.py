@@ -47,15 +47,20 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
     return (hashed & np.uint32(_POSITIVE)).astype(np.int64) % partitions
 
 
-def partitions_of_column(keys: ByteArray, partitions: int) -> NDArray[np.int64]:
-    """int64[len(keys)]: the same of each in a column; a null is hashed as no bytes."""
+def hashes_of_column(keys: ByteArray) -> NDArray[np.uint32]:
+    """uint32[len(keys)]: the hash of each; a null is hashed as no bytes."""
     starts, lengths = keys.offsets[:-1], keys.lengths
     data = np.frombuffer(keys.data, dtype=np.uint8)
     hashed = np.empty(len(keys), dtype=np.uint32)
     for length in np.unique(lengths).tolist():
         at = np.flatnonzero(lengths == length)
         hashed[at] = _hashes(data[starts[at][:, None] + np.arange(length)])
-    return (hashed & np.uint32(_POSITIVE)).astype(np.int64) % partitions
+    return hashed
+
+
+def partitions_of_column(keys: ByteArray, partitions: int) -> NDArray[np.int64]:
+    """int64[len(keys)]: the partition of each; a null is hashed as no bytes."""
+    return (hashes_of_column(keys) & np.uint32(_POSITIVE)).astype(np.int64) % partitions
 
 
 def _hashes(keys: NDArray[np.uint8]) -> NDArray[np.uint32]:

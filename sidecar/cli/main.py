@@ -39,7 +39,7 @@ COMMANDS = {
     "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
-    "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables."),
+    "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),
     "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""

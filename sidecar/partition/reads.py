@@ -5,6 +5,7 @@ What is answered is decided in ``liftpy.replica.reads``; here is only how it com
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,8 +33,12 @@ class ReadTools:
     """Of readers that wait."""
 
 
+_Asker = str | asyncio.Future[bytes]
+
+
 class ReadSubjects:
-    """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject."""
+    """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject, or, in
+    this process, by what he waits for."""
 
     def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource) -> None:
         bus, subjects = tools.bus, tools.subjects
@@ -41,7 +46,7 @@ class ReadSubjects:
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters
-        self._reads = Reads[str](key, node_id, source, self, tools.counters, tools.budget)
+        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget)
         self.advanced = self._reads.advanced
         """To be called when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
@@ -72,6 +77,12 @@ class ReadSubjects:
         self._own.close()
         self._reads.close()
 
+    async def asked_here(self, payload: bytes) -> bytes:
+        """The answer to a question of this process. There may be none: whoever asks has a time-out."""
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._reads.asked(payload, answer)
+        return await answer
+
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._inboxes.allows(reply):
             self._reads.asked(payload, reply.decode())
@@ -93,9 +104,12 @@ class ReadSubjects:
         """Monotonic."""
         return clock.now_ns()
 
-    def answer(self, asker: str, chunks: Chunks) -> None:
-        """One message to the reply subject."""
-        self._bus.send(asker, chunks)
+    def answer(self, asker: _Asker, chunks: Chunks) -> None:
+        """One message to the reply subject; to who is here, a copy of it."""
+        if isinstance(asker, str):
+            self._bus.send(asker, chunks)
+        elif not asker.done():
+            asker.set_result(b"".join(chunks))
 
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """In the node's wheel."""

@@ -31,6 +31,7 @@ from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.partition.garbage import Garbage
+from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.slices import Slices
 from sidecar.partition.worker import NodeTools, PartitionWorker, open_worker
@@ -116,6 +117,11 @@ class Partitions:
         """The services beside a partition that is here, None when it is not."""
         worker = self._by_name.get((stream, partition))
         return None if worker is None else worker.services
+
+    def reads_of(self, key: PartitionKey) -> ReadSubjects | None:
+        """The reads of a partition that is here, None when it is not."""
+        worker = self._workers.get(key)
+        return None if worker is None else worker.reads
 
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""

@@ -39,6 +39,12 @@ class Program:
     only_kills: bool = False
     """Not a JetStream client: only its publishes over fail-overs are looked at."""
 
+    @property
+    def is_built(self) -> bool:
+        """Whether ``ready`` builds and downloads nothing."""
+        mark = _cache() / self.sources / _MARK
+        return not self.sources or (mark.exists() and mark.read_text() == _digest(self.folder / self.sources, self.build))
+
     def ready(self) -> tuple[list[str], Path]:
         """The command, and the folder to run it in; builds it first where that is needed. Raises MissingError."""
         if not self.sources:
@@ -47,10 +53,9 @@ class Program:
         if missing:
             raise MissingError(f"no {', '.join(missing)} here")
         folder = _cache() / self.sources
-        version = _digest(self.folder / self.sources, self.build)
-        if not (folder / _MARK).exists() or (folder / _MARK).read_text() != version:
+        if not self.is_built:
             self._build(folder)
-            (folder / _MARK).write_text(version)
+            (folder / _MARK).write_text(_digest(self.folder / self.sources, self.build))
         return [str(folder / self.run[0]) if self.run[0].startswith("./") else self.run[0], *self.run[1:]], folder
 
     def _build(self, folder: Path) -> None:

@@ -19,11 +19,12 @@ from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from tests.conformance.client_cases import CASES, Case, Place
+from tests.conformance.queue_cases import QUEUE_CASES
 
 _numbers = count(1)
 
 
-@pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client))

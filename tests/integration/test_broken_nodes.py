@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+import struct
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import pytest
 
 from liftpy.config import StreamConfig
+from liftpy.spark.options import Access, Selection
+from liftpy.spark.pipelines.audit import audit
+from liftpy.spark.pipelines.findings import AuditReport
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
-from liftpy.wire.batch import split_batches
+from liftpy.wire.batch import parse_batch, parse_header, split_batches
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -252,3 +257,51 @@ def damaged(bench: Any, node: str, name: str) -> list[Path]:
 
 async def leads(bench: Any, name: str, node: str) -> bool:
     return bool(await bench.leader(name) == node and await bench.ready(name))
+
+
+async def audited(bench: Any, name: str, patience_s: float = 30.0) -> AuditReport:
+    access = Access(servers=bench.cluster.nats_url, namespace=bench.cluster.namespace)
+    return await asyncio.to_thread(audit, access, Selection((name,)), patience_s=patience_s)
+
+
+async def test_an_audit_finds_a_flipped_bit_and_a_record_that_was_changed_with_its_crc(fragile: Any, stream_name: str) -> None:
+    await fragile.create(stream_name, config=StreamConfig(segment_bytes=4096, dedup_window_s=0))
+    leader = await settle(fragile, stream_name)
+    await fragile.publish_acked(f"data.{stream_name}", [f"{number} {'x' * 500}".encode() for number in range(40)])
+    report = await audited(fragile, stream_name)
+    assert (report.first, report.partitions[0].end_offset, len(report.partitions[0].compared)) == (None, 40, 3)
+
+    changed, flipped = (node for node in NODES if node != leader)
+    offset = change_a_record_of_the_first_segment(fragile, changed, stream_name)
+    first = (await audited(fragile, stream_name)).first
+    assert first is not None
+    assert (first.node, first.partition, first.offset, first.kind, first.majority) == (changed, 0, offset, "differs", True)
+
+    node = fragile.cluster.nodes[flipped]
+    await asyncio.to_thread(node.kill)
+    report = await audited(fragile, stream_name, patience_s=0.5)
+    assert report.partitions[0].replicas[flipped].state == "away"
+    assert [(f.node, f.offset, f.majority) for f in report.findings] in ([(changed, offset, False)], [(leader, offset, False)])
+    flip_a_bit_of_the_first_segment(fragile, flipped, stream_name)
+    await asyncio.to_thread(node.start)
+    await asyncio.to_thread(node.wait_ready)
+    await settle(fragile, stream_name)
+    found = [f for f in (await audited(fragile, stream_name)).findings if f.node == flipped]
+    if found:  # else the node has found its damage itself
+        assert [(f.kind, f.offset) for f in found] == [("damaged", 3)]
+        assert "it could not serve all of [3, 40): CORRUPTION: the CRC-32C of the batch" in str(found[0])
+    await fragile.until(lambda: asyncio.sleep(0, damaged(fragile, flipped, stream_name)), f"{flipped} has found its damage")
+
+
+def change_a_record_of_the_first_segment(bench: Any, node: str, name: str) -> int:
+    """Another value in the second batch, and a CRC that fits it, so that nothing but a comparison can tell; its offset."""
+    (path,) = bench.cluster.data.glob(f"**/{node}/**/streams/{name}-*/0/{0:020d}.log")
+    data = bytearray(path.read_bytes())
+    begin = parse_header(memoryview(data)).size_bytes
+    second = parse_batch(bytes(data), begin)
+    end = begin + second.header.size_bytes
+    data[data.index(b"x" * 100, begin)] ^= 1
+    with path.open("r+b") as file:  # in place: a node that runs has it mapped
+        file.seek(begin)
+        file.write(struct.pack("<I", crc32c.crc32c(data[begin + 4 : end])) + data[begin + 4 : end])
+    return second.base_offset

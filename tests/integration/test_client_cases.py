@@ -10,6 +10,7 @@ import pytest
 from liftpy.client import connect
 from sidecar.dev.cluster import DevCluster
 from tests.conformance.client_cases import CASES, Place
+from tests.conformance.queue_cases import QUEUE_CASES
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +20,7 @@ async def test_a_real_cluster_passes_what_the_one_in_memory_is_held_to(shared_cl
     nc = await nats.connect(url)
     failed: dict[str, str] = {}
     async with connect(url, namespace) as client:
-        for body in CASES:
+        for body in [*CASES, *QUEUE_CASES]:
             place = Place(client, nc, f"same-{body.__name__.replace('_', '-')[:40]}", lambda: connect(url, namespace))
             try:
                 await asyncio.wait_for(body(place), 60)

@@ -44,7 +44,7 @@ class Sinks:
     def options(self, **more: str) -> dict[str, str]:
         return {"nats": self.cluster.nats_url, "patience": "60", **more}
 
-    def run_to_end(self, value: str = "value", **more: str) -> Any:
+    def run_to_end(self, value: str = "value", mode: str = "append", **more: str) -> Any:
         frame = (
             self.spark.readStream.format("liftpy")
             .options(**self.options(startingOffsets="earliest", maxOffsetsPerTrigger="1600"))
@@ -55,6 +55,7 @@ class Sinks:
             .selectExpr("key", f"{value} as value")
             .writeStream.format("liftpy")
             .queryName(self.target.replace("-", "_"))
+            .outputMode(mode)
             .options(checkpointLocation=str(self.folder / "checkpoint"), **self.options(**more))
             .trigger(availableNow=True)
             .start(self.target)
@@ -113,6 +114,8 @@ def test_batch_writes_and_what_is_refused(sinks: Sinks) -> None:
     ):
         with pytest.raises(Exception, match=text):
             write(frame, mode)
+    with pytest.raises(Exception, match="does not support Update mode"):  # Spark's word, for whatever sink is written in Python
+        sinks.run_to_end(mode="update")
     with pytest.raises(Exception, match=r"\[CONFIG\] a stream has no column 'id' to write"):
         write(sinks.spark.range(1))
     with pytest.raises(Exception, match=r"\[CONFIG\] 1 rows name partitions such as 3; the stream has those from 0 to 2"):

@@ -80,7 +80,7 @@ _FOLDERS = control.Budget(commits=1, fences=0, moves=0)
 _SWAP = control.Budget(commits=2, deaths=1, losses=0, fences=0, moves=1, swaps=2)
 _CONTROL_SMALL = {
     "depth 5": Bound(control.ControlModel, 5),
-    "folders": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 7),
+    "folders, depth 6": Bound(lambda: control.ControlModel(_FOLDERS, pending=False), 6),
     "a swap": Bound(lambda: control.ControlModel(_SWAP._replace(commits=1, deaths=0, swaps=1)), 7),
 }
 _CONTROL_FULL = {

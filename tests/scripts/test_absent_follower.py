@@ -32,7 +32,7 @@ def test_a_follower_that_stands_still_is_not_absent() -> None:
         s.publish(2)
         s.pause(c)
         sent = s.send()
-        s.always(lambda: c in s.isr and not sent.acked, 1.0)
+        s.always(lambda: c in s.isr and not sent.acked, 0.6)
         s.resume(c)
         s.until(lambda: sent.acked)
 
@@ -43,6 +43,6 @@ def test_no_leader_goes_on_alone() -> None:
         s.publish(2)
         s.crash(b, c)
         sent = s.send()
-        s.always(lambda: s.isr == {a, b, c} and not sent.acked, 1.0)
+        s.always(lambda: s.isr == {a, b, c} and not sent.acked, 0.6)
         s.start(b, c)
         s.settle()

@@ -21,7 +21,7 @@ def test_the_leader_loses_the_metadata_path() -> None:
         a, b, c = s.leader, *s.followers
         s.publish(2)
         s.cut_metadata(a)
-        s.run(1)
+        s.run(0.4)
         s.publish(1)  # its lease still runs
         s.until(lambda: s.phase(a) == "LEADER_NO_LEASE")
         mute = s.hold("ack", sender=a)

@@ -15,9 +15,10 @@ from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import sync
 from liftpy.client.client import Client
+from liftpy.client.ending import end_tasks
 from liftpy.client.opening import Opening
 from liftpy.client.transport import Transport, open_connection
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.group.coordinator import GroupCoordinator
@@ -70,6 +71,8 @@ class MemoryCluster:
         self._group: MemoryGroup | None = None
         self._ticks = 0
         self._services: list[MemoryService] = []
+        self._coordinators: tuple[str, asyncio.Task[None]] | None = None
+        """Uid of the stream of groups, and what begins its coordinators; they are among the services."""
 
     # ---- life ------------------------------------------------------------------------------------------------------------
     def start_all(self) -> None:
@@ -101,9 +104,11 @@ class MemoryCluster:
         if loop is None or thread is None:
             return
         services, self._services = self._services, []
+        coordinators, self._coordinators = self._coordinators, None
         ended = threading.Event()
 
         async def close() -> None:
+            await end_tasks([coordinators[1]] if coordinators is not None else [])
             for service in services:
                 await service.close()
 
@@ -203,24 +208,28 @@ class MemoryCluster:
         is being fed. Its callbacks run on the cluster's thread. Raises NotFoundError, ConfigError."""
         settings = (name, stream, partition, output_stream, tick_s)
 
-        async def begun() -> None:
-            made = MemoryService(await self._client(name), self._subjects, factory, settings)
-            self._services.append(made)
-            await made.begin()
+        self._wait_for(self._serve(factory, settings))
 
-        self._wait_for(begun())
+    async def _serve(self, factory: Callable[[], Service], settings: tuple[str, str, int, str, float]) -> None:
+        made = MemoryService(await self._client(settings[0]), self._subjects, factory, settings)
+        self._services.append(made)
+        await made.begin()
 
     def serve_groups(self) -> None:
-        """What consumer groups need: the stream of their commands, and its coordinator."""
+        """Return when the coordinators of consumer groups and work queues run. They are there by themselves, from the first who needs
+        them on; so nobody waits for them then."""
 
         async def made() -> None:
             async with Opening(self._client("groups")) as client:
-                partitions.extend(range(len((await client.groups_stream()).partitions)))
+                await client.groups_stream()
+            if self._coordinators is not None:
+                await asyncio.shield(self._coordinators[1])
 
-        partitions: list[int] = []
         self._wait_for(made())
-        for partition in partitions:
-            self.serve(GroupCoordinator, GROUPS_SERVICE, GROUPS_STREAM, partition=partition)
+
+    async def _coordinate(self, stream: StreamImage) -> None:
+        for partition in stream.partitions:
+            await self._serve(GroupCoordinator, (GROUPS_SERVICE, GROUPS_STREAM, partition.partition, "", 1.0))
 
     def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
@@ -237,6 +246,10 @@ class MemoryCluster:
         for node in self._nodes.values():
             if node.up:
                 node.loop.call_soon(node.image_changed, image)
+        groups = image.streams.get(GROUPS_STREAM)
+        known = self._coordinators[0] if self._coordinators is not None else ""
+        if groups is not None and groups.partitions and groups.uid != known and self._loop is not None:
+            self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:
         """Leases go on, and what is due is decided; nodes are heard first: none is fenced because this process stood still."""

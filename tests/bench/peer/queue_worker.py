@@ -12,7 +12,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 import nats
 import nats.errors
@@ -26,7 +27,7 @@ Batch = tuple[int, Callable[[], Awaitable[object]]]
 """How many there are, and what acknowledges them."""
 
 
-async def ours(url: str, stream: str, batch: int) -> AsyncIterator[Batch]:
+async def ours(url: str, stream: str, batch: int) -> AsyncGenerator[Batch, None]:
     """A group of its own for each run: it begins at the first record."""
     async with connect(url) as client:
         options = QueueOptions(ack_wait_s=60.0)
@@ -35,7 +36,7 @@ async def ours(url: str, stream: str, batch: int) -> AsyncIterator[Batch]:
                 yield len(jobs), lambda jobs=jobs: queue.ack(jobs)  # type: ignore[misc]
 
 
-async def theirs(url: str, stream: str, batch: int) -> AsyncIterator[Batch]:
+async def theirs(url: str, stream: str, batch: int) -> AsyncGenerator[Batch, None]:
     """A durable of its own for each run, replicated as the stream is."""
     connection = await nats.connect(url)
     jetstream = connection.jetstream()
@@ -46,8 +47,13 @@ async def theirs(url: str, stream: str, batch: int) -> AsyncIterator[Batch]:
         yield len(messages), lambda some=messages: asyncio.gather(*(one.ack_sync(_ANSWER_S) for one in some))  # type: ignore[misc]
 
 
-async def work(batches: AsyncIterator[Batch], seconds: float) -> dict[str, float]:
+async def work(batches: AsyncGenerator[Batch, None], seconds: float) -> dict[str, float]:
     """Until the time is over; what comes first is not counted: a new queue, or consumer, is made with it."""
+    async with aclosing(batches):  # it says goodbye while somebody answers
+        return await _worked(batches, seconds)
+
+
+async def _worked(batches: AsyncGenerator[Batch, None], seconds: float) -> dict[str, float]:
     _, acknowledge = await anext(batches)
     await acknowledge()
     clock, count, times_s = _Clock(seconds), 0, list[float]()

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", default="1,10,100,1000", help="records taken at a time, with commas")
-    parser.add_argument("--records", type=int, default=300_000, help="of 100 B in each stream")
+    parser.add_argument("--records", type=int, default=1_000_000, help="of 100 B in each stream")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     found = rows(given.seconds, given.rounds, [int(text) for text in given.batches.split(",")], given.records)

@@ -82,8 +82,16 @@ MEMBERS = (
 
 QUEUES = (
     PlantedBug(
+        "what is settled is forgotten where more is taken", "machine.GroupMachine._carry_out",
+        'if command.HasField("settle"):', 'if command.HasField("settle") and not command.HasField("take"):', 1, "Q3",
+    ),
+    PlantedBug(
+        "a take that comes with a settlement is forgotten", "machine.GroupMachine._carry_out",
+        'if command.HasField("take"):', 'if command.HasField("take") and not command.HasField("settle"):', 1, "Q5",
+    ),
+    PlantedBug(
         "an old lease is as good as the newest", "queue.WorkQueue._settle",
-        "piece.lease == part.lease and piece.member == member", "piece.member == member", 1, "Q3",
+        "piece.lease == part.lease and piece.member == member", "piece.member == member", 2, "Q3",
     ),
     PlantedBug(
         "anybody may settle", "queue.WorkQueue._settle",

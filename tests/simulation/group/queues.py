@@ -99,24 +99,26 @@ class QueueWorld:
             self._take(worker)
 
     def _take(self, worker: Worker) -> None:
+        take = self._asked(worker)
+        self._send(worker, pb.GroupCommand(group=GROUP, take=take), partial(self._got, worker, self.events.now_ns))
+
+    def _asked(self, worker: Worker) -> pb.TakeRecords:
         end = min(RECORDS, self.events.now_ns // (60 * MS))
         take = pb.TakeRecords(
             member=worker.name, stream=STREAM, uid=UID, maxRecords=self.rng.randrange(1, 30), logEnd=end, ackWaitMs=WAIT_MS,
             maxDeliveries=MAX_DELIVERIES, maxAckPending=MAX_OUT, maxMemberPending=MAX_MEMBER,
         )  # fmt: skip
-        sent_ns = self.events.now_ns
         if self.ordered:
             take.ordered, take.keysFrom = True, worker.new_from
             take.keys.extend(KEYS[worker.new_from : min(end, worker.new_from + self.rng.choice((5, 50)))])
+        return take
 
-        def got(answer: pb.GroupAnswer) -> None:
-            worker.new_from = answer.takenBelow
-            for part in answer.granted:
-                self.seen["ranges granted"] += 1
-                self.seen["dead letters granted"] += part.dead
-                worker.work.append((part.start, part.end, part.lease, sent_ns + WAIT_MS * MS))
-
-        self._send(worker, pb.GroupCommand(group=GROUP, take=take), got)
+    def _got(self, worker: Worker, sent_ns: int, answer: pb.GroupAnswer) -> None:
+        worker.new_from = answer.takenBelow
+        for part in answer.granted:
+            self.seen["ranges granted"] += 1
+            self.seen["dead letters granted"] += part.dead
+            worker.work.append((part.start, part.end, part.lease, sent_ns + WAIT_MS * MS))
 
     def _settle(self, worker: Worker) -> None:
         """Some of what it has, in some way; what is past its wait it lets go, but for one that settles late."""
@@ -136,12 +138,20 @@ class QueueWorld:
             delayMs=self.rng.choice((0, 500)) if kind == pb.SETTLE_NACK else 0, reason="no" if kind == pb.SETTLE_REJECT else "",
         )  # fmt: skip
 
+        command = pb.GroupCommand(group=GROUP, settle=pb.SettleRecords(member=worker.name, settlements=[part]))
+        both, sent_ns = kind == pb.SETTLE_ACK and self.rng.random() < 0.3, self.events.now_ns
+        if both:  # more is to come with the answer
+            command.take.CopyFrom(self._asked(worker))
+
         def done(answer: pb.GroupAnswer) -> None:
+            if both:
+                self.seen["takes with acknowledgements"] += 1
+                self._got(worker, sent_ns, answer)
             if kind == pb.SETTLE_ACK:
                 lost = {offset for gone in answer.lost for offset in range(gone.start, gone.end)}
                 self.confirmed |= set(range(start, cut)) - lost
 
-        self._send(worker, pb.GroupCommand(group=GROUP, settle=pb.SettleRecords(member=worker.name, settlements=[part])), done)
+        self._send(worker, command, done)
 
     # ---- checks ------------------------------------------------------------------------------------------------------
     def _before(self, data: bytes) -> None:

@@ -28,7 +28,10 @@ def test_queues_under_faults() -> None:
     seen: Counter[str] = Counter()
     for seed in range(1, 4):
         seen += queues.run(seed)
-    for what in ("fail-overs", "leases that ran out", "dead letters granted", "ranges settled late", "records: SETTLE_EXTEND"):
+    for what in (
+        "fail-overs", "leases that ran out", "dead letters granted", "ranges settled late", "records: SETTLE_EXTEND",
+        "takes with acknowledgements",
+    ):  # fmt: skip
         assert seen[what], f"no history had: {what}"
 
 

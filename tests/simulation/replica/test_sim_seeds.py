@@ -18,7 +18,7 @@ from tests.simulation.replica.worker import run_job
 
 ROOT = Path(__file__).parents[3]
 SEEDS = range(1, 41)
-EVENTS = 20_000
+EVENTS = 10_000
 """As many as two cores run in about a minute: the rest of the suite needs its time too."""
 
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2

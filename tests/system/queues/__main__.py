@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -30,10 +31,11 @@ from liftpy.group.commands import partition_of
 from liftpy.wire.subjects import GROUPS_STREAM
 from sidecar.dev.cluster import DevCluster
 from tests.system.queues.judge import Verdict, judged
+from tests.system.queues.process import work
 
-ROOT = Path(__file__).resolve().parents[3]
 STREAM, GROUP = "jobs", "workers"
 PARTITIONS = 4
+SAY_EVERY_S = 10.0
 PATIENCE_S = 120.0
 """Without anything acknowledged."""
 
@@ -61,7 +63,9 @@ class Crew:
 
     def __init__(self, url: str, folder: Path, plan: Plan) -> None:
         self._url, self._folder, self._plan = url, folder, plan
-        self._processes: dict[Path, subprocess.Popen[bytes]] = {}
+        self._forking = multiprocessing.get_context("forkserver")  # a worker is there in no time, whatever the machine does
+        self._forking.set_forkserver_preload(["__main__", work.__module__])
+        self._processes: dict[Path, BaseProcess] = {}
         self.started = 0
         self.killed = 0
 
@@ -69,26 +73,27 @@ class Crew:
         """One more."""
         self.started += 1
         plan, file = self._plan, self._folder / f"w{self.started}"
-        given = [self._url, STREAM, GROUP, str(file), str(plan.batch), str(plan.wait_s), str(plan.seed + self.started)]
-        self._processes[file] = subprocess.Popen([sys.executable, "-m", "tests.system.queues.process", *given], cwd=ROOT)
+        given = (self._url, STREAM, GROUP, file, plan.batch, plan.wait_s, plan.seed + self.started)
+        process = self._processes[file] = self._forking.Process(target=work, args=given)
+        process.start()
 
     def kill(self, rng: Random) -> bool:
         """kill -9 of one that was given something; whether there was one."""
-        busy = [file for file in self._processes if file.exists() and "given" in file.read_text(encoding="utf-8")]
+        busy = [file for file in self._processes if file.exists() and '"given"' in _begin_of(file)]
         if not busy:
             return False
         process = self._processes.pop(rng.choice(busy))
         process.kill()
-        process.wait()
+        process.join()
         self.killed += 1
         return True
 
     def end(self) -> None:
         """All of them; those that ended by themselves are an error."""
-        ended = [process.poll() for process in self._processes.values() if process.poll() is not None]
+        ended = [process.exitcode for process in self._processes.values() if process.exitcode is not None]
         for process in self._processes.values():
             process.kill()
-            process.wait()
+            process.join()
         if ended:
             raise SystemExit(f"workers have ended by themselves: {ended}")
 
@@ -98,6 +103,11 @@ class Crew:
             for line in file.read_text(encoding="utf-8").splitlines():
                 with suppress(json.JSONDecodeError):
                     yield json.loads(line)
+
+
+def _begin_of(file: Path) -> str:
+    with file.open(encoding="utf-8") as lines:
+        return lines.read(4096)
 
 
 async def fill(client: Client, plan: Plan) -> dict[int, int]:
@@ -174,7 +184,7 @@ async def run(cluster: DevCluster, folder: Path, plan: Plan) -> Verdict:
     verdict = judged(crew.lines(), ends, plan.wait_s, plan.slack_s)
     again = verdict.again_s
     shares = ", ".join(
-        f"{name} {np.percentile(again, share):.1f} s" for name, share in (("p50", 50), ("max", 100)) if len(again)
+        f"{name} {np.percentile(again, share):.1f} s" for name, share in (("p50", 50), ("p99", 99), ("max", 100)) if len(again)
     )
     print(
         f"{verdict.records} records in {took_s:.0f} s ({verdict.records / took_s:,.0f}/s), {crew.killed} of {crew.started} workers and "
@@ -187,12 +197,16 @@ async def run(cluster: DevCluster, folder: Path, plan: Plan) -> Verdict:
 async def _worked_off(client: Client, ends: dict[int, int]) -> None:
     """Return when everything is acknowledged; SystemExit where nothing goes on."""
     before, since = -1, time.monotonic()
+    began_s = said_s = since
     while before < sum(ends.values()):
         await asyncio.sleep(0.25)
         with suppress(LiftError):
             now = await done(client, ends)
             if now != before:
                 before, since = now, time.monotonic()
+            if time.monotonic() - said_s >= SAY_EVERY_S:
+                said_s = time.monotonic()
+                print(f"{said_s - began_s:6.0f} s: {now} acknowledged", flush=True)
         if time.monotonic() - since > PATIENCE_S:
             raise SystemExit(f"{before} of {sum(ends.values())} are acknowledged, and no more for {PATIENCE_S:g} s")
 
@@ -207,11 +221,15 @@ def main() -> int:
     parser.add_argument("--wait", type=float, default=10.0, help="ack_wait_s")
     parser.add_argument("--batch", type=int, default=500, help="records that a worker takes at a time")
     parser.add_argument("--size", type=int, default=100, help="bytes of a record")
+    parser.add_argument(
+        "--slack", type=float, default=30.0, help="seconds longer than --wait that a dead worker's records may be away"
+    )
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     plan = Plan(
         records=given.records, workers=given.workers, kill_every_s=given.kill_every, node_every_s=given.node_every,
         wait_s=given.wait, batch=given.batch, size_bytes=given.size, seed=given.seed,
+        slack_s=given.slack,
     )  # fmt: skip
     with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-queues-") as folder:
         verdict = asyncio.run(run(cluster, Path(folder), plan))

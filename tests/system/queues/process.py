@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Iterable
 from itertools import groupby
@@ -73,6 +72,6 @@ async def main(url: str, stream: str, group: str, file: Path, batch: int, wait_s
                         say("acked", some)
 
 
-if __name__ == "__main__":
-    given = sys.argv[1:]
-    asyncio.run(main(given[0], given[1], given[2], Path(given[3]), int(given[4]), float(given[5]), int(given[6])))
+def work(url: str, stream: str, group: str, file: Path, batch: int, wait_s: float, seed: int) -> None:
+    """What the process does."""
+    asyncio.run(main(url, stream, group, file, batch, wait_s, seed))

@@ -1,9 +1,12 @@
-"""``python -m tests.system.spark_sink [--rounds 20] [--seed 1]``: a streaming query with a shuffle writes a stream, and is killed -9.
+"""``python -m tests.system.spark_sink [--rounds 20] [--minutes M] [--seed 1]``: a streaming query is killed -9.
 
-A producer fills a stream; the query (``query.py``: a driver, two executors) writes every record of it to another one. Each round kills,
-while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the driver; every second round
-a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the target holds each record of the
-source once. Exit code 1 otherwise.
+A producer fills a stream; the query (``query.py``: a driver, two executors, a shuffle in the plan) writes every record of it to another
+one. Each round kills, while a micro-batch is written: an executor; the driver with all that it started; or an executor and then the
+driver; every second round a leader of the target as well. What was killed comes back, the query from its checkpoint. Right is: the
+target holds each record of the source once. Exit code 1 otherwise.
+
+A driver whose Python worker did not start within the ten seconds that Spark has for it (a busy machine) ends; it is started again like
+one that was killed, and counted. After M minutes no round begins any more.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ PARTITIONS = 3
 AHEAD = 60_000
 """Records that the source has and the target has not, at most: three micro-batches."""
 _TOGETHER = 500
+_TOO_SLOW = "Python worker failed to connect back"
+_TAIL_BYTES = 8000
+_MOST_RESTARTS = 20
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _KINDS = ("executor", "driver", "both")
 
@@ -37,7 +43,8 @@ _KINDS = ("executor", "driver", "both")
 @dataclass(slots=True)
 class Outcome:
     """``records``: in the source. ``lost``, ``twice``: of them, in the target. ``strange``: others there. ``kills``: what was killed,
-    how often. ``batches``: commits of the query. ``repeated``: micro-batches that a killed driver had begun and not committed."""
+    how often. ``batches``: commits of the query. ``repeated``: micro-batches that a killed driver had begun and not committed.
+    ``rounds``: that were run; ``too_slow``: drivers that ended because the machine was."""
 
     records: int = 0
     lost: int = 0
@@ -45,6 +52,8 @@ class Outcome:
     strange: int = 0
     repeated: int = 0
     batches: int = 0
+    rounds: int = 0
+    too_slow: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     took_s: float = 0.0
 
@@ -60,6 +69,11 @@ class Query(SparkDriver):
     def __init__(self, url: str, folder: Path) -> None:
         command = [sys.executable, "-m", "tests.system.spark_sink.query", url, SOURCE, TARGET, str(folder)]
         super().__init__(command, folder, folder / "checkpoint")
+
+    @property
+    def was_too_slow(self) -> bool:
+        """Whether it has ended because Spark waited ten seconds for a Python worker of its own."""
+        return self.ended and _TOO_SLOW in (self.folder / "spark.log").read_text(errors="replace")[-_TAIL_BYTES:]
 
     def executors(self) -> list[int]:
         """Their pids."""
@@ -96,12 +110,21 @@ class Run:
         self._written = sum([(await self._client.bounds(TARGET, place)).high_watermark + 1 for place in range(PARTITIONS)])
         return self._written
 
+    async def _goes_on(self) -> None:
+        """Start the query again if the machine was too slow for it. Raises RuntimeError where it has ended otherwise."""
+        if not self._query.ended:
+            return
+        if not self._query.was_too_slow or self.outcome.too_slow >= _MOST_RESTARTS:
+            raise RuntimeError(f"the query has ended: see {self._query.folder / 'spark.log'}")
+        self.outcome.too_slow += 1
+        await asyncio.to_thread(self._query.kill)  # its executors
+        self._query.start()
+
     async def _grown(self, before: int) -> None:
         """More is there than ``before``, and the target is whole."""
 
         async def there() -> bool:
-            if self._query.ended:
-                raise RuntimeError(f"the query has ended: see {self._query.folder / 'spark.log'}")
+            await self._goes_on()
             with contextlib.suppress(LiftError):
                 stream = await self._client.stream(TARGET)
                 return all(len(p.isr) == 3 and p.leader for p in stream.partitions) and await self._end() > before
@@ -162,8 +185,7 @@ class Run:
         outcome = self.outcome
 
         async def all_there() -> bool:
-            if self._query.ended:
-                raise RuntimeError("the query has ended")
+            await self._goes_on()
             with contextlib.suppress(LiftError):
                 return await self._end() >= outcome.records and not self._query.in_the_middle
             return False
@@ -180,7 +202,7 @@ class Run:
         outcome.strange = sum(not 0 <= n < outcome.records for n in held)
 
 
-async def run(rounds: int, seed: int) -> Outcome:
+async def run(rounds: int, seed: int, minutes: float = 0.0) -> Outcome:
     """All of it."""
     began = time.monotonic()
     with DevCluster(3) as cluster, tempfile.TemporaryDirectory(prefix="liftpy-sink-", ignore_cleanup_errors=True) as folder:
@@ -194,7 +216,10 @@ async def run(rounds: int, seed: int) -> Outcome:
             try:
                 await running._grown(0)
                 for number in range(rounds):
+                    if minutes and time.monotonic() > began + 60 * minutes:
+                        break
                     await running.strike(number)
+                    running.outcome.rounds += 1
                     kills = ", ".join(f"{count} {what}" for what, count in sorted(running.outcome.kills.items()))
                     print(f"{number + 1} of {rounds}: {await running._end_or(0)} written; killed: {kills}", flush=True)
                 await running.finish()
@@ -215,8 +240,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=0.0, help="After them no round begins; 0: all do.")
     given = parser.parse_args()
-    outcome = asyncio.run(run(given.rounds, given.seed))
+    outcome = asyncio.run(run(given.rounds, given.seed, given.minutes))
     print(outcome)
     print("each record once" if outcome.right else "WRONG")
     return 0 if outcome.right else 1

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions
+from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
+from liftpy.client.consumer import PartitionReader
+from liftpy.client.queue_log import QueueLog
+from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
 from liftpy.testing.memory import memory_cluster
@@ -20,7 +23,7 @@ SHORT = QueueOptions(ack_wait_s=0.2)
 
 @pytest.fixture
 async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    monkeypatch.setattr(module, "_LOOK_S", 0.005)
+    monkeypatch.setattr(module, "_LOOK_NS", 5_000_000)
     monkeypatch.setattr(module, "_ASK_AGAIN_S", 0.05)
     async with memory_cluster() as cluster, cluster.client() as made:
         await asyncio.to_thread(cluster.serve_groups)
@@ -93,14 +96,14 @@ async def test_leases_are_told_apart(client: Client) -> None:
 
 async def test_records_that_are_missing_in_what_was_granted_are_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(client, 5)
-    real = Queue._read
+    real = QueueLog.records
 
-    async def compacted(self: Queue, *given: Any) -> Any:
+    async def compacted(self: QueueLog, *given: Any) -> Any:
         return [record for record in await real(self, *given) if record.offset not in (0, 2, 4)]
 
     async with client.queue("jobs", "w", options=SHORT) as queue:
         with monkeypatch.context() as patched:
-            patched.setattr(Queue, "_read", compacted)
+            patched.setattr(QueueLog, "records", compacted)
             assert numbers(await queue.take(5)) == [1, 3]
         assert queue.counters["gone or dead"] == 3
         again: set[int] = set()
@@ -167,7 +170,8 @@ async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client) -> N
         assert [job async for job in queue] == []
 
 
-async def test_what_waits_too_long_here_is_not_handed_on(client: Client) -> None:
+async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
     async with client.queue("jobs", "w", options=SHORT) as slow:
         first = await anext(slow)
@@ -236,7 +240,7 @@ async def test_records_that_can_not_be_read_are_given_back(client: Client, monke
             raise UnavailableError("nobody answers")
 
         with monkeypatch.context() as patched:
-            patched.setattr(client, "read_range", unreadable)
+            patched.setattr(QueueLog, "records", unreadable)
             with pytest.raises(UnavailableError):
                 await queue.take(3)
         jobs = await queue.take(3)
@@ -258,3 +262,102 @@ async def test_bad_words(client: Client) -> None:
             with pytest.raises(ConfigError):
                 await work
         await queue.ack([])
+
+
+def said_by(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What each of its commands says, from here on."""
+    said: list[list[str]] = []
+    real = queue._say
+
+    async def say(**what: Any) -> Any:
+        said.append(sorted(what))
+        return await real(**what)
+
+    monkeypatch.setattr(queue, "_say", say)
+    return said
+
+
+async def test_who_is_quick_needs_one_command_for_each_acknowledgement_and_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    await fill(client, 60)
+    async with client.queue("jobs", "w") as queue:
+        said = said_by(queue, monkeypatch)
+        reads: list[int] = []
+        real = PartitionReader.fetch
+
+        async def fetch(self: PartitionReader, progress: Any, max_bytes: int | None = None) -> Any:
+            reads.extend([progress.next_offset] if progress.stream == "jobs" else ())
+            return await real(self, progress, max_bytes)
+
+        monkeypatch.setattr(PartitionReader, "fetch", fetch)
+        assert await all_of(queue, 40, Job.ack) == list(range(40))
+        assert said.count(["take"]) == 1, "the others came with acknowledgements"
+        assert 40 <= len(said) <= 41
+        assert said.count(["settle", "take"]) <= 8
+        assert len([at for at in reads if at < 60]) <= 3, "read once, not for each take"
+
+
+async def test_what_nobody_asks_for_is_given_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 5)
+    monkeypatch.setattr(module, "UNTOUCHED_S", 0.05)
+    await fill(client, 6)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as slow, client.queue("jobs", "w") as other:
+        assert numbers(await slow.take(1)) == [0]
+        rest: list[Job] = []
+        async with asyncio.timeout(60):
+            while len(rest) < 5:
+                rest += await other.take(5)
+        assert sorted(numbers(rest)) == [1, 2, 3, 4, 5]
+        assert {job.deliveries for job in rest} == {1}, "nobody has seen them"
+        assert slow.counters["given back"] == 5
+
+
+async def test_a_record_that_comes_is_heard_of_and_not_looked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_NS", 3_600_000_000_000)  # else it looks by itself
+    monkeypatch.setattr(module, "_ASK_AGAIN_S", 3600.0)
+    async with client.queue("jobs", "w", options=QueueOptions(read=ReadOptions(wait_s=30.0))) as queue:
+        waiting = asyncio.create_task(queue.take(5, timeout_s=50))
+        async with asyncio.timeout(30):
+            while not any(place.log._watch is not None for place in queue._places):
+                await asyncio.sleep(0.01)
+            await fill(client, 1)
+            assert numbers(await waiting) == [0]
+
+
+async def test_a_take_that_is_cancelled_loses_nothing(client: Client) -> None:
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue:
+        taking = asyncio.create_task(queue.take(3))
+        while queue._coming is None:
+            await asyncio.sleep(0)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert [job.deliveries for job in await queue.take(3)] == [1, 1, 1]
+
+
+async def test_acknowledgements_count_though_the_take_with_them_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has begun to keep the order of keys."""
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 10)
+    await fill(client, 30)
+    async with client.queue("jobs", "w", options=QueueOptions(max_own_pending=3)) as queue:
+        jobs = (await queue.take(3))[:2]
+        monkeypatch.setattr(Queue, "_asked", _asked_in_order(Queue._asked))
+        said = said_by(queue, monkeypatch)
+        await queue.ack(jobs)
+        assert said == [["settle", "take"], ["settle"]]
+        await queue.ack(jobs)  # done: else that would be an error
+        assert queue.counters["lost"] == 0
+
+
+def _asked_in_order(real: Any) -> Any:
+    def asked(self: Queue, *given: Any) -> Any:
+        take = real(self, *given)
+        take.ordered = True
+        return take
+
+    return asked

@@ -9,7 +9,7 @@ liftpy.config: FlushPolicy.interval_s 0.0, StreamConfig.min_isr 0, StreamConfig.
   StreamConfig.segment_age_s 0.0, StreamConfig.retention_age_s 0.0, StreamConfig.retention_bytes 0,
   StreamConfig.retention_records 0, StreamConfig.compaction no, StreamConfig.delete_retention_s 86400.0,
   StreamConfig.failover_standby no, StreamConfig.dedup_window_s 120.0, ReplicationConfig.heartbeat_s 0.25,
-  ReplicationConfig.session_s 2.0, ReplicationConfig.lease_s 1.5, ReplicationConfig.max_leader_timeout_s 2.0,
+  ReplicationConfig.session_s 2.0, ReplicationConfig.lease_s 0.9, ReplicationConfig.max_leader_timeout_s 2.0,
   ReplicationConfig.max_lag_time_s 5.0, ReplicationConfig.max_lag_records 0, ReplicationConfig.probe_after 0.3,
   ReplicationConfig.max_idle_wait_s 1.0, ReplicationConfig.quiet_rounds 2, ReplicationConfig.fetch_timeout_s 1.0,
   ReplicationConfig.fetch_backoff_min_s 0.05, ReplicationConfig.fetch_backoff_max_s 1.0, ReplicationConfig.candidate_timeout_s

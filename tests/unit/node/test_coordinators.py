@@ -43,7 +43,7 @@ class Host:
     made: list[Host]
     fails: list[Exception]
 
-    def __init__(self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str) -> None:
+    def __init__(self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any) -> None:
         self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
         self.state = factory()
         self.stopped = asyncio.Event()
@@ -94,12 +94,16 @@ def settings(folder: Path, **more: Any) -> NodeSettings:
     return NodeSettings("a", folder, controllers=("a",), **more)
 
 
+def nothing_read(_: PartitionKey) -> None:
+    return None
+
+
 def running() -> list[Host]:
     return [host for host in Host.made if not host.stopped.is_set()]
 
 
 async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
-    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter())
+    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)
     assert {host.settings.partition for host in Host.made} == {0, 2}
@@ -128,7 +132,7 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
 
 async def test_one_that_fails_begins_anew_and_the_node_goes_on(connections: list[dict[str, Any]], tmp_path: Path) -> None:
     counters: Counter[str] = Counter()
-    made = GroupCoordinators(settings(tmp_path), tmp_path, counters)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read)
     Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: len(Host.made) == 3)
@@ -142,7 +146,7 @@ async def test_what_is_said_of_one_that_does_not_run(
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 3600)
     monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
-    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter())
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read)
     Host.fails = [UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: made.report()[0]["restarts"])
@@ -153,7 +157,7 @@ async def test_what_is_said_of_one_that_does_not_run(
 
 @pytest.mark.parametrize("more", [{"host_groups": False}, {"inbox_prefixes": ("_INBOX.",)}])
 async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]) -> None:
-    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter())
+    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read)
     made.follow(ClusterImage(), image_of("a"))
     assert made.report() == []
     await made.close()

@@ -191,7 +191,7 @@ async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest
     assert done == "done"
     assert one.asked == ["leave", "back"]
     assert 0.1 <= aside_s < 0.75 * STEP_ASIDE_TIMEOUT_S, "a slow disk's flush has its time, and the answer is in time"
-    assert STEP_ASIDE_TIMEOUT_S <= aside_s + back_s <= 2 * ReplicationConfig().lease_s
+    assert STEP_ASIDE_TIMEOUT_S <= aside_s + back_s <= 1.5 * ReplicationConfig().session_s
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------------------

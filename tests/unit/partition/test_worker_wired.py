@@ -158,7 +158,7 @@ def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wire
     given, (reader, heard, on_lost, on_unreadable) = wired.taken("Standby", "reader", "heard", "on_lost", "on_unreadable")
     assert given == {
         "shell": "the link of standbys", "subject": OWN_SUBJECT, "replica": wired.parts["Replica"], "log": wired.log,
-        "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": time.time_ns, "rules": SortingRules(doubt_ns=1_500_000_000),
+        "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": time.time_ns, "rules": SortingRules(doubt_ns=900_000_000),
     }  # fmt: skip
     assert reader is not wired.parts["Ingest"]
     assert (heard.node, heard.bound_bytes, heard.age_ns) == (wired.node.heard, REPLICATION.standby_bytes, 10_000_000_000)

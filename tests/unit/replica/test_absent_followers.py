@@ -53,6 +53,7 @@ def test_a_fetch_in_between_makes_it_present() -> None:
     leader.fetch("c", 0)
     assert absent(leader, "c") == [], "it was not asked for since"
     leader.now_ns += S
+    leader.heard()
     leader.fire(PROBE)
     assert probed(leader) == ["c"]
     assert absent(leader, "c") == []

@@ -264,7 +264,7 @@ def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
 
 
 def test_a_silent_follower_leaves_and_both_sets_count_meanwhile() -> None:
-    leader = Stepped("a").leads()
+    leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads()  # whose lag is looked at once in a second
     leader.publish(1)
     while not leader.has(do.ProposeIsr):
         leader.heard()
@@ -335,7 +335,7 @@ def test_an_unknown_outcome_keeps_both_sets_until_the_image_shows_it() -> None:
 
 
 def test_one_change_at_a_time_and_a_pause_after_a_refusal() -> None:
-    leader = Stepped("a").leads(state(isr="ab", leader_epoch=2))
+    leader = Stepped("a", ReplicationConfig(lease_s=1.5)).leads(state(isr="ab", leader_epoch=2))
     leader.fetch("c", -1)
     assert leader.has(do.ProposeIsr)
     leader.fetch("c", -1)

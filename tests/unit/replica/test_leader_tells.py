@@ -178,7 +178,7 @@ def test_who_holds_all_of_earlier_epochs_joins_though_this_one_has_begun() -> No
 
 def test_lag_in_records_is_counted_from_the_log_end() -> None:
     for behind, wanted in ((3, None), (4, frozenset("ac"))):
-        stepped = leader(max_lag_records=3)
+        stepped = leader(max_lag_records=3, lease_s=1.5)
         for replica in "bc":
             stepped.fetch(replica, 4, 2)
         stepped.publish(behind)
@@ -217,7 +217,7 @@ def held(**changes: Any) -> HeldPartition:
 
 
 def test_a_leaders_snapshot_says_what_is() -> None:
-    stepped = leader(partition=held())
+    stepped = leader(partition=held(), lease_s=1.5)
     stepped.fetch("c", 4, 2, flush_ns=2_500_000)
     stepped.step(ev.LogFlushed(end_offset=5, took_ns=7 * MS))
     stepped.publish(2)

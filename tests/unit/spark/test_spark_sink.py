@@ -46,6 +46,7 @@ def test_options_of_a_sink() -> None:
         ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing; did you mean"),
         ({"writeIds": "x"}, "did you mean 'writeId'"),
         ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink: use nats here"),
+        ({"atomic": "true"}, "no option atomic: rows are seen as they are committed, each once"),
         ({"path": "a", "stream": "b"}, "name two streams"),
         ({"stream": "a.b"}, "stream"),
         ({"order": "size"}, "use content or plan"),

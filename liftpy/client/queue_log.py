@@ -1,0 +1,195 @@
+"""One partition as a worker of a queue reads it: how far it is committed, as far as this worker knows, and the records of what it was
+granted.
+
+What one answer brings beyond the wanted is kept, within a bound: a worker that is alone on the partition reads it once, whatever it
+takes at a time; among others each reads about what it was granted. At the end a long poll waits for what comes next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import ReadProgress
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import LiftError, OffsetOutOfRangeError
+from liftpy.ids import PartitionKey
+from liftpy.wire.batch import Record
+
+HELD_BYTES = 8 * 1024 * 1024
+"""Kept of one partition, the newest answer besides."""
+_RECORD_COST_BYTES = 100
+"""What Python needs for a record that is looked at, about."""
+_UNKNOWN_RECORD_BYTES = 256
+_LEAST_BYTES = 4096
+_FAILED_S = 0.25
+
+
+class LogHome(Protocol):
+    """What is needed of the Client."""
+
+    def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
+        """Of one partition."""
+        ...
+
+
+class ReadSpan:
+    """Offsets ``start`` to ``end`` (exclusive) as they were read; ``piece`` None: there are no records. Read in order each record is
+    made once."""
+
+    __slots__ = ("_at", "_rows", "end", "piece", "start")
+
+    def __init__(self, start: int, end: int, piece: BatchSlice | None) -> None:
+        self.start, self.end, self.piece = start, end, piece
+        self._rows: Iterator[Record] = iter(())
+        self._at = -1
+        """Index in ``piece`` of the next of ``_rows``; -1: not begun."""
+
+    @property
+    def cost_bytes(self) -> int:
+        """What it takes in memory, about."""
+        if self.piece is None:
+            return _RECORD_COST_BYTES
+        header = self.piece.batch.header
+        return header.size_bytes + 2 * header.body_size_bytes + _RECORD_COST_BYTES * self.piece.batch.record_count
+
+    def records(self, start: int, end: int) -> list[Record]:
+        """Those from ``start`` to ``end`` (exclusive)."""
+        if self.piece is None:
+            return []
+        first, behind = (int(place) for place in np.searchsorted(self.piece.offsets(), (start, end)))
+        if self._at < 0 or first < self._at:
+            self._rows, self._at = self.piece.records(), 0
+        found = list(islice(self._rows, first - self._at, behind - self._at))
+        self._at = max(first, behind)
+        return found
+
+    def keys(self, start: int, end: int) -> Iterator[tuple[int, bytes | None]]:
+        """Offset and key of those."""
+        piece = BatchSlice.between(self.piece.batch, max(start, self.start), end) if self.piece is not None else None
+        return iter(()) if piece is None else zip(piece.offsets().tolist(), piece.keys(), strict=True)
+
+
+class QueueLog:
+    """Raises what reading raises: NotFoundError for a stream that was made again."""
+
+    def __init__(self, home: LogHome, key: PartitionKey, options: ReadOptions) -> None:
+        self.key = key
+        self._options = options
+        self._reader = home._reader(key.stream, key.partition, options)
+        self.bounds: Bounds | None = None
+        """As they were asked for last; None: never."""
+        self.end_offset = -1
+        """Exclusive: what is committed, as far as it is known here."""
+        self.granted_below = 0
+        """Exclusive: the highest offset that this worker was granted."""
+        self._read_below = -1
+        """Exclusive: the highest offset that was wanted."""
+        self._held: deque[ReadSpan] = deque()
+        self._held_bytes = 0
+        self._record_bytes = float(_UNKNOWN_RECORD_BYTES)
+        self._compacted = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more is committed than this worker was ever granted, as far as it is known here."""
+        return self.end_offset > self.granted_below
+
+    async def look(self) -> Bounds:
+        """Ask the leader what there is. A stream that was made again has another ``uid``."""
+        bounds = (await self._reader.bounds())[0]
+        if bounds.uid == self.key.uid:
+            self.bounds = bounds
+            self.end_offset = max(self.end_offset, bounds.end_offset)
+        return bounds
+
+    # ---- records -----------------------------------------------------------------------------------------------------
+    async def records(self, start: int, end: int) -> list[Record]:
+        """Those from ``start`` to ``end`` (exclusive) that compaction and retention have left."""
+        found: list[Record] = []
+        for one in await self.held(start, end):
+            found += one.records(start, end)
+        return found
+
+    async def held(self, start: int, end: int) -> list[ReadSpan]:
+        """What covers ``start`` to ``end`` (exclusive), in order, but for what retention has taken."""
+        found: list[ReadSpan] = []
+        alone = start == self._read_below
+        self._read_below = max(self._read_below, end)
+        while start < end:
+            known = next((one for one in self._held if one.start <= start < one.end), None)
+            try:
+                fresh = [known] if known is not None else await self._fetch(start, end, alone=alone)
+            except OffsetOutOfRangeError:  # retention was faster
+                start = max(start + 1, (await self.look()).log_start_offset)
+                continue
+            for one in fresh:
+                if start < end:
+                    found.append(one)
+                    start = one.end
+        return found
+
+    async def _fetch(self, start: int, end: int, *, alone: bool) -> list[ReadSpan]:
+        """One answer; ``alone``: nobody else takes of this partition, as it seems, so what follows is wanted, too."""
+        key = self.key
+        progress = ReadProgress(
+            key.stream, key.partition, start, uid=key.uid, floor_high_watermark=end - 1, compacted=self._compacted
+        )
+        max_bytes = None if alone else max(_LEAST_BYTES, round((end - start) * self._record_bytes * 1.25))
+        slices: list[BatchSlice] = []
+        while progress.next_offset == start:  # the first pieces of a large batch give nothing yet
+            slices = await self._reader.fetch(progress, max_bytes)
+        return self._keep(start, slices, progress)
+
+    def _keep(self, start: int, slices: list[BatchSlice], progress: ReadProgress) -> list[ReadSpan]:
+        found: list[ReadSpan] = []
+        for piece in slices:
+            found.append(ReadSpan(start, piece.last_offset + 1, piece))
+            start = piece.last_offset + 1
+        if start < progress.next_offset:
+            found.append(ReadSpan(start, progress.next_offset, None))
+        if slices:
+            header = slices[-1].batch.header
+            self._record_bytes = header.size_bytes / max(1, slices[-1].batch.record_count)
+        self._compacted = progress.compacted
+        self.end_offset = max(self.end_offset, progress.high_watermark + 1)
+        self._held.extend(found)
+        self._held_bytes += sum(one.cost_bytes for one in found)
+        while self._held_bytes > HELD_BYTES and len(self._held) > len(found):
+            self._held_bytes -= self._held.popleft().cost_bytes
+        return found
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+    def watch(self) -> asyncio.Task[None]:
+        """Done when more is committed than is known here, or nothing was for a while."""
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._wait(self.end_offset), name=f"the end of {self.key.stream}")
+        return self._watch
+
+    async def _wait(self, end: int) -> None:
+        key = self.key
+        progress = ReadProgress(key.stream, key.partition, end, uid=key.uid, compacted=self._compacted)
+        until_s, slices = time.monotonic() + self._options.wait_s / 2, list[BatchSlice]()
+        with suppress(LiftError):  # whoever takes next asks, and says what is wrong
+            slices = await self._reader.fetch(progress)
+        if progress.next_offset > end:
+            self._keep(end, slices, progress)
+        elif time.monotonic() < until_s:  # it failed, or the replica lets nobody wait
+            await asyncio.sleep(_FAILED_S)
+
+    def close(self) -> asyncio.Task[None] | None:
+        """Wait for nothing any more; what is returned is about to end."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+        return watch

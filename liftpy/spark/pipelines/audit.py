@@ -1,0 +1,360 @@
+"""``audit``: do all replicas of a partition hold the same? Reads each of them, compares digests, says where they first differ [R3].
+
+What is compared is what every in-sync replica says is committed, from the log start that is the largest. In blocks: the digests of the
+batches' bytes; where these differ, in halves down to some megabytes, and there record by record. On a log that is never compacted the
+batches have to be the same, byte by byte, control batches too; on one that is, replicas rewrite them when each likes, so that records
+count: one that both have is the same, and one that a replica lacks is superseded by a later one of its key.
+
+Pieces of a partition are audited apart from each other (``AuditSpan``), in threads here or by executors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from liftpy.client.admin import Admin
+from liftpy.client.positions import Bounds
+from liftpy.client.transport import Transport
+from liftpy.cluster.image import StreamImage
+from liftpy.errors import ConfigError, CorruptionError
+from liftpy.ids import is_internal
+from liftpy.partition import PartitionState
+from liftpy.spark.catalog import wanted_streams
+from liftpy.spark.link import link_to
+from liftpy.spark.options import Access, Selection
+from liftpy.spark.pipelines.comparing import HeldRecords, difference, digest_at, first_other_batch, reference_of
+from liftpy.spark.pipelines.dropping import Dropped, lost_of
+from liftpy.spark.pipelines.findings import (
+    BATCHES,
+    DAMAGED,
+    DIFFERS,
+    MAX_FINDINGS,
+    MISSING,
+    SURPLUS,
+    AuditFinding,
+    AuditReport,
+    PartitionAudit,
+    ReplicaAudit,
+    deviants,
+)
+from liftpy.spark.pipelines.replica_reads import Away, Damaged, HeldBlock, InBlocks, ReplicaAddress, ReplicaReads
+from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, spread
+from liftpy.wire.batch import RecordBatch
+from liftpy.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BLOCK_OFFSETS = 16_384
+SPAN_OFFSETS = 16 * BLOCK_OFFSETS
+LEAF_BYTES = 8 << 20
+"""Of batches, as they are unpacked: what is compared record by record at once."""
+_SETTLE_S = 2.0
+"""How long an in-sync replica is waited for that has not heard of the leader's HW yet."""
+_METADATA_PATIENCE_S = 30.0
+_SLOWEST_OFFSETS_S = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditSpan:
+    """A piece of a partition, for ``nodes``' replicas: offsets ``start_offset`` (inclusive) to ``end_offset`` (exclusive).
+
+    ``is_first``: nothing was compared before it. ``cleaned``: records may have gone because of later ones.
+    """
+
+    stream: str
+    uid: str
+    partition: int
+    nodes: tuple[str, ...]
+    leader: str
+    start_offset: int
+    end_offset: int
+    is_first: bool
+    cleaned: bool
+    patience_s: float
+
+
+@dataclass(slots=True)
+class SpanAudit:
+    """What came of a span, by node."""
+
+    replicas: dict[str, ReplicaAudit] = field(default_factory=dict)
+    findings: list[AuditFinding] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
+
+
+class _SpanPart(NamedTuple):
+    """Offsets of a span, and the batches of each node that begin in them."""
+
+    start: int
+    end: int
+    blocks: dict[str, HeldBlock]
+
+
+def audit(
+    access: Access,
+    wanted: Selection,
+    *,
+    spark: SparkSession | None = None,
+    patience_s: float = 10.0,
+    tasks: int = DEFAULT_TASKS,
+    internal: bool = False,
+) -> AuditReport:
+    """Compare the replicas of ``wanted``; of a pattern, those of the cluster's own streams only if ``internal``.
+
+    ``spark``: audit in its executors; None: in this process, ``tasks`` pieces at a time. ``patience_s``: how long a replica may not
+    answer until it counts as away. Raises NotFoundError, UnavailableError where the cluster does not say what there is, ConfigError.
+    """
+    if not 0.1 <= patience_s <= 3600:
+        raise ConfigError(f"patience_s = {patience_s} is outside 0.1..3600")
+    link = link_to(access)
+
+    async def planned() -> list[tuple[StreamImage, PartitionAudit]]:
+        transport = await link.transport(_METADATA_PATIENCE_S)
+        streams = await wanted_streams(Admin(transport, link.subjects, _METADATA_PATIENCE_S), wanted)
+        found = [
+            (stream, state)
+            for stream in streams
+            if internal or not wanted.pattern or not is_internal(stream.name)
+            for state in stream.partitions
+            if wanted.takes(stream.name, state.partition)
+        ]
+        begun = await asyncio.gather(*(_begun(transport, link.subjects, *each, patience_s) for each in found))
+        return [(stream, one) for (stream, _), one in zip(found, begun, strict=True)]
+
+    plan = link.call(planned(), _METADATA_PATIENCE_S + 6 * patience_s)
+    spans = [span for stream, one in plan for span in _spans(stream, one, patience_s)]
+    by_key = {(one.stream, one.partition): one for _, one in plan}
+    dropped: dict[tuple[str, int], Dropped] = {}
+    for span, done in zip(spans, spread(partial(audit_span, access), spans, spark=spark, tasks=tasks), strict=True):
+        key = (span.stream, span.partition)
+        _add(by_key[key], done)
+        dropped.setdefault(key, Dropped()).add(done.dropped)
+    for stream, one in plan:
+        gone = dropped.get((one.stream, one.partition))
+        if gone is not None and gone.count:
+            one.dropped = gone.count
+            lost = lost_of(link, stream, one, gone, patience_s)
+            one.dropped_checked = lost is not None
+            one.findings += lost or ()
+    return AuditReport([one for _, one in plan])
+
+
+async def _begun(
+    transport: Transport, subjects: Subjects, stream: StreamImage, state: PartitionState, patience_s: float
+) -> PartitionAudit:
+    """What there is to compare of a partition: from the largest log start to the smallest HW of the ISR's replicas that answer."""
+    nodes = tuple(dict.fromkeys((*state.holders, *state.isr)))
+    asked = {
+        node: ReplicaReads(
+            transport,
+            subjects,
+            ReplicaAddress(stream=stream.name, uid=stream.uid, partition=state.partition, node=node, patience_s=patience_s),
+        )
+        for node in nodes
+    }
+    found = PartitionAudit(
+        stream=stream.name,
+        uid=stream.uid,
+        partition=state.partition,
+        leader=state.leader,
+        replicas={node: ReplicaAudit(state="away") for node in nodes},
+    )
+    bounds: dict[str, Bounds] = {}
+    if state.leader in asked:
+        await _look(state.leader, asked[state.leader], -1, found, bounds)
+    high = bounds[state.leader].high_watermark if state.leader in bounds else -1
+    await asyncio.gather(
+        *(_look(node, asked[node], high if node in state.isr else -1, found, bounds) for node in nodes if node != state.leader)
+    )
+    in_sync = [bounds[node] for node in nodes if node in bounds and node in state.isr]
+    if in_sync:
+        found.end_offset = min(one.end_offset for one in in_sync)
+        for node, one in bounds.items():
+            if one.end_offset >= found.end_offset:
+                found.replicas[node].state = "compared"
+            else:
+                found.replicas[node].state, found.replicas[node].detail = "behind", f"HW {one.high_watermark}, not in sync"
+        found.start_offset = max(bounds[node].log_start_offset for node in found.compared)
+        found.end_offset = max(found.end_offset, found.start_offset)
+    return found
+
+
+async def _look(node: str, reads: ReplicaReads, high: int, found: PartitionAudit, bounds: dict[str, Bounds]) -> None:
+    """Ask a replica for its bounds; ``high``: the HW that it will have heard of in a moment, inclusive."""
+    one = found.replicas[node]
+    try:
+        bounds[node] = await reads.bounds()
+        if bounds[node].high_watermark < high:
+            with contextlib.suppress(Away):
+                bounds[node] = await reads.bounds(high, _SETTLE_S)
+    except (Away, Damaged) as error:
+        one.detail = str(error)
+        return
+    one.high_watermark, one.log_start_offset = bounds[node].high_watermark, bounds[node].log_start_offset
+
+
+def _spans(stream: StreamImage, one: PartitionAudit, patience_s: float) -> Iterable[AuditSpan]:
+    state, nodes = stream.partitions[one.partition], tuple(one.compared)
+    for start in range(one.start_offset, one.end_offset, SPAN_OFFSETS):
+        yield AuditSpan(
+            stream=one.stream,
+            uid=one.uid,
+            partition=one.partition,
+            nodes=nodes,
+            leader=one.leader if one.leader in nodes else nodes[0],
+            start_offset=start,
+            end_offset=min(start + SPAN_OFFSETS, one.end_offset),
+            is_first=start == one.start_offset,
+            cleaned=stream.config.is_cleaned or bool(state.purges),
+            patience_s=patience_s,
+        )
+
+
+def _add(one: PartitionAudit, done: SpanAudit) -> None:
+    for node, part in done.replicas.items():
+        whole = one.replicas[node]
+        whole.records += part.records
+        whole.size_bytes += part.size_bytes
+        whole.epochs += [entry for entry in part.epochs if not whole.epochs or whole.epochs[-1][0] != entry[0]]
+        if part.state == "away":
+            whole.state, whole.detail = "away", part.detail
+    one.findings += done.findings
+
+
+def audit_span(access: Access, span: AuditSpan) -> SpanAudit:
+    """One span, from wherever it is called: here, or in an executor."""
+    link = link_to(access)
+
+    async def run() -> SpanAudit:
+        return await _SpanWork(await link.transport(span.patience_s), link.subjects, span).run()
+
+    offsets = span.end_offset - span.start_offset
+    return link.call(run(), 20 * span.patience_s + len(span.nodes) * offsets / _SLOWEST_OFFSETS_S)
+
+
+class _SpanWork:
+    """The work on one span."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, span: AuditSpan) -> None:
+        self._transport = transport
+        self._subjects = subjects
+        self._span = span
+        self._found = SpanAudit({node: ReplicaAudit(state="compared") for node in span.nodes})
+        self._known: set[tuple[str, int, str]] = set()
+
+    def _reads(self, node: str) -> ReplicaReads:
+        span = self._span
+        replica = ReplicaAddress(
+            stream=span.stream, uid=span.uid, partition=span.partition, node=node, patience_s=span.patience_s
+        )
+        return ReplicaReads(self._transport, self._subjects, replica)
+
+    async def run(self) -> SpanAudit:
+        """Block after block; a replica that goes away is left out from there on."""
+        span = self._span
+        asked = {node: InBlocks(self._reads(node), span.start_offset, from_log_start=span.is_first) for node in span.nodes}
+        for start in range(span.start_offset, span.end_offset, BLOCK_OFFSETS):
+            end = min(start + BLOCK_OFFSETS, span.end_offset)
+            blocks = dict(zip(asked, await asyncio.gather(*(one.block(end) for one in asked.values())), strict=True))
+            for node, block in blocks.items():
+                self._note(node, block)
+                if block.away:
+                    del asked[node]
+            await self._judge(_SpanPart(start, end, blocks))
+        return self._found
+
+    def _note(self, node: str, block: HeldBlock) -> None:
+        one = self._found.replicas[node]
+        one.records += block.records
+        one.size_bytes += block.size_bytes
+        one.epochs += [entry for entry in block.epochs if not one.epochs or one.epochs[-1][0] != entry[0]]
+        if block.away:
+            one.state, one.detail = "away", f"from offset {block.end_offset} on: {block.away}"
+
+    def _tell(self, kind: str, node: str, offset: int, detail: str = "", **more: object) -> None:
+        if (node, offset, kind) not in self._known and len(self._found.findings) < MAX_FINDINGS:
+            self._known.add((node, offset, kind))
+            span = self._span
+            found = AuditFinding(
+                stream=span.stream, uid=span.uid, partition=span.partition, offset=offset, node=node, kind=kind, detail=detail,
+                **more,  # type: ignore[arg-type]
+            )  # fmt: skip
+            self._found.findings.append(found)
+
+    async def _judge(self, part: _SpanPart) -> None:
+        """Findings of a part of the span."""
+        for node, block in part.blocks.items():
+            if block.damaged is not None:
+                text = f"it could not serve all of [{block.damaged.offset}, {part.end}): {block.damaged}"
+                self._tell(DAMAGED, node, block.damaged.offset, text)
+        whole = {node: block for node, block in part.blocks.items() if block.is_whole}
+        if len({block.digest for block in whole.values()}) < 2:
+            return
+        if max(block.unpacked_bytes for block in whole.values()) <= LEAF_BYTES or part.end - part.start < 2:
+            await self._compare(part.start, max(part.end, *(block.end_offset for block in whole.values())), whole)
+            return
+        middle = (part.start + part.end) // 2
+        for start, end in ((part.start, middle), (middle, part.end)):
+            first = self._span.is_first and start == self._span.start_offset
+            again = [InBlocks(self._reads(node), start, from_log_start=first).block(end) for node in whole]
+            await self._judge(_SpanPart(start, end, dict(zip(whole, await asyncio.gather(*again), strict=True))))
+
+    async def _compare(self, start: int, end: int, blocks: Mapping[str, HeldBlock]) -> None:
+        """Record by record what is in [start, end), some megabytes."""
+        batches: dict[str, list[RecordBatch]] = {node: [] for node in blocks}
+        again = [InBlocks(self._reads(node), start, from_log_start=True).block(end, into=batches[node]) for node in blocks]
+        held: dict[str, HeldRecords] = {}
+        cleaned = self._span.cleaned
+        for node, block in zip(blocks, await asyncio.gather(*again), strict=True):
+            cleaned = cleaned or block.compacted
+            try:
+                if block.is_whole:
+                    held[node] = HeldRecords.of(batches[node], start, end)
+            except CorruptionError as error:
+                self._tell(DAMAGED, node, start, f"a batch in [{start}, {end}) does not unpack: {error}")
+        if len(held) < 2:
+            return
+        reference = reference_of(held, self._span.leader)
+        before = len(self._found.findings)
+        for node in held:
+            if node != reference:
+                self._compare_two(held, reference, node, cleaned)
+        if len(self._found.findings) == before and not cleaned:
+            self._compare_batches({node: batches[node] for node in held}, reference)
+
+    def _compare_two(self, held: Mapping[str, HeldRecords], reference: str, node: str, cleaned: bool) -> None:
+        found = difference(held[reference], held[node])
+        for offset in found.differs:
+            self._tell_record(held, reference, offset)
+        if cleaned:
+            self._found.dropped.note(node, held[reference], found.only_here)
+            self._found.dropped.note(reference, held[node], found.only_there)
+        else:
+            for offsets in (found.only_here, found.only_there):
+                if len(offsets):
+                    self._tell_record(held, reference, int(offsets[0]))
+
+    def _tell_record(self, held: Mapping[str, HeldRecords], reference: str, offset: int) -> None:
+        digests = {node: own.digest(offset) for node, own in held.items()}
+        expected, majority, others = deviants(digests, reference)
+        there = {node: own.at(offset) >= 0 for node, own in held.items()}
+        expected_there = there[next(node for node, digest in digests.items() if digest == expected)]
+        for node in others:
+            kind = DIFFERS if there[node] and expected_there else SURPLUS if there[node] else MISSING
+            self._tell(kind, node, offset, expected=expected, seen=digests[node], majority=majority)
+
+    def _compare_batches(self, batches: Mapping[str, list[RecordBatch]], reference: str) -> None:
+        """The records are the same, their batches are not: control batches, stamps of producers, how they are packed."""
+        for node in batches:
+            offset = first_other_batch(batches[reference], batches[node])
+            if offset is not None:
+                digests = {name: digest_at(own, offset) for name, own in batches.items()}
+                expected, majority, others = deviants(digests, reference)
+                for other in others:
+                    self._tell(BATCHES, other, offset, expected=expected, seen=digests[other], majority=majority)

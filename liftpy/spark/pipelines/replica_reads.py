@@ -1,0 +1,230 @@
+"""What one replica holds, asked of that replica alone: its bounds, its batches as they lie there, a digest of them.
+
+A reader changes replica when one does not answer well; who audits wants to know just that. So damage is no error here but a finding
+(``Damaged``), silence another (``Away``); what is not ready, or was changed on its way, is asked for again until the patience is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections import deque
+from dataclasses import dataclass, field
+
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import bounds_of, check_head, must_agree
+from liftpy.client.retrying import retrying
+from liftpy.client.transport import Transport
+from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from liftpy.wire.addressee import must_be_for
+from liftpy.wire.batch import RecordBatch, split_batches
+from liftpy.wire.pieces import Assembly
+from liftpy.wire.subjects import Subjects
+
+_ANSWER_TIMEOUT_S = 3.0
+DIGEST_BYTES = 16
+_PAYLOAD_RESERVE_BYTES = 4096
+_ANSWER_BYTES = 1024 * 1024
+_ID_BITS = 63
+_AT_OFFSET = re.compile(r"\(offset (\d{1,18})\)")
+_CORRUPTION = f"{CorruptionError.code}:"
+"""What the words of a node begin with that has met damage of its own."""
+
+
+class Damaged(Exception):
+    """What a replica has from ``offset`` (inclusive) on is not what was written, as the text says."""
+
+    def __init__(self, text: str, offset: int) -> None:
+        super().__init__(text)
+        self.offset = offset
+
+
+class Away(Exception):
+    """A replica does not serve this, as the text says: it does not run, is not in sync, or retention took it meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaAddress:
+    """Whom to ask: ``node``'s replica of a partition of the stream ``uid``; ``patience_s``: how long it may not answer well."""
+
+    stream: str
+    uid: str
+    partition: int
+    node: str
+    patience_s: float = 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldBlock:
+    """The batches of a replica that begin in a range of offsets.
+
+    ``digest``: of their bytes, hexadecimal. ``unpacked_bytes``: about what their columns take. ``end_offset``: exclusive, of
+    the last one. ``epochs``: (LeaderEpoch, offset of its first batch here). ``compacted``: whether offsets may be without a record.
+    ``damaged`` or ``away``: why not all of them could be had; the others are of those before.
+    """
+
+    digest: str = ""
+    records: int = 0
+    size_bytes: int = 0
+    unpacked_bytes: int = 0
+    end_offset: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=list)
+    compacted: bool = False
+    damaged: Damaged | None = None
+    away: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything could be had."""
+        return self.damaged is None and not self.away
+
+
+class ReplicaReads:
+    """Asks one replica. Bound to the transport's loop; one question at a time."""
+
+    def __init__(self, transport: Transport, subjects: Subjects, replica: ReplicaAddress) -> None:
+        self.replica = replica
+        self._transport = transport
+        self._subject = subjects.read_from(replica.stream, replica.partition, replica.node)
+        self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
+        self.compacted = False
+        """Whether it has said that offsets may be without a record."""
+
+    async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
+        """Its log start and HW, the latter at least ``at_least`` (inclusive). Raises Away."""
+        request = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=at_least)
+        head, _ = await self._patiently(request, -1, self.replica.patience_s if patience_s is None else patience_s)
+        return bounds_of(head)
+
+    async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
+        """Whole batches from the one that holds ``offset`` on, and the offset after them. Raises Damaged, Away."""
+        assembly = Assembly()
+        while True:
+            request = client_pb2.ReadRequest(
+                offset=offset,
+                maxBytes=self._max_bytes,
+                position=assembly.held.position,
+                batchCrc=assembly.held.crc,
+                minHighWatermark=offset,
+            )
+            head, body = await self._patiently(request, offset, self.replica.patience_s)
+            self.compacted = self.compacted or head.compacted
+            piece = frames.piece_in(head, body)
+            if piece is not None:
+                whole = assembly.take(piece)
+                if whole is None:
+                    continue
+                body = whole
+            return await self._checked(head, body, offset)
+
+    async def _checked(self, head: client_pb2.ReadResponse, body: memoryview, offset: int) -> tuple[list[RecordBatch], int]:
+        try:
+            batches = split_batches(body)
+        except DamagedBatchError as error:
+            at = max(error.offset, offset)
+            await self._complain(at)
+            raise Damaged(f"it sent bytes that are not what was written: {error}", at) from None
+        next_offset, epoch = offset, 0
+        for batch in batches:
+            wrong = ""
+            if batch.base_offset > next_offset and not head.compacted:
+                wrong = f"offset {next_offset} is missing, {batch.base_offset} follows"
+            elif batch.next_offset <= next_offset or batch.leader_epoch < epoch:
+                wrong = f"the batch at {batch.base_offset}, LeaderEpoch {batch.leader_epoch}, does not follow on {next_offset}, {epoch}"
+            if wrong:
+                raise Damaged(wrong, next_offset)
+            next_offset, epoch = batch.next_offset, batch.leader_epoch
+        if head.compacted:  # the tail may have been compacted away
+            next_offset = max(next_offset, min(head.nextOffset, head.highWatermark + 1))
+        if next_offset == offset:
+            raise Away(f"it sends nothing of offset {offset} although its HW is {head.highWatermark}")
+        return batches, next_offset
+
+    async def _asked(self, request: client_pb2.ReadRequest, offset: int) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """One try. ``offset``: what is wanted, -1: bounds."""
+        replica = self.replica
+        request.stream, request.partition, request.streamUid = replica.stream, replica.partition, replica.uid
+        request.requestId = secrets.randbits(_ID_BITS)
+        answer = await self._transport.request(
+            self._subject, frames.sealed(request), min(_ANSWER_TIMEOUT_S, replica.patience_s)
+        )
+        head, body = frames.decode_read_response(answer)
+        must_be_for(head, replica.partition, stream=replica.stream, requestId=request.requestId)
+        must_agree(head, replica.uid, -1, 0)
+        if head.error == client_pb2.ReadResponse.UNKNOWN and head.detail.startswith(_CORRUPTION):
+            named = _AT_OFFSET.search(head.detail)  # of what was asked for, the node says what it found
+            raise Damaged(head.detail, max(int(named[1]), offset) if named else offset)
+        check_head(head, replica.uid, replica.stream, replica.partition, max(offset, 0))
+        return head, body
+
+    async def _patiently(
+        self, request: client_pb2.ReadRequest, offset: int, patience_s: float
+    ) -> tuple[client_pb2.ReadResponse, memoryview]:
+        """``_asked`` until it is answered. Raises NotFoundError where the stream is another one by now."""
+        try:
+            async for attempt in retrying(patience_s, reads=True):
+                with attempt:
+                    return await self._asked(request, offset)
+        except NotFoundError:
+            raise
+        except LiftError as error:
+            raise Away(f"{error.code}: {error}") from error
+        raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _complain(self, offset: int) -> None:
+        """Tell the node, so that it looks at those bytes again and repairs them; whether it hears that changes nothing here."""
+        complaint = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=-1, badOffset=offset)
+        try:
+            await self._asked(complaint, -1)
+        except (LiftError, Damaged):
+            return
+
+
+class InBlocks:
+    """A replica's batches from ``start`` (an offset) on, in blocks that follow on each other. A batch is of the block in which it
+    begins; what begins before ``start`` is left out unless ``from_log_start``."""
+
+    def __init__(self, reads: ReplicaReads, start: int, *, from_log_start: bool = False) -> None:
+        self._reads = reads
+        self._position = start
+        self._floor = 0 if from_log_start else start
+        self._held: deque[RecordBatch] = deque()
+        """Read, and not yet of a block."""
+
+    async def block(self, end: int, into: list[RecordBatch] | None = None) -> HeldBlock:
+        """The batches that begin before ``end`` (exclusive), and not in the block before; they go ``into`` a list that is given."""
+        found, digest = HeldBlock(end_offset=self._position), hashlib.blake2b(digest_size=DIGEST_BYTES)
+        try:
+            while True:
+                while self._held and self._held[0].base_offset < end:
+                    batch = self._held.popleft()
+                    digest.update(batch.view)
+                    _note(found, batch)
+                    if into is not None:
+                        into.append(batch)
+                if self._held or self._position >= end:
+                    break
+                batches, self._position = await self._reads.batches(self._position)
+                self._held += [batch for batch in batches if batch.base_offset >= self._floor]
+        except Damaged as damaged:
+            found.damaged = damaged
+        except Away as away:
+            found.away = str(away)
+        if not found.is_whole:
+            self._held.clear()
+            self._position = self._floor = end
+        found.digest, found.compacted = digest.hexdigest(), self._reads.compacted
+        return found
+
+
+def _note(block: HeldBlock, batch: RecordBatch) -> None:
+    header = batch.header
+    block.records += 0 if header.control else header.record_count
+    block.size_bytes += header.size_bytes
+    block.unpacked_bytes += max(header.size_bytes, header.body_size_bytes)
+    block.end_offset = max(block.end_offset, header.next_offset)
+    if not block.epochs or block.epochs[-1][0] != header.leader_epoch:
+        block.epochs.append((header.leader_epoch, header.base_offset))

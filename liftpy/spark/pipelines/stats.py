@@ -1,0 +1,234 @@
+"""``stats``: what streams held over time: rates, sizes, gaps, keys, subjects, of each partition.
+
+Ranges are read as Spark's source reads them and measured where they are read (``measures``), in threads here or by executors: what
+travels is a few sums for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from liftpy.client.slices import one_by_one
+from liftpy.errors import ConfigError
+from liftpy.spark.catalog import Catalog
+from liftpy.spark.failures import coded
+from liftpy.spark.fetching import FetchRules, fetch_range
+from liftpy.spark.link import link_to
+from liftpy.spark.offsets import OffsetSpec, never_back
+from liftpy.spark.options import Access, Selection, SourceOptions
+from liftpy.spark.pipelines.measures import WIDTHS_NS, Bucket, Measures
+from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, spread
+from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PIECE_RECORDS = 500_000
+_NS_PER_S = 10**9
+_SHOWN_SUBJECTS = 10
+
+
+@dataclass(slots=True)
+class PartitionStats:
+    """One partition, or all of a stream (``partition`` -1)."""
+
+    stream: str
+    partition: int
+    measures: Measures
+
+    @property
+    def span_s(self) -> float:
+        """From its first record to its last one, by their stamps."""
+        return max(0, self.measures.last_ns - self.measures.first_ns) / _NS_PER_S
+
+    def series(self) -> list[dict[str, Any]]:
+        """Bucket after bucket, those without records too."""
+        numbers, width_s = self.measures.buckets, self.measures.width_ns / _NS_PER_S
+        if not numbers:
+            return []
+        return [
+            _row(number * self.measures.width_ns, width_s, numbers.get(number, Bucket()))
+            for number in range(min(numbers), max(numbers) + 1)
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """All of it, in plain values. ``records_s`` and ``peak_records_s``: on the average, and in the best bucket."""
+        m, series = self.measures, self.series()
+        total = Bucket()
+        for bucket in m.buckets.values():
+            total.join(bucket)
+        width_s = m.width_ns / _NS_PER_S
+        return {
+            "stream": self.stream,
+            "partition": self.partition,
+            "start_offset": m.start_offset,
+            "end_offset": m.end_offset,
+            "records": total.records,
+            "tombstones": total.tombstones,
+            "key_bytes": total.key_bytes,
+            "value_bytes": total.value_bytes,
+            "stored_bytes": total.stored_bytes,
+            "first_ns": m.first_ns,
+            "last_ns": m.last_ns,
+            "records_s": total.records / max(self.span_s, width_s) if total.records else 0.0,
+            "peak_records_s": max((row["records_s"] for row in series), default=0.0),
+            "value_p50": m.size_below(0.5),
+            "value_p99": m.size_below(0.99),
+            "value_largest": m.largest,
+            "keys": total.keys.count,
+            "subjects": len(m.subjects),
+            "largest_subjects": dict(m.subjects.most_common(_SHOWN_SUBJECTS)),
+            "missing_offsets": m.missing,
+            "longest_pause_s": m.pause_ns / _NS_PER_S,
+            "longest_pause_before": m.pause_at if m.pause_ns else -1,
+            "back_steps": m.back_steps,
+        }
+
+
+def _row(start_ns: int, width_s: float, bucket: Bucket) -> dict[str, Any]:
+    return {
+        "start_ns": start_ns,
+        "records": bucket.records,
+        "records_s": bucket.records / width_s,
+        "bytes_s": (bucket.key_bytes + bucket.value_bytes) / width_s,
+        "stored_bytes": bucket.stored_bytes,
+        "tombstones": bucket.tombstones,
+        "keys": bucket.keys.count,
+        "subjects": bucket.subjects.count,
+    }
+
+
+@dataclass(slots=True)
+class StatsReport:
+    """``partitions``: each, in the order of stream and number, their buckets all as wide. ``losses``: what retention took before it
+    could be read, in words."""
+
+    partitions: list[PartitionStats]
+    losses: list[str]
+
+    @property
+    def width_s(self) -> float:
+        """Of all buckets."""
+        return max((one.measures.width_ns for one in self.partitions), default=WIDTHS_NS[0]) / _NS_PER_S
+
+    def streams(self) -> list[PartitionStats]:
+        """All partitions of a stream as one. Pauses are those of partitions: the longest."""
+        found: dict[str, PartitionStats] = {}
+        for one in self.partitions:
+            whole = found.get(one.stream)
+            if whole is None:
+                found[one.stream] = PartitionStats(one.stream, -1, _beside(one.measures))
+            else:
+                _join_beside(whole.measures, one.measures)
+        return list(found.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines: plain values."""
+        return {
+            "width_s": self.width_s,
+            "partitions": [{**one.summary(), "series": one.series()} for one in self.partitions],
+            "streams": [{**one.summary(), "series": one.series()} for one in self.streams()],
+            "losses": self.losses,
+        }
+
+
+def stats(
+    access: Access,
+    wanted: Selection,
+    *,
+    starting: OffsetSpec = OffsetSpec("earliest"),  # noqa: B008  # frozen
+    ending: OffsetSpec = OffsetSpec("latest"),  # noqa: B008
+    every_s: float = 0.0,
+    spark: SparkSession | None = None,
+    patience_s: float = 30.0,
+    tasks: int = DEFAULT_TASKS,
+) -> StatsReport:
+    """Measure what is committed of ``wanted`` from ``starting`` (inclusive) to ``ending`` (exclusive).
+
+    ``every_s``: the width of a bucket of time; 0: so that 60 hold all. ``spark``, ``tasks``: as of ``audit``. What retention takes
+    meanwhile is left out and said. Raises LiftError as the source does, ConfigError.
+    """
+    width_ns = round(every_s * _NS_PER_S)
+    if every_s and not WIDTHS_NS[0] <= width_ns <= WIDTHS_NS[-1]:
+        raise ConfigError(f"every_s = {every_s}: from 0.001 to {WIDTHS_NS[-1] // _NS_PER_S}")
+    with coded():
+        options = SourceOptions(access=access, wanted=wanted, patience_s=patience_s)
+        views = Catalog(link_to(access), options).views(starting=starting, ending=ending)
+        starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
+        ends = never_back(ends, starts)
+        most = max((ends[key] - start for key, start in starts.items()), default=0)
+        pieces, losses = plan_ranges(
+            views, starts, ends, fail_on_data_loss=False, max_records=max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1)
+        )
+        measure = partial(measure_range, access, width_ns, patience_s)
+        found = {
+            key: PartitionStats(
+                *key, Measures(start_offset=start, end_offset=start, width_ns=width_ns or WIDTHS_NS[0], is_fixed=bool(width_ns))
+            )
+            for key, start in sorted(starts.items())
+        }
+        for piece, measured in zip(pieces, spread(measure, pieces, spark=spark, tasks=tasks), strict=True):
+            one = found[piece.stream, piece.partition].measures
+            if not one.records:
+                one.start_offset = piece.start_offset
+            one.join(measured)
+    _as_wide(one.measures for one in found.values())
+    return StatsReport(list(found.values()), losses)
+
+
+def measure_range(access: Access, width_ns: int, patience_s: float, planned: PlannedRange) -> Measures:
+    """One range, from wherever it is called: here, or in an executor."""
+    found = Measures(
+        start_offset=planned.start_offset,
+        end_offset=planned.end_offset,
+        width_ns=width_ns or WIDTHS_NS[0],
+        is_fixed=bool(width_ns),
+    )
+    for pieces in fetch_range(link_to(access), planned, FetchRules(patience_s=patience_s, fail_on_data_loss=False)):
+        for piece in one_by_one(pieces):
+            found.add(piece)
+    found.finish()
+    return found
+
+
+def _as_wide(all_of_them: Iterable[Measures]) -> None:
+    """Buckets of all partitions as wide as the widest, so that they can be put side by side, and fit together."""
+    several = list(all_of_them)
+    while several:
+        widest = max(one.width_ns for one in several)
+        for one in several:
+            one.widen(widest)
+        together = Measures(start_offset=0, end_offset=0, width_ns=widest, is_fixed=several[0].is_fixed)
+        for one in several:
+            for number in one.buckets:
+                together.buckets.setdefault(number, Bucket())
+        together.fit()
+        if together.width_ns == widest:
+            return
+        several[0].widen(together.width_ns)
+
+
+def _beside(one: Measures) -> Measures:
+    made = Measures(start_offset=one.start_offset, end_offset=one.start_offset, width_ns=one.width_ns, is_fixed=one.is_fixed)
+    made.first_ns = made.last_ns = one.first_ns
+    _join_beside(made, one)
+    return made
+
+
+def _join_beside(whole: Measures, one: Measures) -> None:
+    """Another partition of the same stream: its records are not behind those of ``whole``, but beside them."""
+    if one.records:
+        whole.first_ns = min(whole.first_ns, one.first_ns) if whole.records else one.first_ns
+        whole.last_ns = max(whole.last_ns, one.last_ns)
+    whole.start_offset, whole.end_offset = 0, whole.end_offset - whole.start_offset + one.end_offset - one.start_offset
+    whole.missing += one.missing
+    whole.largest = max(whole.largest, one.largest)
+    whole.pause_ns = max(whole.pause_ns, one.pause_ns)
+    whole.back_steps += one.back_steps
+    whole.sizes = whole.sizes + one.sizes
+    whole.count_subjects(one.subjects)
+    for number, bucket in one.buckets.items():
+        whole.buckets.setdefault(number, Bucket()).join(bucket)

@@ -1,0 +1,92 @@
+"""``liftpy spark audit``: do all replicas hold the same?"""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+
+from liftpy.spark.options import Selection
+from liftpy.spark.pipelines.audit import audit as run
+from liftpy.spark.pipelines.findings import AuditReport
+from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
+from sidecar.cli.main import EXIT_UNAVAILABLE
+from sidecar.cli.options import connection_options, internal_option, json_option
+from sidecar.cli.spark_optional import optional_spark_options, reached
+from sidecar.cli.spark_place import SparkPlace
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+EXIT_DIFFERENT = 1
+EVERY_STREAM = ".*"
+
+
+@click.command()
+@click.argument("streams", nargs=-1)
+@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True,
+              help="Seconds for which a replica may not answer until it counts as away.")  # fmt: skip
+@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
+              help="Pieces of partitions at a time, without --master.")  # fmt: skip
+@json_option
+@optional_spark_options
+@connection_options
+@internal_option
+def audit(
+    streams: tuple[str, ...], patience_s: float, tasks: int, as_json: bool, place: SparkPlace | None, target: Target
+) -> int:
+    """Read what is committed of STREAMS (all of them, if none is named) from every replica, and say where they first differ.
+
+    Exit code 0: replicas agree, 1: they do not, or one holds damage, 3: of some partition there was nothing to compare."""
+    wanted = Selection(tuple(sorted(set(streams)))) if streams else Selection(pattern=EVERY_STREAM)
+    with reached(target, place, "liftpy audit") as (access, session):
+        report = run(access, wanted, spark=session, patience_s=patience_s, tasks=tasks, internal=target.internal)
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        _show(report)
+    if report.first is not None:
+        return EXIT_DIFFERENT
+    return 0 if report.is_proven else EXIT_UNAVAILABLE
+
+
+def _show(report: AuditReport) -> None:
+    console = Console(soft_wrap=True)
+    rows = [
+        (
+            f"{one.stream}/{one.partition}",
+            f"{one.start_offset}..{one.end_offset}",
+            node + ("*" if node == one.leader else ""),
+            replica.state,
+            str(replica.records),
+            str(replica.size_bytes),
+            ", ".join(f"{epoch}: {offset}" for epoch, offset in replica.epochs),
+        )
+        for one in report.partitions
+        for node, replica in one.replicas.items()
+    ]
+    console.print(
+        table(("partition", "offsets", "replica", "state", "records", "bytes", "epochs (from)"), rows, folds=("epochs (from)",))
+    )
+    for one in report.partitions:
+        for node, replica in one.replicas.items():
+            if replica.state != "compared":
+                console.print(f"{one.stream}/{one.partition}: {node} is {replica.state}: {replica.detail}", markup=False)
+        if one.dropped:
+            text = (
+                "later ones supersede them"
+                if one.dropped_checked
+                else "it could not be looked at whether later ones supersede them"
+            )
+            console.print(f"{one.stream}/{one.partition}: {one.dropped} records were dropped on some replicas only: {text}")
+    if report.first is not None:
+        console.print(f"first difference: {report.first}", markup=False)
+        for found in report.findings[1:]:
+            console.print(f"also: {found}", markup=False)
+    elif not report.partitions:
+        console.print("there is no stream")
+    elif report.is_proven:
+        console.print("replicas agree")
+    else:
+        alone = ", ".join(f"{one.stream}/{one.partition}" for one in report.partitions if not one.is_proven)
+        console.print(f"no difference was found, but of {alone} there were not two replicas to compare")

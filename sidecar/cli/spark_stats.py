@@ -1,0 +1,115 @@
+"""``liftpy spark stats``: what streams held over time."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from liftpy.errors import ConfigError
+from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, relative
+from liftpy.spark.options import Selection
+from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, MAX_TASKS
+from liftpy.spark.pipelines.stats import StatsReport
+from liftpy.spark.pipelines.stats import stats as run
+from liftpy.spark.pipelines.stats_plot import plot_problem, save_plot
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.spark_optional import optional_spark_options, reached
+from sidecar.cli.spark_place import SparkPlace
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+_COLUMNS = (
+    *("partition", "records", "MB", "records/s", "peak/s", "value p50", "p99", "largest", "keys", "subjects"),
+    *("missing", "longest pause s"),
+)
+
+
+@click.command()
+@click.argument("streams", nargs=-1, required=True)
+@click.option(
+    "--from", "start", default="earliest", show_default=True, help="earliest, -1h, -1000, or JSON for each partition."
+)
+@click.option(
+    "--until", default="latest", show_default=True, help="latest, -10m, -1000, or JSON for each partition; exclusive."
+)
+@click.option("--every", default="", metavar="TIME", help="Width of a bucket: 10s, 5m, 1h.  [default: so that 60 hold all]")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Draw it, too, as a PNG.")
+@click.option("--patience", "patience_s", type=click.FloatRange(0.1, 3600), default=30.0, show_default=True,
+              help="Seconds for which nobody may answer.")  # fmt: skip
+@click.option("--tasks", type=click.IntRange(1, MAX_TASKS), default=DEFAULT_TASKS, show_default=True,
+              help="Pieces of partitions at a time, without --master.")  # fmt: skip
+@json_option
+@optional_spark_options
+@connection_options
+def stats(
+    streams: tuple[str, ...], start: str, until: str, every: str, plot: Path | None, patience_s: float, tasks: int, as_json: bool,
+    place: SparkPlace | None, target: Target,
+) -> None:  # fmt: skip
+    """Show rates, sizes, gaps, distinct keys and subjects of STREAMS over time, by partition and as a whole."""
+    if plot is not None and (problem := plot_problem()):
+        raise ConfigError(problem)
+    now_ns = round(datetime.now(UTC).timestamp() * 1e9)
+    starting = parse_spec(start, "--from", words=("earliest", "latest"), specials=(EARLIEST, LATEST)).as_of(now_ns)
+    ending = parse_spec(until, "--until", words=("latest",), specials=(LATEST,)).as_of(now_ns)
+    with reached(target, place, "liftpy stats") as (access, session):
+        report = run(
+            access, Selection(tuple(sorted(set(streams)))), starting=starting, ending=ending,
+            every_s=_seconds(every), spark=session, patience_s=patience_s, tasks=tasks,
+        )  # fmt: skip
+    if plot is not None:
+        save_plot(report, plot)
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        _show(report)
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return 0.0
+    found: OffsetSpec | None = relative(f"-{text}")
+    if found is None or not found.back_ns:
+        raise ConfigError(f"--every = {text!r}: use a time such as 10s, 5m or 1h")
+    return found.back_ns / 1e9
+
+
+def _show(report: StatsReport) -> None:
+    console = Console(soft_wrap=True)
+    rows = [_summary_row(one.summary()) for one in report.partitions]
+    console.print(table(_COLUMNS, rows))
+    for whole in report.streams():
+        series = [
+            (
+                datetime.fromtimestamp(row["start_ns"] / 1e9, UTC).isoformat(sep=" ", timespec="milliseconds")[:23],
+                str(row["records"]),
+                f"{row['records_s']:.1f}",
+                f"{row['bytes_s'] / 1e6:.3f}",
+                str(row["keys"]),
+                str(row["subjects"]),
+            )
+            for row in whole.series()
+        ]
+        title = f"{whole.stream}, every {report.width_s:g} s"
+        console.print(table(("from (UTC)", "records", "records/s", "MB/s", "keys", "subjects"), series, title=title))
+    for loss in report.losses:
+        console.print(loss, markup=False)
+
+
+def _summary_row(found: dict[str, Any]) -> tuple[str, ...]:
+    pause = f"{found['longest_pause_s']:g}" + (
+        f" at {found['longest_pause_before']}" if found["longest_pause_before"] >= 0 else ""
+    )
+    return (
+        f"{found['stream']}/{found['partition']}",
+        str(found["records"]),
+        f"{(found['key_bytes'] + found['value_bytes']) / 1e6:.3f}",
+        f"{found['records_s']:.1f}",
+        f"{found['peak_records_s']:.1f}",
+        *(str(found[name]) for name in ("value_p50", "value_p99", "value_largest", "keys", "subjects", "missing_offsets")),
+        pause,
+    )

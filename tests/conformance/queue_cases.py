@@ -1,0 +1,99 @@
+"""What workers of a queue rely on, on the cluster in memory and on a real one alike: cases as those of ``client_cases``."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from liftpy.client import Job, LeaseLostError, Queue, QueueOptions
+from liftpy.client.group_admin import describe_group
+from tests.conformance.client_cases import Case, Place
+
+QUEUE_CASES: list[Case] = []
+
+
+def case(body: Case) -> Case:
+    QUEUE_CASES.append(body)
+    return body
+
+
+def numbers(jobs: list[Job]) -> list[int]:
+    return [int(job.record.value or b"") for job in jobs]
+
+
+async def filled(place: Place, keys: str) -> str:
+    """A stream with a record for each character, its key; '-': none."""
+    await place.client.create_stream(place.name, f"data.{place.name}")
+    async with await place.client.publisher(place.name) as publisher:
+        for number, key in enumerate(keys):
+            await publisher.send(b"%d" % number, key=None if key == "-" else key.encode())
+    return place.name
+
+
+async def taken(queue: Queue, count: int) -> list[Job]:
+    """So many, in as many takes as it needs."""
+    found: list[Job] = []
+    async with asyncio.timeout(45):
+        while len(found) < count:
+            found += await queue.take(count - len(found))
+    return found
+
+
+@case
+async def workers_share_the_records_and_what_is_done_stays_done(place: Place) -> None:
+    name = await filled(place, "-" * 30)
+    async with place.connect() as other, place.client.queue(name, name) as one, other.queue(name, name) as two:
+        first, second = await taken(one, 10), await taken(two, 10)
+        assert sorted(numbers([*first, *second])) == list(range(20))
+        await one.ack(first)
+        await asyncio.gather(*(job.ack() for job in second))
+        rest = await taken(one, 10)
+        assert sorted(numbers(rest)) == list(range(20, 30))
+        await one.ack(rest)
+        assert await two.take(5, timeout_s=0.0) == []
+    (queue,) = (await describe_group(place.client, name)).queues
+    assert (queue.acknowledged_below, queue.out, queue.returned) == (30, 0, 0)
+
+
+@case
+async def what_is_given_back_or_forgotten_comes_again(place: Place) -> None:
+    name = await filled(place, "--")
+    options = QueueOptions(ack_wait_s=1.0)
+    async with place.client.queue(name, name, options=options) as queue, place.connect() as client:
+        back, forgotten = await taken(queue, 2)
+        await back.nack()
+        async with client.queue(name, name, options=QueueOptions(ack_wait_s=600)) as other:
+            again = await taken(other, 2)
+            assert sorted((job.record.offset, job.deliveries) for job in again) == [(0, 2), (1, 2)]
+            with pytest.raises(LeaseLostError):
+                await forgotten.nack()
+            await other.ack(again)
+
+
+@case
+async def what_is_rejected_goes_to_the_dead_letters(place: Place) -> None:
+    name = await filled(place, "ab")
+    dead = f"{name}-dead"
+    await place.client.create_stream(dead, f"data.{dead}")
+    async with place.client.queue(name, name, options=QueueOptions(ack_wait_s=600, dead_letters=dead)) as queue:
+        bad, good = await taken(queue, 2)
+        await bad.reject("no such customer")
+        await good.ack()
+        async with asyncio.timeout(45):
+            while not (buried := await place.read(dead)):
+                assert await queue.take(1, timeout_s=0.1) == []
+    assert [(record.value, record.key, record.header("Dead-Letter-Reason")) for record in buried] == [
+        (b"0", b"a", b"no such customer")
+    ]
+
+
+@case
+async def of_a_key_one_record_is_out(place: Place) -> None:
+    name = await filled(place, "aab-")
+    async with place.client.queue(name, name, options=QueueOptions(order_by_key=True, ack_wait_s=600)) as queue:
+        first = await taken(queue, 3)
+        assert sorted(numbers(first)) == [0, 2, 3]
+        assert await queue.take(5, timeout_s=0.0) == []
+        await queue.ack(first)
+        assert numbers(await taken(queue, 1)) == [1]

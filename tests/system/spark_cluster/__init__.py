@@ -1,0 +1,1 @@
+"""A standalone Spark cluster beside a liftpy cluster, all on loopback."""

@@ -1,0 +1,42 @@
+"""How much a worker of a queue takes ahead of what it is asked for."""
+
+from __future__ import annotations
+
+from liftpy.client.queue_pace import TakePace
+
+MS = 1_000_000
+
+
+def after(pace: TakePace, count: int, each_ms: float, takes: int, begin_ns: int = 0) -> int:
+    """When the next take comes, in ns, after so many of ``count``."""
+    for number in range(takes):
+        pace.took(count, begin_ns + round(number * each_ms * MS))
+    return begin_ns + round(takes * each_ms * MS)
+
+
+def test_the_worked_example() -> None:
+    quick, slow = TakePace(64), TakePace(64)
+    assert quick.ahead(after(quick, 1, 5, 4)) == 37, "three done in 20 ms: the fourth is not yet"
+    assert slow.ahead(after(slow, 1, 1990, 8)) == 0
+
+
+def test_nothing_is_ahead_of_the_first_takes_and_after_a_pause() -> None:
+    pace = TakePace(64)
+    assert pace.ahead(0) == 0
+    for takes in range(1, 4):
+        pace = TakePace(64)
+        assert pace.ahead(after(pace, 10, 1, takes)) == 0
+    end = after(pace, 10, 1, 8)
+    assert pace.ahead(end) > 0
+    assert pace.ahead(end + 3_000 * MS) == 0
+    pace.took(10, end + 3_000 * MS)
+    assert pace.ahead(end + 3_001 * MS) == 0, "it begins anew"
+
+
+def test_the_bound_is_what_was_said_or_one_more_take() -> None:
+    small, large = TakePace(64), TakePace(64)
+    assert small.ahead(after(small, 10, 1, 8)) == 64
+    assert large.ahead(after(large, 1000, 1, 8)) == 1000
+    old = TakePace(64)
+    end = after(old, 1000, 10, 3)
+    assert old.ahead(after(old, 1, 100, 9, begin_ns=end)) == 2, "the rate is of the last takes alone"

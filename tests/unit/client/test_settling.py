@@ -1,0 +1,92 @@
+"""What a worker says of its records: together, and each answered for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from liftpy.client.settling import Settlements, gaps, joined, ranges_of, settlement
+from liftpy.errors import UnavailableError
+from liftpy.group import limits
+from liftpy.ids import PartitionKey
+from liftpy.wire._pb import group_pb2 as pb
+
+KEY, OTHER = PartitionKey("jobs", "u1", 0), PartitionKey("jobs", "u1", 1)
+
+
+def job(offset: int, lease: int = 1, key: PartitionKey = KEY) -> Any:
+    return SimpleNamespace(record=SimpleNamespace(offset=offset), lease=lease, key=key)
+
+
+def ranges(some: Any) -> list[tuple[int, int, int]]:
+    return [(one.start, one.end, one.lease) for one in some]
+
+
+def told(kind: int, *parts: tuple[int, int, int], key: PartitionKey = KEY) -> pb.Settlement:
+    return settlement(kind, key, [pb.RecordRange(start=s, end=e, lease=n) for s, e, n in parts])
+
+
+def test_neighbours_of_one_lease_are_one_range_and_of_two_leases_the_newest_counts() -> None:
+    assert ranges(ranges_of([job(3), job(1), job(2), job(5), job(6, 2)])) == [(1, 4, 1), (5, 6, 1), (6, 7, 2)]
+    assert ranges(ranges_of([job(1, 4), job(1, 2), job(2, 4)])) == [(1, 3, 4)]
+
+
+def test_what_was_granted_and_is_not_there() -> None:
+    part = pb.GrantedRange(start=2, end=8, lease=3)
+    assert ranges(gaps(part, [3, 4, 6])) == [(2, 3, 3), (5, 6, 3), (7, 8, 3)]
+    assert ranges(gaps(part, list(range(2, 8)))) == []
+
+
+def test_acknowledgements_of_one_partition_are_one_and_nothing_else_is() -> None:
+    acks = [
+        told(pb.SETTLE_ACK, (4, 5, 1)),
+        told(pb.SETTLE_ACK, (1, 2, 1), key=OTHER),
+        told(pb.SETTLE_ACK, (2, 4, 1), (7, 8, 2)),
+    ]
+    assert [(one.partition, ranges(one.ranges)) for one in joined(acks)] == [(0, [(2, 5, 1), (7, 8, 2)]), (1, [(1, 2, 1)])]
+    mixed = [*acks, told(pb.SETTLE_NACK, (9, 10, 1))]
+    assert joined(mixed) is mixed
+    twice = [told(pb.SETTLE_ACK, (0, 5, 1)), told(pb.SETTLE_ACK, (3, 4, 2))]
+    assert joined(twice) is twice, "one of the two leases is not the worker's any more"
+
+
+async def test_what_comes_while_one_command_is_under_way_goes_with_the_next() -> None:
+    said: list[list[pb.Settlement]] = []
+    go_on = asyncio.Event()
+
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        said.append(some)
+        await go_on.wait()
+        if len(said) == 3:
+            raise UnavailableError("nobody")
+        return [pb.LostRange(stream="jobs", partition=0, start=2, end=3)]
+
+    queue: Settlements[Any] = Settlements("w", say)
+    jobs = [job(number) for number in range(4)]
+    coming = [queue.tell([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[:1]]
+    await asyncio.sleep(0)
+    coming += [queue.tell([one], [told(pb.SETTLE_ACK, *ranges(ranges_of([one])))]) for one in jobs[1:]]
+    go_on.set()
+    assert await asyncio.gather(*coming) == [[], [], [jobs[2]], []]
+    assert [[ranges(one.ranges) for one in some] for some in said] == [[[(0, 1, 1)]], [[(1, 4, 1)]]]
+    with pytest.raises(UnavailableError):
+        await queue.tell(jobs, [told(pb.SETTLE_NACK, (0, 4, 1))])
+    assert await queue.tell((), []) == []
+    await queue.all_told()
+
+
+async def test_one_command_has_a_bound() -> None:
+    said: list[int] = []
+
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        said.append(len(some))
+        return []
+
+    queue: Settlements[Any] = Settlements("w", say)
+    many = [told(pb.SETTLE_NACK, (number, number + 1, 1)) for number in range(limits.MAX_SETTLEMENTS + 1)]
+    await asyncio.gather(*(queue.tell((), [one]) for one in many), queue.tell((), cast(Any, many)))
+    assert max(said) <= limits.MAX_SETTLEMENTS
+    assert sum(said) == 2 * len(many)

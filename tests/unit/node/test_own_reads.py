@@ -1,0 +1,91 @@
+"""What a service in the node's process reads: by a call, with the answers that anybody gets over NATS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from liftpy.client.consumer import ReadOptions
+from liftpy.client.progress import ReadProgress
+from liftpy.client.transport import NoAnswerError, NobodyListensError
+from liftpy.errors import UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.own_reads import OwnNodeReader
+from sidecar.partition.reads import ReadSubjects, ReadTools
+from sidecar.partition.timers import Timers
+
+KEY = PartitionKey("_groups", "u1", 0)
+OPTIONS = ReadOptions(node="n1", wait_s=0.0, answer_timeout_s=0.05, patience_s=0.1)
+
+
+class Bus:
+    max_payload = 1 << 20
+    has_room = True
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def listen(self, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(close=lambda: None)
+
+    def send(self, *message: Any) -> None:
+        self.sent.append(message)
+
+
+def reads(bus: Bus, may_serve: bool = True) -> ReadSubjects:
+    """Of an empty log."""
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=0)
+    source = SimpleNamespace(
+        log=log, compacted=False, high_watermark=-1, leader_epoch=1, leader="n1", leads=True, may_serve=may_serve
+    )
+    tools = ReadTools(cast(Any, bus), Subjects("liftpy"), InboxRule(("_INBOX.",)), Timers(), Counter())
+    return ReadSubjects(tools, KEY, "n1", cast(Any, source))
+
+
+def reader(found: ReadSubjects | None) -> OwnNodeReader:
+    transport = SimpleNamespace(max_payload_bytes=1 << 20, counters=Counter())
+    return OwnNodeReader(cast(Any, transport), Subjects("liftpy"), KEY, OPTIONS, lambda key: found if key == KEY else None)
+
+
+async def test_the_answer_comes_and_nothing_goes_over_nats() -> None:
+    bus = Bus()
+    progress = ReadProgress("_groups", 0, 0, uid="u1")
+    assert await reader(reads(bus)).fetch(progress) == []
+    assert (progress.node, progress.leader, bus.sent) == ("n1", "n1", [])
+
+
+async def test_who_waits_is_answered_when_the_partition_goes() -> None:
+    found = reads(Bus())
+    request = pb.ReadRequest(stream="_groups", partition=0, waitMs=30_000, minHighWatermark=-1)
+    asking = asyncio.create_task(found.asked_here(frames.sealed(request)))
+    await asyncio.sleep(0)
+    assert found.waiting_count == 1
+    found.close()
+    head, _ = frames.decode_read_response(await asking)
+    assert head.error == pb.ReadResponse.NO_SUCH_PARTITION
+    gone = asyncio.create_task(found.asked_here(frames.sealed(request)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    found.close()  # nobody is told
+
+
+@pytest.mark.parametrize(("found", "error"), [(None, NobodyListensError), (reads, NoAnswerError)])
+async def test_a_partition_that_is_not_here_and_one_that_is_silent(found: Any, error: type[Exception]) -> None:
+    made = found if found is None else found(Bus())
+    if made is not None:
+        made._reads = SimpleNamespace(asked=lambda *_: None)
+    request = pb.ReadRequest(stream="_groups", partition=0, minHighWatermark=-1)
+    with pytest.raises(error):
+        await reader(made)._ask("n1", request, 0.0)
+    with pytest.raises((error, UnavailableError)):
+        await reader(made).fetch(ReadProgress("_groups", 0, 0, uid="u1"))

@@ -1,0 +1,324 @@
+"""``audit`` against nodes that serve from memory: a difference of one bit is found, and where; what may differ is no difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from liftpy.errors import ConfigError, NotFoundError
+from liftpy.spark.options import Access, Selection
+from liftpy.spark.pipelines import audit as audit_module
+from liftpy.spark.pipelines import dropping
+from liftpy.spark.pipelines.audit import audit
+from liftpy.spark.pipelines.findings import AuditFinding, AuditReport, deviants
+from liftpy.testing.fake_node import FakeNode, FakePartition, FakeStream
+from liftpy.wire.batch import build_batch, build_filler, parse_batch
+from liftpy.wire.batch_columns import Mask
+from liftpy.wire.kept import kept
+
+ORDERS = Selection(("orders",))
+Change = Callable[[int, list[bytes]], list[bytes]]
+
+
+def batch(first: int, values: list[bytes], *, epoch: int = 1, keyed: int = 0, **more: Any) -> bytes:
+    keys = [b"k%d" % ((first + i) % keyed) for i in range(len(values))] if keyed else None
+    return build_batch(values, keys=keys, base_offset=first, leader_epoch=epoch, timestamp_ns=(1 + first) * 1000, **more)
+
+
+def log_of(sizes: list[int], change: Change = lambda first, values: values, **more: Any) -> FakePartition:
+    """Batches of these record counts; what ``change`` makes of the values of each."""
+    log = FakePartition()
+    for size in sizes:
+        first = log.log_end_offset
+        values = change(first, [b"%d" % i for i in range(first, first + size)])
+        log.append(batch(first, values, **more))
+    return log
+
+
+def at(offset: int, value: bytes) -> Change:
+    """Another value of one record."""
+
+    def change(first: int, values: list[bytes]) -> list[bytes]:
+        return [value if first + i == offset else old for i, old in enumerate(values)]
+
+    return change
+
+
+def serve(node: FakeNode, log: FakePartition, **own: FakePartition) -> FakeStream:
+    stream = node.add_stream("orders")
+    stream.partitions = [log]
+    node.own = {("orders", 0, name): other for name, other in own.items()}
+    return stream
+
+
+def look(access: Access, **more: Any) -> AuditReport:
+    return audit(access, more.pop("wanted", ORDERS), patience_s=more.pop("patience_s", 5.0), **more)
+
+
+SIZES = [1, 700, 50, 3000, 20_000, 9]
+END = sum(SIZES)
+
+
+def test_replicas_that_agree(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES))
+    report = look(access)
+    assert report.first is None
+    assert report.is_proven
+    one = report.partitions[0]
+    assert (one.start_offset, one.end_offset, one.compared) == (0, END, ["n1", "n2", "n3"])
+    assert {(r.records, tuple(r.epochs), r.high_watermark) for r in one.replicas.values()} == {(END, ((1, 0),), END - 1)}
+    assert len({r.size_bytes for r in one.replicas.values()}) == 1
+    assert json.loads(json.dumps(report.to_json()))["agrees"] is True
+
+
+@pytest.mark.parametrize("offset", [0, 1, 700, 751, 16_384, 20_000, END - 1])
+def test_one_record_of_one_replica(access: Access, node: FakeNode, offset: int) -> None:
+    serve(node, log_of(SIZES), n3=log_of(SIZES, at(offset, b"x")))
+    report = look(access)
+    first = report.first
+    assert first is not None
+    assert (first.stream, first.partition, first.offset, first.node, first.kind) == ("orders", 0, offset, "n3", "differs")
+    assert first.majority
+    assert len(first.expected) == len(first.seen) == 32
+    assert first.expected != first.seen
+    assert f"orders/0 offset {offset}: n3 has another record, expected {first.expected}, seen {first.seen}" == str(first)
+    assert [found.offset for found in report.findings] == [offset]
+
+
+def test_the_leader_may_be_the_one_that_is_wrong(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
+    assert [(f.node, f.offset, f.majority) for f in look(access).findings] == [("n1", 17, True)]
+
+
+def test_two_replicas_have_no_majority(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
+    node.silent = {"n3"}
+    report = look(access, patience_s=0.2)
+    first = report.first
+    assert first is not None
+    assert (first.node, first.majority) == ("n2", False)
+    assert "no majority says who is right" in str(first)
+    assert report.partitions[0].replicas["n3"].state == "away"
+    assert "n3" in report.partitions[0].replicas["n3"].detail
+
+
+def test_three_that_all_differ(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")), n2=log_of(SIZES, at(17, b"y")))
+    assert [(f.node, f.majority) for f in look(access).findings] == [("n2", False), ("n3", False)]
+
+
+def test_a_record_that_is_not_there_and_one_too_many(access: Access, node: FakeNode) -> None:
+    serve(node, log_of([50, 50, 50]), n2=log_of([50, 50, 50]))
+    lacking = node.own["orders", 0, "n2"]
+    lacking.batches[1] = _sealed(kept(parse_batch(memoryview(lacking.batches[1][1])), np.arange(50) < 49))
+    found = look(access).findings
+    assert [(f.node, f.offset, f.kind, f.seen) for f in found] == [("n2", 99, "missing", "nothing")]
+    serve(node, lacking, n2=log_of([50, 50, 50]))
+    found = look(access).findings
+    assert [(f.node, f.offset, f.kind, f.expected) for f in found] == [("n2", 99, "surplus", "nothing")]
+
+
+def test_the_same_records_in_another_epoch_or_in_other_batches(access: Access, node: FakeNode) -> None:
+    serve(node, log_of([10, 20, 30]), n2=log_of([10, 20, 30], epoch=2))
+    assert {(f.node, f.kind) for f in look(access).findings} == {("n2", "differs")}
+    assert [f.offset for f in look(access).findings] == list(range(10)), "of each piece that is compared the first ten"
+    stamped = [b"%d" % i for i in range(10, 30)]
+    other = log_of([10, 20, 30])
+    other.batches[1] = _sealed(batch(10, stamped, producer_id=7, producer_epoch=1, base_sequence=0))
+    serve(node, log_of([10, 20, 30]), n3=other)
+    assert [(f.node, f.offset, f.kind, f.majority) for f in look(access).findings] == [("n3", 10, "batches", True)]
+
+
+def test_large_blocks_are_halved_until_records_are_compared(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "LEAF_BYTES", 2000)
+    monkeypatch.setattr(audit_module, "BLOCK_OFFSETS", 4096)
+    monkeypatch.setattr(audit_module, "SPAN_OFFSETS", 8192)
+    for offset in (0, 4095, 4096, 8191, 8192, 12_345):
+        serve(node, log_of([100] * 150), n2=log_of([100] * 150, at(offset, b"x")))
+        assert [(f.node, f.offset) for f in look(access).findings] == [("n2", offset)]
+    assert node.asked["n2"] > 30
+
+
+def test_every_difference_is_told_once_and_the_first_one_first(access: Access, node: FakeNode) -> None:
+    both = log_of(SIZES, lambda first, values: at(20_001, b"y")(first, at(60, b"x")(first, values)))
+    stream = serve(node, log_of(SIZES), n2=both)
+    stream.partitions.append(log_of([40]))
+    node.own["orders", 1, "n3"] = log_of([40], at(3, b"x"))
+    found = [(f.partition, f.offset, f.node) for f in look(access).findings]
+    assert found == [(0, 60, "n2"), (0, 20_001, "n2"), (1, 3, "n3")]
+    only = look(access, wanted=Selection(("orders",), partitions=(("orders", 1),)))
+    assert [(f.partition, f.offset) for f in only.findings] == [(1, 3)]
+
+
+# ---- damage -----------------------------------------------------------------------------------------------------------------
+def _sealed(data: bytes) -> tuple[Any, bytes]:
+    return parse_batch(memoryview(data)).header, data
+
+
+def flipped(log: FakePartition, number: int, position: int) -> FakePartition:
+    header, data = log.batches[number]
+    wrong = bytearray(data)
+    wrong[position] ^= 4
+    log.batches[number] = header, bytes(wrong)
+    return log
+
+
+def test_a_bit_that_a_node_sends_wrong(access: Access, node: FakeNode) -> None:
+    serve(node, log_of([50, 50, 50]), n2=flipped(log_of([50, 50, 50]), 1, 90))
+    first = look(access).first
+    assert first is not None
+    assert (first.node, first.kind, first.offset) == ("n2", "damaged", 50)
+    assert "could not serve all of [50, 150)" in first.detail
+    assert "CRC-32C" in first.detail
+
+
+def test_damage_that_a_node_has_met_itself(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES))
+    node.damaged["orders", 0, "n3"] = "CORRUPTION: 00000000000000000000.log: the CRC-32C of the batch at 0 does not match"
+    report = look(access)
+    assert [(f.node, f.kind, f.offset) for f in report.findings] == [("n3", "damaged", 0)]
+    node.damaged["orders", 0, "n3"] = "CORRUPTION: the CRC-32C of the batch at 1800 (offset 701) does not match"
+    assert [(f.node, f.kind, f.offset) for f in look(access).findings] == [("n3", "damaged", 701)]
+    assert "n3 has damaged bytes; it could not serve all of [0, 16384): CORRUPTION: 00000000000000000000.log" in str(
+        report.first
+    )
+    assert report.partitions[0].replicas["n3"].records < END
+    assert look(access).first is None, "it has repaired itself"
+
+
+def test_damage_does_not_hide_what_else_differs(access: Access, node: FakeNode) -> None:
+    serve(node, log_of(SIZES), n2=log_of(SIZES, at(60, b"x")))
+    node.damaged["orders", 0, "n3"] = "CORRUPTION: x"
+    assert [(f.node, f.kind, f.offset) for f in look(access).findings] == [("n2", "differs", 60), ("n3", "damaged", 0)][::-1]
+
+
+# ---- what is compared -------------------------------------------------------------------------------------------------------
+def test_up_to_the_smallest_hw_of_those_in_sync_and_from_the_largest_log_start(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "_SETTLE_S", 0.05)
+    serve(node, log_of([50] * 10), n2=log_of([50] * 10, at(3, b"x")), n3=log_of([50] * 10, at(480, b"x")))
+    node.trimmed, node.lagging = {"n1": 50}, {"n2": 449}
+    report = look(access)
+    one = report.partitions[0]
+    assert (one.start_offset, one.end_offset) == (50, 450)
+    assert report.first is None
+    assert (one.replicas["n1"].log_start_offset, one.replicas["n2"].high_watermark) == (50, 449)
+
+
+def test_one_replica_alone_proves_nothing(access: Access, node: FakeNode) -> None:
+    serve(node, log_of([50]))
+    node.silent = {"n2", "n3"}
+    report = look(access, patience_s=0.2)
+    assert not report.is_proven
+    assert report.partitions[0].compared == ["n1"]
+    node.silent = {"n1", "n2", "n3"}
+    assert not look(access, patience_s=0.2).is_proven
+
+
+def test_an_empty_stream_agrees(access: Access, node: FakeNode) -> None:
+    serve(node, FakePartition())
+    report = look(access)
+    assert (report.first, report.is_proven) == (None, True)
+
+
+def test_which_streams(access: Access, node: FakeNode) -> None:
+    serve(node, log_of([5]))
+    node.add_stream("_groups")
+    node.add_stream("refunds")
+    assert [one.stream for one in look(access, wanted=Selection(pattern=".*")).partitions] == ["orders", "refunds"]
+    names = [one.stream for one in look(access, wanted=Selection(pattern=".*"), internal=True).partitions]
+    assert sorted(names) == ["_groups", "orders", "refunds"]
+    with pytest.raises(NotFoundError):
+        look(access, wanted=Selection(("none",)))
+    with pytest.raises(ConfigError, match="patience_s"):
+        look(access, patience_s=0.0)
+    with pytest.raises(ConfigError, match="tasks"):
+        look(access, tasks=0)
+
+
+# ---- compaction -------------------------------------------------------------------------------------------------------------
+def compacted(log: FakePartition, drops: Callable[[int], bool]) -> FakePartition:
+    """``log`` after a run of compaction that drops these offsets."""
+    made = FakePartition(compacted=True)
+    for header, data in log.batches:
+        keep: Mask = np.array([not drops(header.base_offset + i) for i in range(header.record_count)])
+        if not keep.any():
+            made.append(build_filler(header.base_offset, header.next_offset, header.leader_epoch, header.timestamp_ns))
+        else:
+            made.append(data if keep.all() else kept(parse_batch(memoryview(data)), keep))
+    return made
+
+
+def keyed(count: int = 20, change: Change = lambda first, values: values) -> FakePartition:
+    return log_of([10] * count, change, keyed=7)
+
+
+def test_replicas_that_compacted_at_other_moments_agree(access: Access, node: FakeNode) -> None:
+    whole = replace(keyed(), compacted=True)
+    serve(node, whole, n2=compacted(keyed(), lambda o: o < 150), n3=compacted(keyed(), lambda o: 30 < o < 100 and o % 3 == 0))
+    report = look(access)
+    assert report.findings == []
+    assert report.partitions[0].dropped == 150 + 23
+
+
+def test_a_record_that_differs_on_a_compacted_log(access: Access, node: FakeNode) -> None:
+    other = compacted(keyed(change=at(120, b"x")), lambda o: o < 50)
+    serve(node, replace(keyed(), compacted=True), n3=other)
+    assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 120, "differs")]
+
+
+def test_a_record_that_nothing_supersedes_is_missed_on_a_compacted_log(access: Access, node: FakeNode) -> None:
+    serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o in (3, 195)))
+    assert [(f.node, f.offset, f.kind, f.detail) for f in look(access).findings] == [("n2", 195, "lost", "its key is b'k6'")]
+    keyless = replace(log_of([10] * 20), compacted=True)
+    serve(node, keyless, n2=compacted(log_of([10] * 20), lambda o: o == 3))
+    assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n2", 3, "lost")]
+
+
+def test_a_tombstone_may_go(access: Access, node: FakeNode) -> None:
+    def log() -> FakePartition:
+        made = FakePartition(compacted=True)
+        made.append(build_batch([b"a", None, b"c"], keys=[b"k", b"k", b"l"], base_offset=0, leader_epoch=1))
+        return made
+
+    for without in ("n1", "n2"):
+        serve(node, log(), **{without: compacted(log(), lambda o: o < 2)})
+        report = look(access)
+        assert (report.findings, report.partitions[0].dropped) == ([], 2)
+
+
+def test_what_goes_by_other_rules_is_only_counted(access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(node, replace(keyed(), compacted=True), n2=compacted(keyed(), lambda o: o == 195))
+    monkeypatch.setattr(dropping, "MAX_KEYS_DROPPED", 0)
+    report = look(access)
+    assert (report.findings, report.partitions[0].dropped, report.partitions[0].dropped_checked) == ([], 1, False)
+
+
+# ---- who is right -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("digests", "reference", "found"),
+    [
+        ({"a": "1", "b": "1", "c": "2"}, "c", ("1", True, ["c"])),
+        ({"a": "1", "b": "2"}, "b", ("2", False, ["a"])),
+        ({"a": "1", "b": "1", "c": "2", "d": "2"}, "d", ("2", False, ["a", "b"])),
+        ({"a": "1", "b": "1", "c": "2", "d": "3"}, "c", ("1", False, ["c", "d"])),
+    ],
+)
+def test_who_differs(digests: dict[str, str], reference: str, found: tuple[str, bool, list[str]]) -> None:
+    assert deviants(digests, reference) == found
+
+
+def test_findings_are_in_the_order_of_the_log() -> None:
+    made = [
+        AuditFinding(stream=s, partition=p, offset=o, node="n", kind="differs")
+        for s, p, o in (("b", 0, 1), ("a", 1, 9), ("a", 1, 10))
+    ]
+    assert [(f.stream, f.offset) for f in sorted(made)] == [("a", 9), ("a", 10), ("b", 1)]

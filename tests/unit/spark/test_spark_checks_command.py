@@ -1,0 +1,121 @@
+"""``liftpy spark audit`` and ``stats``: what they print, and with which exit code, against nodes that serve from memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from liftpy.spark.options import Access
+from liftpy.spark.pipelines import stats_plot
+from liftpy.testing.fake_node import FakeNode, FakePartition
+from liftpy.wire.batch import build_batch
+from sidecar.cli.main import main
+
+S = 10**9
+
+
+def log_of(values: list[bytes], *, step_s: int = 2) -> FakePartition:
+    log = FakePartition()
+    for offset, value in enumerate(values):
+        log.append(
+            build_batch(
+                [value], keys=[b"k"], base_offset=offset, leader_epoch=1, timestamp_ns=1_700_000_000 * S + offset * step_s * S
+            )
+        )
+    return log
+
+
+@pytest.fixture
+def orders(node: FakeNode) -> FakeNode:
+    node.add_stream("orders").partitions = [log_of([b"%d" % n for n in range(30)])]
+    return node
+
+
+def run(access: Access, *words: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", *words, "--nats", access.servers, "--namespace", access.namespace])
+    return int(ended.value.code or 0)
+
+
+def test_replicas_that_agree(access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(access, "audit") == 0
+    shown = capsys.readouterr().out
+    assert "replicas agree" in shown
+    assert "n1*" in shown
+    assert "0..30" in shown
+    assert run(access, "audit", "orders", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["agrees"] is True
+
+
+def test_a_difference_is_exit_code_1_and_says_where(
+    access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orders.own["orders", 0, "n2"] = log_of([b"x" if n in (7, 9) else b"%d" % n for n in range(30)])
+    assert run(access, "audit", "orders") == 1
+    shown = capsys.readouterr().out
+    assert "first difference: orders/0 offset 7: n2 has another record, expected " in shown
+    assert "also: orders/0 offset 9: n2" in shown
+    assert run(access, "audit", "orders", "--json") == 1
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert (first["stream"], first["partition"], first["offset"], first["node"], first["majority"]) == (
+        "orders",
+        0,
+        7,
+        "n2",
+        True,
+    )
+
+
+def test_too_few_replicas_are_exit_code_3(access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    orders.silent = {"n2", "n3"}
+    assert run(access, "audit", "orders", "--patience", "0.2") == 3
+    shown = capsys.readouterr().out
+    assert "of orders/0 there were not two replicas to compare" in shown
+    assert "n2 is away: " in shown
+
+
+def test_records_that_only_some_have_dropped_are_said(
+    access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partition = orders.streams["orders"].partitions[0]
+    partition.compacted = True
+    orders.own["orders", 0, "n3"] = shorter = log_of([b"%d" % n for n in range(30)])
+    shorter.compacted = True
+    del shorter.batches[4]
+    assert run(access, "audit", "orders") == 0
+    assert "1 records were dropped on some replicas only: later ones supersede them" in capsys.readouterr().out
+
+
+def test_no_stream_and_wrong_words(access: Access, node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(access, "audit") == 0
+    assert "there is no stream" in capsys.readouterr().out
+    assert run(access, "audit", "none") == 1
+    assert run(access, "audit", "--conf", "a=b") == 2
+    assert run(access, "audit", "--master", "local[1]", "--conf", "a") == 2
+
+
+def test_stats_are_shown_by_partition_and_over_time(
+    access: Access, orders: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(access, "stats", "orders", "--every", "30s") == 0
+    shown = capsys.readouterr().out
+    assert "orders, every 30 s" in shown
+    assert "2 at 1" in shown, "the longest pause, and before which offset"
+    rows = [line.split()[2:4] for line in shown.splitlines() if line.strip().startswith("2023-11-14")]
+    assert rows == [["5", "0.2"], ["15", "0.5"], ["10", "0.3"]]
+    assert run(access, "stats", "orders", "--json", "--from", "-10") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["streams"][0]["records"], found["partitions"][0]["start_offset"]) == (10, 20)
+    assert run(access, "stats", "orders", "--every", "soon") == 2
+    assert "--every = 'soon'" in capsys.readouterr().err
+
+
+def test_stats_are_drawn(access: Access, orders: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    assert run(access, "stats", "orders", "--plot", str(tmp_path / "a.png")) == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(stats_plot.importlib.util, "find_spec", lambda name: None)
+    assert run(access, "stats", "orders", "--plot", str(tmp_path / "b.png")) == 2

@@ -1,0 +1,226 @@
+"""``stats``: what is measured by columns is what a count of each record says, however it is cut into pieces; and its plot."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import ConfigError, LiftError
+from liftpy.spark.offsets import OffsetSpec
+from liftpy.spark.options import Access, Selection
+from liftpy.spark.pipelines import measures as measures_module
+from liftpy.spark.pipelines import stats as stats_module
+from liftpy.spark.pipelines import stats_plot
+from liftpy.spark.pipelines.measures import MAX_BUCKETS, WIDTHS_NS, Measures, Sketch
+from liftpy.spark.pipelines.spreading import spread
+from liftpy.spark.pipelines.stats import stats
+from liftpy.spark.pipelines.stats_plot import save_plot
+from liftpy.testing.fake_node import FakeNode, FakePartition
+from liftpy.wire.batch import RecordBatch, build_batch, parse_batch
+from liftpy.wire.columnar import ByteArray
+from liftpy.wire.kept import kept
+from liftpy.wire.keyed import hashes_of_column, murmur2
+
+S = 10**9
+ORDERS = Selection(("orders",))
+
+
+def some_batches(seed: int, count: int = 12) -> list[RecordBatch]:
+    rng = random.Random(seed)
+    found: list[RecordBatch] = []
+    offset, now = 5, 1_700_000_000 * S
+    for _ in range(count):
+        size = rng.randint(1, 40)
+        values = [None if rng.random() < 0.1 else bytes(rng.choice((0, 1, 7, 8, 100, 5000))) for _ in range(size)]
+        keys = (
+            [None if rng.random() < 0.2 else b"k%d" % rng.randint(0, 30) for _ in range(size)] if rng.random() < 0.8 else None
+        )
+        subjects = [rng.choice(("a", "b.c", "")) for _ in range(size)] if rng.random() < 0.7 else None
+        stamps = [now + rng.randint(-S // 2, 90 * S) for _ in range(size)] if rng.random() < 0.5 else None
+        sealed = build_batch(
+            values, keys=keys, subjects=subjects, base_offset=offset, leader_epoch=1, timestamp_ns=now, timestamps_ns=stamps
+        )
+        batch = parse_batch(memoryview(sealed))
+        mask = np.array([rng.random() < 0.9 for _ in range(size)])
+        found.append(parse_batch(memoryview(kept(batch, mask))) if mask.any() and rng.random() < 0.3 else batch)
+        offset, now = batch.next_offset, now + rng.randint(0, 120 * S)
+    return found
+
+
+def measured(batches: list[RecordBatch], start: int, end: int, **more: Any) -> Measures:
+    found = Measures(start_offset=start, end_offset=end, **more)
+    for batch in batches:
+        piece = BatchSlice.between(batch, start, end)
+        if piece is not None:
+            found.add(piece)
+    found.finish()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_what_a_count_of_each_record_says(seed: int) -> None:
+    batches = some_batches(seed)
+    start, end = batches[0].base_offset, batches[-1].next_offset
+    records = [record for batch in batches for record in batch.records()]
+    found = measured(batches, start, end)
+    assert found.records == len(records)
+    assert found.missing == end - start - len(records)
+    assert found.subjects == Counter(record.subject for record in records if record.subject)
+    assert (found.first_ns, found.last_ns) == (records[0].timestamp_ns, records[-1].timestamp_ns)
+    steps = [(b.timestamp_ns - a.timestamp_ns, b.offset) for a, b in itertools.pairwise(records)]
+    assert found.pause_ns == max(step for step, _ in steps)
+    assert (found.pause_ns, found.pause_at) in steps
+    assert found.back_steps == sum(step < 0 for step, _ in steps)
+    sizes = [len(record.value or b"") for record in records]
+    assert found.largest == max(sizes)
+    assert found.sizes.tolist() == [sum(size.bit_length() == power for size in sizes) for power in range(32)]
+    assert found.width_ns in WIDTHS_NS
+    assert max(found.buckets) - min(found.buckets) < MAX_BUCKETS
+    for number, bucket in found.buckets.items():
+        own = [record for record in records if record.timestamp_ns // found.width_ns == number]
+        assert bucket.records == len(own)
+        assert bucket.tombstones == sum(record.value is None for record in own)
+        assert bucket.value_bytes == sum(len(record.value or b"") for record in own)
+        assert bucket.key_bytes == sum(len(record.key or b"") for record in own)
+        assert bucket.keys.count == len({record.key for record in own if record.key is not None})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_pieces_add_up_however_they_are_cut(seed: int) -> None:
+    batches, rng = some_batches(seed), random.Random(seed)
+    start, end = batches[0].base_offset, batches[-1].next_offset
+    cuts = sorted({start, end, *(rng.randint(start, end) for _ in range(4))})
+    pieces = [measured(batches, a, b) for a, b in itertools.pairwise(cuts)]
+    joined = Measures(start_offset=start, end_offset=start)
+    for piece in pieces:
+        joined.join(piece)
+    whole = measured(batches, start, end)
+    assert (joined.start_offset, joined.end_offset) == (start, end)
+    for name in ("records", "missing", "largest", "first_ns", "last_ns", "pause_ns", "back_steps", "subjects", "width_ns"):
+        assert getattr(joined, name) == getattr(whole, name), name
+    assert joined.sizes.tolist() == whole.sizes.tolist()
+    for number, bucket in whole.buckets.items():
+        other = joined.buckets[number]
+        assert (bucket.records, bucket.value_bytes, bucket.keys.count) == (other.records, other.value_bytes, other.keys.count)
+
+
+def test_widths_follow_from_each_other() -> None:
+    assert all(wide % narrow == 0 for narrow, wide in itertools.pairwise(WIDTHS_NS))
+    assert (1 << 63) // WIDTHS_NS[-1] < MAX_BUCKETS, "of the last one there are never too many"
+
+
+def test_a_width_that_is_given_stays_or_is_refused() -> None:
+    batches = some_batches(1)
+    start, end = batches[0].base_offset, batches[-1].next_offset
+    assert measured(batches, start, end, width_ns=7 * S, is_fixed=True).width_ns == 7 * S
+    with pytest.raises(ConfigError, match=r"more than 2000 buckets of 0\.05 s"):
+        measured(batches, start, end, width_ns=S // 20, is_fixed=True)
+
+
+@pytest.mark.parametrize(("count", "within"), [(0, 0), (1, 0), (50, 0.03), (1000, 0.05), (200_000, 0.06)])
+def test_distinct_keys_are_about_as_many(count: int, within: float) -> None:
+    sketch = Sketch()
+    for start in range(0, count, 50_000):
+        hashes = hashes_of_column(ByteArray.of([b"key-%d" % i for i in range(start, min(count, start + 50_000))]))
+        sketch.add(hashes)
+        sketch.add(hashes)
+    assert abs(sketch.count - count) <= within * count
+
+
+def test_hashes_of_a_column_are_those_of_its_entries() -> None:
+    entries = [b"", b"a", b"abcd", b"abcde", b"a", bytes(100)]
+    assert hashes_of_column(ByteArray.of(entries)).tolist() == [murmur2(entry) for entry in entries]
+
+
+def test_subjects_beyond_the_bound_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measures_module, "MAX_SUBJECTS", 2)
+    found = Measures(start_offset=0, end_offset=0)
+    found.count_subjects({"a": 1, "b": 2, "c": 3, "d": 4})
+    assert found.subjects == {"a": 1, "b": 2, "(others)": 7}
+
+
+# ---- streams ----------------------------------------------------------------------------------------------------------------
+def fill(log: FakePartition, batches: int, *, step_s: float = 1.0, size: int = 100) -> None:
+    for _ in range(batches):
+        first = log.log_end_offset
+        values = [bytes(i % 50) for i in range(size)]
+        keys = [b"k%d" % (i % 10) for i in range(size)]
+        at = 1_700_000_000 * S + int(first / size * step_s * S)
+        log.append(build_batch(values, keys=keys, base_offset=first, leader_epoch=1, timestamp_ns=at, subjects=["s"] * size))
+
+
+def test_streams_are_measured_by_partition_and_as_a_whole(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(stats_module, "PIECE_RECORDS", 300)
+    stream = node.add_stream("orders", partitions=3)
+    fill(stream.partitions[0], 20)
+    fill(stream.partitions[1], 10, step_s=30)
+    report = stats(access, ORDERS)
+    first, second, empty = (one.summary() for one in report.partitions)
+    assert report.width_s == 5.0
+    assert (first["records"], first["keys"], first["missing_offsets"], first["longest_pause_s"]) == (2000, 10, 0, 1.0)
+    assert first["value_bytes"] == 20 * sum(i % 50 for i in range(100))
+    assert (first["records_s"], first["peak_records_s"]) == (2000 / 19, 100.0)
+    assert (first["value_p50"], first["value_p99"], first["value_largest"]) == (31, 49, 49)
+    assert (second["records"], second["longest_pause_s"], second["largest_subjects"]) == (1000, 30.0, {"s": 1000})
+    assert (empty["records"], empty["keys"], empty["records_s"]) == (0, 0, 0.0)
+    series = report.partitions[1].series()
+    assert len(series) == 55
+    assert [row["records"] for row in series[:13]] == [100, 0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 100]
+    whole = report.streams()[0].summary()
+    assert (whole["records"], whole["keys"], whole["longest_pause_s"], whole["end_offset"]) == (3000, 10, 30.0, 3000)
+    assert sum(row["records"] for row in report.streams()[0].series()) == 3000
+    assert json.loads(json.dumps(report.to_json()))["streams"][0]["records"] == 3000
+
+
+def test_a_part_of_a_stream(access: Access, node: FakeNode) -> None:
+    fill(node.add_stream("orders").partitions[0], 10)
+    some = stats(
+        access, ORDERS, starting=OffsetSpec(offsets=((("orders", 0), 150),)), ending=OffsetSpec(offsets=((("orders", 0), 420),))
+    )
+    assert (some.partitions[0].summary()["records"], some.partitions[0].measures.start_offset) == (270, 150)
+    assert stats(access, ORDERS, every_s=3.0).width_s == 3.0
+    for wrong in (1e-9, 1e12):
+        with pytest.raises(ConfigError, match="every_s"):
+            stats(access, ORDERS, every_s=wrong)
+    with pytest.raises(LiftError, match=r"\[NOT_FOUND\]"):
+        stats(access, Selection(("none",)))
+
+
+def test_work_is_spread_over_threads_in_order_and_bounded() -> None:
+    assert spread(lambda n: n * n, list(range(20)), spark=None, tasks=3) == [n * n for n in range(20)]
+    assert spread(lambda n: n, [], spark=None) == []
+    with pytest.raises(ConfigError, match="tasks"):
+        spread(lambda n: n, [1], spark=None, tasks=65)
+
+
+# ---- the plot ---------------------------------------------------------------------------------------------------------------
+def test_the_plot_shows_each_partition(access: Access, node: FakeNode, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    stream = node.add_stream("orders", partitions=2)
+    fill(stream.partitions[0], 20)
+    report = stats(access, ORDERS)
+    save_plot(report, tmp_path / "stats.png")
+    drawn = (tmp_path / "stats.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    assert len(drawn) > 20_000
+    with pytest.raises(ConfigError, match="can't be written"):
+        save_plot(report, tmp_path / "none" / "stats.png")
+    node.add_stream("orders")
+    save_plot(stats(access, ORDERS), tmp_path / "empty.png")
+
+
+def test_without_matplotlib_it_is_said(access: Access, node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats_plot.importlib.util, "find_spec", lambda name: None)
+    node.add_stream("orders")
+    with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
+        save_plot(stats(access, ORDERS), tmp_path / "stats.png")
