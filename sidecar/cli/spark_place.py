@@ -42,10 +42,14 @@ class SparkPlace:
     master: str
     settings: dict[str, str]
 
+    def session(self, name: str) -> SparkSession:
+        """A session there; raises ConfigError saying what is missing."""
+        return local_session(name, self.master, fast_start=False, settings=self.settings)
+
     @contextmanager
     def running(self, name: str) -> Iterator[SparkSession]:
-        """A session there, for as long; raises ConfigError saying what is missing."""
-        session = local_session(name, self.master, fast_start=False, settings=self.settings)
+        """The same, for as long."""
+        session = self.session(name)
         try:
             yield session
         finally:
