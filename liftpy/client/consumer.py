@@ -24,6 +24,7 @@ from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
+from liftpy.client.ranges import RangeFacts, facts_of
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
@@ -218,11 +219,36 @@ class PartitionReader:
         Only the leader knows the newest HW: a follower may answer with one that is a moment old. ``last``: (offset, LeaderEpoch)
         of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more.
         """
-        request = client_pb2.ReadRequest(
-            boundsOnly=True, streamUid=uid, minHighWatermark=-1, lastOffset=last[0], lastEpoch=last[1]
-        )
+        request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
+        head = await self._told(request, uid)
+        return bounds_of(head), head.nextOffset
+
+    async def measure(
+        self,
+        start: int,
+        end: int,
+        uid: str = "",
+        *,
+        every_bytes: int = 0,
+        every_records: int = 0,
+        last: tuple[int, int] = (-1, 0),
+    ) -> RangeFacts:
+        """Of [``start``, ``end``), which must be kept and committed, its size and LeaderEpochs, as the leader says; with one of the
+        steps also where batches begin, at most 128 places: ask on from the last one. Raises as ``bounds``, and OffsetOutOfRangeError.
+        """
+        request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, lastOffset=last[0], lastEpoch=last[1])
+        request.borderBytes, request.borderRecords = every_bytes, every_records
+        request.minHighWatermark = end - 1
+        return facts_of(await self._told(request, uid), start, end)
+
+    async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
+        """The leader's answer to a question with ``boundsOnly``."""
+        last = (request.lastOffset, request.lastEpoch)
+        request.streamUid = uid
+        if not request.HasField("rangeEnd"):
+            request.minHighWatermark = -1
         node, opinion = self.options.node, SecondOpinion()
         async for attempt in retrying(self.options.patience_s, reads=True):
             with attempt:
@@ -236,12 +262,13 @@ class PartitionReader:
                 if not self.options.node and head.leader != head.node:
                     node = head.leader
                     raise NotServedError(f"{self.stream}/{self.partition}: {head.node} does not lead", head.leader)
+                wanted = request.offset if request.HasField("rangeEnd") else head.logStartOffset
                 try:
-                    check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else head.logStartOffset)
+                    check_head(head, uid, self.stream, self.partition, last[0] + 1 if last[1] else wanted)
                 except FINAL as error:
                     self._transport.counters["answers doubted"] += 1
                     raise opinion.ask_again(error, head.leader) from None
-                return bounds_of(head), head.nextOffset
+                return head
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _answer(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:

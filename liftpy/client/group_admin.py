@@ -46,11 +46,22 @@ class MemberOfGroup:
     session_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class RecordsOut:
+    """What one worker of a queue has: ``records``, the ``first`` of them at that offset, each given ``deliveries`` times at most."""
+
+    worker: str
+    records: int
+    first: int
+    deliveries: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFigures:
     """A work queue over one partition. ``acknowledged_below``: all below it are done, and ``acknowledged`` above it;
     ``taken_below``: none from there on was ever given.
-    ``out``, ``returned``, ``dead`` (on their way to the dead letters), ``held`` (wait for their key)."""
+    ``out``, ``returned``, ``dead`` (on their way to the dead letters), ``held`` (wait for their key).
+    ``holders``: who has what is out, the most first; at most 50."""
 
     key: PartitionKey
     acknowledged_below: int
@@ -61,6 +72,7 @@ class QueueFigures:
     held: int
     acknowledged: int
     ranges: int
+    holders: tuple[RecordsOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +157,7 @@ async def _described(client: Client, name: str, what: str) -> tuple[GroupDescrip
             key=PartitionKey(at.stream, at.uid, at.partition), acknowledged_below=at.acknowledgedBelow,
             taken_below=at.takenBelow, out=at.out, returned=at.returned, dead=at.dead, held=at.held,
             acknowledged=at.acknowledged, ranges=at.ranges,
+            holders=tuple(RecordsOut(one.member, one.records, one.first, one.deliveries) for one in at.holders),
         )
         for at in answer.queues
     )  # fmt: skip

@@ -83,6 +83,7 @@ class Bounds:
 
     ``log_start_offset``: oldest offset kept, inclusive. ``high_watermark``: last committed offset, inclusive, -1 when none.
     ``leader``: node id, empty when there is none. ``node``: who answered. ``uid``: identity of the stream behind its name.
+    ``end_epoch``: LeaderEpoch of the last committed record, 0: not known (an older node, or it was dropped).
     """
 
     uid: str
@@ -92,6 +93,7 @@ class Bounds:
     log_start_offset: int
     high_watermark: int
     compacted: bool = False
+    end_epoch: int = 0
 
     @property
     def end_offset(self) -> int:

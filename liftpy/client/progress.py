@@ -289,4 +289,5 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
         log_start_offset=head.logStartOffset,
         high_watermark=head.highWatermark,
         compacted=head.compacted,
+        end_epoch=head.endEpoch,
     )

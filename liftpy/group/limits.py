@@ -23,6 +23,8 @@ MAX_LOST_RANGES = 1_000
 MAX_CLIENT_LENGTH = 128
 MAX_REASON_BYTES = 200
 MAX_LIST = 1000
+MAX_HOLDERS = 50
+"""Workers of one queue that an operator is shown."""
 
 MAX_GROUPS = 10_000
 """Of one coordinator, which has one partition of the stream of groups."""

@@ -413,8 +413,13 @@ class WorkQueue:
         """In figures, for operators."""
         held = self._order.held_count
         counts = {"out": self.out_count, "returned": -held, "dead": 0, "acknowledged": 0}
+        holders: dict[str, pb.QueueHolder] = {}
         for piece in self._pieces:
-            if piece.kind is not PieceKind.OUT:
+            if piece.kind is PieceKind.OUT:
+                holder = holders.setdefault(piece.member, pb.QueueHolder(member=piece.member, first=piece.start))
+                holder.records += piece.end - piece.start
+                holder.deliveries = max(holder.deliveries, piece.deliveries)
+            else:
                 name = "acknowledged" if piece.kind is PieceKind.DONE else "dead" if piece.dead else "returned"
                 counts[name] += piece.end - piece.start
         return pb.QueueView(
@@ -425,5 +430,6 @@ class WorkQueue:
             takenBelow=self.frontier,
             ranges=len(self._pieces),
             held=held,
+            holders=sorted(holders.values(), key=lambda holder: (-holder.records, holder.member))[: limits.MAX_HOLDERS],
             **counts,
         )

@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey, shown
+from liftpy.log.borders import measure
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
@@ -348,7 +349,7 @@ class Reads(Generic[Asker]):
         if request.byTimestamp:
             offset = min(offset, end_offset)
         if request.boundsOnly:
-            self._send(asker, request, self._head(offset))
+            self._tell_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
@@ -356,6 +357,27 @@ class Reads(Generic[Asker]):
             self._serve_batches(asker, request, offset, end_offset)
         elif not (may_wait and request.waitMs and self._may_wait(asker, request, offset)):
             self._send(asker, request, self._head(offset))
+
+    def _tell_bounds(self, asker: Asker, request: pb.ReadRequest, head: pb.ReadResponse) -> None:
+        """What the partition holds, or a range of it: see ``liftpy.log.borders``. Ranges must be kept and committed as a whole."""
+        log, committed_end = self._source.log, self._source.high_watermark + 1
+        end = request.rangeEnd if request.HasField("rangeEnd") else committed_end
+        if request.HasField("rangeEnd"):
+            if not log.log_start_offset <= request.offset <= end <= committed_end:
+                bounds = f"{log.log_start_offset} to {committed_end}"
+                self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"[{request.offset}, {end}) is not within {bounds}")
+                return
+            size = measure(log, request.offset, end, every_bytes=request.borderBytes, every_records=request.borderRecords)
+            head.rangeBytes, head.beforeEpoch = size.size_bytes, self._epoch_below(request.offset)
+            head.borders.extend(size.borders)
+            head.borderPositions.extend(size.positions)
+        head.endEpoch = self._epoch_below(end)
+        self._send(asker, request, head)
+
+    def _epoch_below(self, offset: int) -> int:
+        """LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
+        log = self._source.log
+        return log.epochs.epoch_at(offset - 1) if offset > log.log_start_offset else log.epochs.before_start
 
     def _serve_batches(self, asker: Asker, request: pb.ReadRequest, offset: int, end_offset: int) -> None:
         if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered

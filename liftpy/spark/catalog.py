@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.positions import Bounds
+from liftpy.client.ranges import RangeFacts
 from liftpy.client.transport import NobodyListensError
 from liftpy.cluster.image import StreamImage
-from liftpy.errors import NotFoundError, UnavailableError
+from liftpy.errors import LogTruncatedError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.partition import PartitionState
 from liftpy.spark.link import Link
-from liftpy.spark.offsets import OffsetSpec
+from liftpy.spark.offsets import OffsetSpec, StreamOffsets
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
+from liftpy.spark.splitting import RangeQuestion
 
 BOUNDS_AGE_S = 0.2
 """How old bounds may be when Spark polls for new data."""
@@ -31,6 +34,29 @@ _KNOWN_PATIENCE_S = 2.0
 """How long leaders are sought by what is known of the streams, before the metadata group is asked again."""
 _BEHIND_WAIT_S = 0.1
 _ANY = OffsetSpec()
+
+
+def _is_behind(view: PartitionView, end: int) -> bool:
+    """Whether a leader's HW may yet reach ``end`` again; not where it is known that records are gone."""
+    return view.end_offset < end and view.cut_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsQuestion:
+    """What leaders are asked: times to turn into offsets, and positions that should be on their logs."""
+
+    starting: OffsetSpec = _ANY
+    ending: OffsetSpec = _ANY
+    known: tuple[StreamOffsets, ...] = ()
+
+    def is_known_by(self, earlier: BoundsQuestion) -> bool:
+        """Whether an answer to ``earlier`` answers this too."""
+        return all(one in earlier.known for one in self.known)
+
+    def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
+        """(offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
+        known = (one.lasts[key] for one in self.known if one.uids.get(key[0]) == uid and key in one.lasts)
+        return sorted(set(known), reverse=True)
 
 
 class Catalog:
@@ -52,42 +78,73 @@ class Catalog:
         self._clock = clock
         self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
-        self._views: tuple[float, Views] | None = None
+        self._views: tuple[float, BoundsQuestion, Views] | None = None
 
-    def views(self, *, max_age_s: float = 0.0, starting: OffsetSpec = _ANY, ending: OffsetSpec = _ANY) -> Views:
+    def views(
+        self,
+        *,
+        max_age_s: float = 0.0,
+        starting: OffsetSpec = _ANY,
+        ending: OffsetSpec = _ANY,
+        known: Sequence[StreamOffsets] = (),
+    ) -> Views:
         """What every partition holds; at most ``max_age_s`` old. The times of ``starting`` and ``ending`` are turned into offsets by
-        the leaders.
+        the leaders. ``known``: positions whose records were committed once: the leaders say whether they still are there [R6].
 
         Raises NotFoundError for a missing stream, UnavailableError when a partition has no leader for ``patience``.
         """
         now_s = self._clock()
+        asked = BoundsQuestion(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
-        if self._views is not None and not timed and now_s - self._views[0] <= max_age_s:
-            return self._views[1]
-        views = self._link.call(self._look(starting, ending), 4 * self._options.patience_s)
-        self._views = (now_s, views)
+        if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
+            return self._views[2]
+        views = self._link.call(self._look(asked), 4 * self._options.patience_s)
+        self._views = (now_s, asked, views)
         return views
 
-    def views_reaching(self, ends: Mapping[tuple[str, int], int]) -> Views:
+    def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """As ``views``, waiting up to ``patience`` for committed ends of at least ``ends``.
 
         They were committed once; a new leader may need a moment until its HW says so again.
         """
         give_up_at_s = self._clock() + self._options.patience_s
         while True:
-            views = self.views()
-            behind = [key for key, end in ends.items() if key in views and views[key].end_offset < end]
+            views = self.views(known=known)
+            behind = [key for key, end in ends.items() if key in views and _is_behind(views[key], end)]
             if not behind or self._clock() > give_up_at_s:
                 return views
             self._wait(_BEHIND_WAIT_S)
 
-    async def _look(self, starting: OffsetSpec, ending: OffsetSpec) -> Views:
+    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+        """How large ranges are, and where batches begin in them, as their leaders say. Of a range that is not kept any more nothing is
+        known: who plans to read it hears that elsewhere. Raises as ``views``."""
+        if not questions:
+            return []
+        return self._link.call(self._measure(questions), 4 * self._options.patience_s)
+
+    async def _measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+        patience_s = self._options.patience_s
+        transport = await self._link.transport(patience_s)
+        subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
+
+        async def one(asked: RangeQuestion) -> RangeFacts:
+            reader = PartitionReader(transport, subjects, *asked.key, options)
+            try:
+                return await reader.measure(
+                    asked.start, asked.end, asked.uid, every_bytes=asked.every_bytes, every_records=asked.every_records
+                )
+            except OffsetOutOfRangeError:
+                return RangeFacts(asked.start, asked.end)
+
+        return list(await asyncio.gather(*(one(asked) for asked in questions)))
+
+    async def _look(self, asked: BoundsQuestion) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
                 known = self._streams[1]
-                return await self._ask_leaders(known, starting, ending, min(patience_s, _KNOWN_PATIENCE_S))
-        return await self._ask_leaders(await self._describe(), starting, ending, patience_s)
+                return await self._ask_leaders(known, asked, min(patience_s, _KNOWN_PATIENCE_S))
+        return await self._ask_leaders(await self._describe(), asked, patience_s)
 
     async def _describe(self) -> tuple[StreamImage, ...]:
         now_s = self._clock()
@@ -106,14 +163,12 @@ class Catalog:
         self._streams = (now_s, streams)
         return streams
 
-    async def _ask_leaders(
-        self, streams: tuple[StreamImage, ...], starting: OffsetSpec, ending: OffsetSpec, patience_s: float
-    ) -> Views:
+    async def _ask_leaders(self, streams: tuple[StreamImage, ...], question: BoundsQuestion, patience_s: float) -> Views:
         wanted = self._options.wanted
         transport = await self._link.transport(patience_s)
         subjects, options = self._link.subjects, ReadOptions(patience_s=patience_s)
         asked = [
-            _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, starting, ending)
+            _view(PartitionReader(transport, subjects, stream.name, p.partition, options), stream, p, question)
             for stream in streams
             for p in stream.partitions
             if wanted.takes(stream.name, p.partition)
@@ -125,14 +180,30 @@ async def _view(
     reader: PartitionReader,
     stream: StreamImage,
     partition: PartitionState,
-    starting: OffsetSpec,
-    ending: OffsetSpec,
+    asked: BoundsQuestion,
 ) -> PartitionView:
     key = (stream.name, partition.partition)
-    starting_ns, ending_ns = starting.time_of(key), ending.time_of(key)
-    bounds, starting_at = await reader.bounds(stream.uid, starting_ns)
+    starting_ns, ending_ns = asked.starting.time_of(key), asked.ending.time_of(key)
+    cuts: dict[int, int] = {}
+    lasts = asked.lasts(key, stream.uid)
+    for last in lasts[1:]:
+        await _bounds(reader, stream.uid, None, last, cuts)
+    bounds, starting_at = await _bounds(reader, stream.uid, starting_ns, lasts[0] if lasts else (-1, 0), cuts)
     ending_at = None if ending_ns is None else (await reader.bounds(stream.uid, ending_ns))[1]
-    return _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)
+    view = _view_of(stream, partition, bounds, None if starting_ns is None else starting_at, ending_at)
+    return replace(view, cut_at=min(cuts.values()), lost_ends=tuple(sorted(cuts))) if cuts else view
+
+
+async def _bounds(
+    reader: PartitionReader, uid: str, at_ns: int | None, last: tuple[int, int], cuts: dict[int, int]
+) -> tuple[Bounds, int]:
+    """What the leader says; that ``last`` is not on its log any more is added to ``cuts``: end of what was read -> at most so
+    far it is the same, both exclusive."""
+    try:
+        return await reader.bounds(uid, at_ns, last)
+    except LogTruncatedError as error:
+        cuts[last[0] + 1] = error.end_offset
+        return await reader.bounds(uid, at_ns)
 
 
 def _view_of(
@@ -148,6 +219,7 @@ def _view_of(
         log_start_offset=bounds.log_start_offset,
         end_offset=bounds.end_offset,
         compacted=bounds.compacted,
+        end_epoch=bounds.end_epoch,
         starting_at=starting_at,
         ending_at=None if ending_at is None else min(ending_at, bounds.end_offset),
     )

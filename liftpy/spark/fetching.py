@@ -86,7 +86,7 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
 
     Closing the generator early (a LIMIT does) stops what is in flight.
     """
-    guess, leader_epoch, node = SpanGuess(), 0, _first_choice(planned, rules)
+    guess, leader_epoch, node = SpanGuess(), planned.start_epoch, _first_choice(planned, rules)
     flying: deque[concurrent.futures.Future[_Fetched]] = deque()
     first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
     flying.append(link.submit(_fetch_span(link, first)))  # this one tells how large the others should be

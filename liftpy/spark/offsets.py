@@ -4,7 +4,9 @@ Two forms share one shape, ``{"<stream>": {"<partition>": offset}}``, as in Spar
 
 - what a user gives as startingOffsets or endingOffsets, where -2 means earliest and -1 latest;
 - what a streaming query keeps in its checkpoint, where each stream also has its ``uid``, so that a stream deleted and made
-  again under its name is refused [R9]. Spark compares these as strings: keys are sorted, nothing volatile is in them.
+  again under its name is refused [R9], and ``epochs``, of each partition the LeaderEpoch of the record before its offset, so that
+  what an unclean election lost of it is noticed [R6]. Spark compares these as strings: keys are sorted, nothing volatile is in
+  them: of a committed record the LeaderEpoch never changes.
 
 A checkpoint's offset is the NEXT one to read (exclusive end of what was read); the log's own inclusive HW never appears here.
 """
@@ -13,7 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name, shown
@@ -22,6 +25,7 @@ from liftpy.strict_json import load_json
 EARLIEST = -2
 LATEST = -1
 _UID = "uid"
+_EPOCHS = "epochs"
 _RELATIVE_RECORDS = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE_TIME = re.compile(r"-(\d{1,9})(ms|s|m|h|d)")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
@@ -75,25 +79,36 @@ class OffsetSpec:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """A checkpoint's offsets. ``next_offsets``: (stream, partition) -> next offset to read. ``uids``: stream -> uid."""
+    """A checkpoint's offsets. ``next_offsets``: (stream, partition) -> next offset to read. ``uids``: stream -> uid. ``epochs``:
+    (stream, partition) -> LeaderEpoch of the record before that offset, where it is known: checkpoints of before have none."""
 
     next_offsets: Bounds
     uids: dict[str, str]
+    epochs: Bounds = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, dict[str, int | str]]:
+    @property
+    def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(stream, partition) -> (offset, LeaderEpoch) of the record before its offset, where that is known."""
+        known = ((key, offset, self.epochs.get(key, 0)) for key, offset in self.next_offsets.items())
+        return {key: (offset - 1, epoch) for key, offset, epoch in known if epoch and offset > 0}
+
+    def to_json(self) -> dict[str, Any]:
         """The dict that Spark writes down; equal offsets give equal text."""
-        found: dict[str, dict[str, int | str]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
+        found: dict[str, dict[str, Any]] = {stream: {_UID: self.uids[stream]} for stream in sorted(self.uids)}
         for (stream, partition), offset in self.next_offsets.items():
             found[stream][str(partition)] = offset
+        for (stream, partition), epoch in sorted(self.epochs.items()):
+            if epoch:
+                found[stream].setdefault(_EPOCHS, {})[str(partition)] = epoch
         return {stream: dict(sorted(entries.items())) for stream, entries in found.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
         """From a checkpoint's dict; ConfigError if it is not one."""
-        offsets, uids = _entries(document, "the checkpoint's offset")
+        offsets, uids, epochs = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
             raise ConfigError(f"the checkpoint's offset has no uid for {', '.join(lacking)}: was it written by another source?")
-        return cls(offsets, uids)
+        return cls(offsets, uids, epochs)
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
@@ -114,7 +129,7 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"{option} = {text!r}: {allowed}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{option} = {text!r}: {allowed}")
-    offsets, uids = _entries(document, option)
+    offsets, uids, _ = _entries(document, option)
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
@@ -139,16 +154,17 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
         raise ConfigError(problem) from None
     if not isinstance(document, dict) or not document:
         raise ConfigError(problem)
-    times, uids = _entries(document, option)
+    times, uids, _ = _entries(document, option)
     if not times or not all(0 <= moment <= _LAST_MS for moment in times.values()):
         raise ConfigError(problem)
     in_ns = sorted((key, moment * _NS_PER_MS) for key, moment in times.items())
     return OffsetSpec(times=tuple(in_ns), uids=tuple(sorted(uids.items())), must_match=must_match)
 
 
-def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str]]:
+def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds]:
     offsets: Bounds = {}
     uids: dict[str, str] = {}
+    epochs: Bounds = {}
     for stream, entries in document.items():
         check_name(stream, f"{what}: stream")
         if not isinstance(entries, Mapping):
@@ -156,12 +172,18 @@ def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[st
         for key, value in entries.items():
             if key == _UID and isinstance(value, str):
                 uids[stream] = value
+            elif key == _EPOCHS and isinstance(value, Mapping) and all(_is_epoch(*entry) for entry in value.items()):
+                epochs |= {(stream, int(partition)): epoch for partition, epoch in value.items()}
             elif _is_partition(key) and type(value) is int and abs(value) < _BEYOND_OFFSETS:
                 offsets[stream, int(key)] = value
             else:
                 text = f"{what}: {shown(str(key))}: {shown(_brief(value))} of stream {stream} is not a partition number and its offset"
                 raise ConfigError(text)
-    return offsets, uids
+    return offsets, uids, epochs
+
+
+def _is_epoch(partition: object, value: object) -> bool:
+    return _is_partition(partition) and type(value) is int and 0 < value < _BEYOND_OFFSETS
 
 
 def _is_partition(key: object) -> bool:

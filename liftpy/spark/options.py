@@ -32,9 +32,10 @@ OPTIONS = {
     "startingOffsetsByTimestampStrategy": "where no record is so new: latest (default: what comes next), or error",
     "endingTimestamp": "batch only, ms since 1970: up to the first record stamped at or after it; wins over endingOffsets",
     "endingOffsetsByTimestamp": "batch only: the same for each partition, JSON of ms since 1970",
-    "minPartitions": "split large ranges so that there are at least this many Spark partitions",
+    "minPartitions": "split large ranges, by bytes and between batches, so that there are at least this many Spark partitions",
     "maxRecordsPerPartition": "split ranges so that no Spark partition has more records",
     "maxOffsetsPerTrigger": "streaming: records of one micro-batch, over all partitions (default: all there is)",
+    "maxBytesPerTrigger": "streaming: bytes of one micro-batch as they are stored, such as 256m; with maxOffsetsPerTrigger both hold",
     "minOffsetsPerTrigger": "streaming: wait until a micro-batch has so many records, for maxTriggerDelay at most",
     "maxTriggerDelay": "streaming: how long minOffsetsPerTrigger may wait, such as 15m (default), 30s, 1h",
     "onRecreated": "streaming: a stream that was deleted and made again ends the query (error, default), or is read from its beginning "
@@ -84,6 +85,8 @@ _FILES = {
     "nats.tlsKey": "tls_key_file",
     "nats.inboxPrefix": "inbox_prefix",
 }
+_SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
+_SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
 _LONGEST_NS = 30 * 86_400 * 10**9
@@ -147,7 +150,8 @@ class Selection:
 class SourceOptions:
     """One source's options, checked. ``starting`` None: the default of the kind of query (earliest batch, latest streaming).
 
-    ``max_records_per_trigger``, ``min_records_per_trigger``, ``max_records_per_partition``, ``min_partitions``: 0 means not set.
+    ``max_records_per_trigger``, ``max_bytes_per_trigger``, ``min_records_per_trigger``,
+    ``max_records_per_partition``, ``min_partitions``: 0 means not set.
     ``patience_s``: how long nobody may answer. ``recreated_earliest``: onRecreated.
     """
 
@@ -158,6 +162,7 @@ class SourceOptions:
     min_partitions: int = 0
     max_records_per_partition: int = 0
     max_records_per_trigger: int = 0
+    max_bytes_per_trigger: int = 0
     min_records_per_trigger: int = 0
     max_trigger_delay_s: float = DEFAULT_TRIGGER_DELAY_S
     fail_on_data_loss: bool = True
@@ -184,6 +189,7 @@ class SourceOptions:
             min_partitions=whole_number_of(values, "minPartitions", MAX_PARTITIONS),
             max_records_per_partition=whole_number_of(values, "maxRecordsPerPartition", 1 << 62),
             max_records_per_trigger=whole_number_of(values, "maxOffsetsPerTrigger", 1 << 62),
+            max_bytes_per_trigger=size_of(values, "maxBytesPerTrigger"),
             min_records_per_trigger=whole_number_of(values, "minOffsetsPerTrigger", 1 << 62),
             max_trigger_delay_s=_duration(values, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY_S),
             recreated_earliest=choice_of(values, "onRecreated", ("error", "earliest")) == "earliest",
@@ -197,8 +203,10 @@ class SourceOptions:
         """Raise ConfigError for what makes no sense in a batch query."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError("startingOffsets can't be latest (or -1) in a batch query: it would read nothing")
-        if self.max_records_per_trigger or self.min_records_per_trigger:
-            raise ConfigError("max- and minOffsetsPerTrigger are for streaming queries; use endingOffsets in a batch query")
+        if self.max_records_per_trigger or self.min_records_per_trigger or self.max_bytes_per_trigger:
+            raise ConfigError(
+                "max- and minOffsetsPerTrigger and maxBytesPerTrigger are for streaming queries; use endingOffsets in a batch query"
+            )
 
     def check_streaming(self) -> None:
         """Raise ConfigError for what makes no sense in a streaming query."""
@@ -304,6 +312,17 @@ def whole_number_of(values: Mapping[str, str], name: str, highest: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= highest):
         raise ConfigError(f"{name} = {text!r}: use a whole number from 1 to {highest}")
     return int(text)
+
+
+def size_of(values: Mapping[str, str], name: str) -> int:
+    """Bytes from 1 to 2^60, with k, m or g for powers of 1024 as Spark has them; 0: not given."""
+    if name not in values:
+        return 0
+    found = _SIZE.fullmatch(values[name].strip().lower())
+    size_bytes = int(found[1]) << _SIZE_SHIFTS[found[2]] if found else 0
+    if not 1 <= size_bytes <= 1 << 60:
+        raise ConfigError(f"{name} = {values[name]!r}: use bytes such as 268435456 or 256m, from 1 to 2^60")
+    return size_bytes
 
 
 def seconds_of(values: Mapping[str, str], name: str, default: float) -> float:

@@ -1,11 +1,8 @@
 """Which records a query reads: a pure function of what the partitions hold, the wanted start and end, and the options.
 
 Holds R1 (nothing past HW), R5 and R8 (a range that is planned is there, or planning says what is missing), R9 (uid). Ranges
-are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks.
-
-Worked example: partitions 0 and 1 hold 0..899 and 0..99, minPartitions = 5. Shares of 5 by size are 4.5 and 0.5, rounded up, so
-that there are never fewer than were asked for: 5 and 1. Partition 0 is cut at 180, 360, 540, 720; partition 1 is not cut.
-maxRecordsPerPartition = 100 cuts partition 0 in nine.
+are end-exclusive and sorted by (stream, partition, start), so that a replayed micro-batch has the same tasks. How ranges are
+cut into tasks is said in ``splitting``.
 """
 
 from __future__ import annotations
@@ -24,7 +21,9 @@ class PartitionView:
 
     ``replicas``: node ids, preferred leader first. ``leader``: node id. ``leader_epoch``: the leader's. ``log_start_offset``:
     oldest offset kept, inclusive. ``end_offset``: HW + 1, exclusive. ``compacted``: offsets may have holes. ``starting_at``,
-    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for.
+    ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for. ``end_epoch``: LeaderEpoch of
+    the last committed record, 0: not known. ``cut_at``: an unclean election lost records that were read or planned: at most those
+    below it are the same; None: not so. ``lost_ends``: ends, exclusive, of what was read or planned, that were lost.
     """
 
     stream: str
@@ -38,6 +37,9 @@ class PartitionView:
     compacted: bool = False
     starting_at: int | None = None
     ending_at: int | None = None
+    end_epoch: int = 0
+    cut_at: int | None = None
+    lost_ends: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -55,8 +57,10 @@ Views = Mapping[tuple[str, int], PartitionView]
 class PlannedRange:
     """One task's work; all that ``read()`` knows, for it runs on another object in another process.
 
-    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: the leader's when it was planned; a committed record
-    has none above it, so that a record rewritten since by an unclean election shows. ``leader``, ``replicas``: who may serve.
+    ``start_offset`` inclusive, ``end_offset`` exclusive. ``leader_epoch``: none of its records has one above it, ``start_epoch``: none
+    has one below it: those of the record at its end and of the one before it, where they are known (else the leader's, and 0), so
+    that a record rewritten since by an unclean election shows. ``last``: (offset, LeaderEpoch) of the last record of the range that
+    this one was cut from, epoch 0: not known. ``leader``, ``replicas``: who may serve.
     ``compacted``: there may be fewer records than offsets. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
     streaming query, whose micro-batches are the same whenever they are planned.
     """
@@ -71,6 +75,8 @@ class PlannedRange:
     replicas: tuple[str, ...]
     compacted: bool = False
     planned_ns: int = field(default=0, compare=False)
+    start_epoch: int = 0
+    last: tuple[int, int] = (-1, 0)
 
     @property
     def record_count(self) -> int:
@@ -146,9 +152,7 @@ def _names(keys: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{stream}/{partition}" for stream, partition in keys)
 
 
-def plan_ranges(
-    views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool, min_partitions: int = 0, max_records: int = 0
-) -> tuple[list[PlannedRange], list[str]]:
+def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss: bool) -> tuple[list[PlannedRange], list[str]]:
     """The tasks that read ``starts`` (inclusive) to ``ends`` (exclusive), and what is lost, in words.
 
     With ``fail_on_data_loss`` a loss is DataLossError; without it the rest is read. Partitions of ``ends`` that ``starts`` does
@@ -162,10 +166,13 @@ def plan_ranges(
             if starts.get(key, 0) < ends[key]:
                 losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
             continue
-        start = starts.get(key, min(view.log_start_offset, ends[key]))
-        if start > ends[key]:
-            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {ends[key]}")
-        kept, loss = _kept(view, start, ends[key])
+        start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
+        if start > end:
+            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {end}")
+        if view.cut_at is not None and {start, end} & set(view.lost_ends):
+            losses.append(cut_text(view))
+            start, end = _around_cut(view.cut_at, start, end, planned=end in view.lost_ends)
+        kept, loss = _kept(view, start, end)
         losses += [loss] if loss else []
         if kept:
             ranges.append(kept)
@@ -174,7 +181,39 @@ def plan_ranges(
             "; ".join(losses)
             + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
         )
-    return split_ranges(ranges, min_partitions, max_records), losses
+    return ranges, losses
+
+
+def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:
+    """What is read of [``start``, ``end``). Was it ``planned`` before records were lost, what is left of it; what is there in the place
+    of the others is read by the first range that was chosen after, from where the new log begins."""
+    return (start, max(start, min(end, cut_at))) if planned else (min(start, cut_at), end)
+
+
+def cut_text(view: PartitionView) -> str:
+    """What an unclean election did, in words."""
+    return (
+        f"{view.stream}/{view.partition}: records that were committed when they were read or planned are gone, an unclean election "
+        f"lost them: at most those below {view.cut_at} are the same, what is there now is of LeaderEpoch {view.leader_epoch} or before"
+    )
+
+
+def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bounds) -> list[PlannedRange]:
+    """``ranges`` with the LeaderEpochs at both ends, where they are known (and not 0): (stream, partition) -> that of the record before
+    the start, and of the last one."""
+    found = []
+    for planned in ranges:
+        key = (planned.stream, planned.partition)
+        last = end_epochs.get(key, 0)
+        found.append(
+            replace(
+                planned,
+                start_epoch=start_epochs.get(key, 0),
+                leader_epoch=last or planned.leader_epoch,
+                last=(planned.end_offset - 1, last) if last else (-1, 0),
+            )
+        )
+    return found
 
 
 def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:
@@ -203,17 +242,28 @@ def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | Non
     return planned, loss
 
 
-def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
-    """``ranges`` cut evenly into at least ``min_partitions`` pieces, in proportion to their sizes, and into pieces of at most
-    ``max_records``; unchanged where they suffice. 0: no such wish."""
-    total = sum(r.record_count for r in ranges)
-    wanted = min_partitions if min_partitions > len(ranges) else 0
-    pieces: list[PlannedRange] = []
-    for whole in ranges:
-        count = max(1, -(-wanted * whole.record_count // total), -(-whole.record_count // max_records) if max_records else 1)
+def check_pieces(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> None:
+    """Raise ConfigError where one of ``ranges`` would be cut into more than MAX_PIECES."""
+    for whole, count in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
         if count > MAX_PIECES:
             raise ConfigError(f"{whole} would be cut into {count} pieces, more than {MAX_PIECES}: ask for larger ones")
-        count = min(count, whole.record_count)
+
+
+def split_ranges(ranges: list[PlannedRange], min_partitions: int, max_records: int = 0) -> list[PlannedRange]:
+    """``ranges`` cut evenly by offsets into at least ``min_partitions`` pieces, in proportion to their records, and into pieces of at
+    most ``max_records``; unchanged where they suffice. 0: no such wish. ``splitting`` cuts at the borders of batches instead."""
+    check_pieces(ranges, min_partitions, max_records)
+    pieces: list[PlannedRange] = []
+    for whole, wanted in zip(ranges, _counts(ranges, min_partitions, max_records), strict=True):
+        count = min(wanted, whole.record_count)
         cuts = [whole.start_offset + whole.record_count * i // count for i in range(count + 1)]
         pieces += [replace(whole, start_offset=a, end_offset=b) for a, b in itertools.pairwise(cuts)]
     return pieces
+
+
+def _counts(ranges: list[PlannedRange], min_partitions: int, max_records: int) -> list[int]:
+    total = sum(r.record_count for r in ranges)
+    wanted = min_partitions if min_partitions > len(ranges) else 0
+    return [
+        max(1, -(-wanted * r.record_count // total), -(-r.record_count // max_records) if max_records else 1) for r in ranges
+    ]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 
+from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.slices import one_by_one
+from liftpy.errors import DataLossError, LogTruncatedError, UnavailableError
 from liftpy.spark.failures import coded
 from liftpy.spark.fetching import FetchRules, fetch_range
-from liftpy.spark.link import link_to
+from liftpy.spark.link import Link, link_to
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.rows import RowBuilder
@@ -42,6 +45,29 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         fail_on_data_loss=options.fail_on_data_loss,
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
+    link = link_to(options.access)
     with coded():
-        for pieces in fetch_range(link_to(options.access), planned, rules):
-            yield from builder.batches(one_by_one(pieces))
+        try:
+            for pieces in fetch_range(link, planned, rules):
+                yield from builder.batches(one_by_one(pieces))
+        except UnavailableError:
+            _must_be_there(link, planned, options)
+            raise
+
+
+def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:
+    """Raise DataLossError if no replica serves the range because an unclean election has lost records of it; the leader says so."""
+    if not planned.last[1]:
+        return
+
+    async def ask() -> None:
+        asking = ReadOptions(patience_s=options.patience_s)
+        transport = await link.transport(options.patience_s)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, asking)
+        await reader.bounds(planned.uid, last=planned.last)
+
+    with suppress(UnavailableError):
+        try:
+            link.call(ask(), 2 * options.patience_s)
+        except LogTruncatedError as error:
+            raise DataLossError(f"{planned}: records of it are gone since it was planned: {error}") from None

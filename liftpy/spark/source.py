@@ -26,20 +26,28 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, DataLossError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
 from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.planning import PlannedRange, Views, plan_ranges, resolve_ends, resolve_starts
+from liftpy.spark.planning import PlannedRange, Views, cut_text, plan_ranges, resolve_ends, resolve_starts, with_epochs
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
+from liftpy.spark.splitting import about, end_within_bytes, epochs_before, split_at_borders
 
+_GO_ON = ". Undo what came of the lost records if you can; begin with a new checkpoint, or go on with failOnDataLoss=false"
 _logger = logging.getLogger(__name__)
 
 
@@ -120,14 +128,12 @@ class LiftReader(DataSourceReader):
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
                 ends = never_back(ends, starts)  # nothing was stamped between the two times
-            ranges, losses = plan_ranges(
-                views,
-                starts,
-                ends,
-                fail_on_data_loss=options.fail_on_data_loss,
-                min_partitions=options.min_partitions,
-                max_records=options.max_records_per_partition,
-            )
+            ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
+            facts = catalog.measure([about(planned) for planned in ranges])
+            keys = [(planned.stream, planned.partition) for planned in ranges]
+            before = {key: told.before_epoch for key, told in zip(keys, facts, strict=True)}
+            last = {key: told.end_epoch for key, told in zip(keys, facts, strict=True)}
+            ranges = _split(with_epochs(ranges, before, last), options, catalog)
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -158,25 +164,55 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = resolve_starts(starting, views)
             ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
             plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
-            return StreamOffsets(starts, _uids(views)).to_json()
+            kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
+            epochs = epochs_before(kept, _uids(views), self._asked().measure)
+            return StreamOffsets(starts, _uids(views), epochs).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """maxOffsetsPerTrigger, else all there is."""
-        limit = self.options.max_records_per_trigger
-        return ReadMaxRows(limit) if limit else ReadAllAvailable()
+        """maxOffsetsPerTrigger, else maxBytesPerTrigger, else all there is."""
+        rows, size_bytes = self.options.max_records_per_trigger, self.options.max_bytes_per_trigger
+        return ReadMaxRows(rows) if rows else ReadMaxBytes(size_bytes) if size_bytes else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch: committed, within ``limit``, never behind ``start``."""
         with coded():
             begun = StreamOffsets.from_json(start)
-            end = self._target or _ends(self._asked().views(max_age_s=BOUNDS_AGE_S))
+            end = self._target or _ends(self._views_from(begun))
             starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))
             ends = never_back(end.next_offsets, starts)
             if self._too_few(starts, ends):
                 return begun.to_json()
-            if isinstance(limit, ReadMaxRows):
-                ends = share_out(limit.max_rows, self._with_added(starts, ends), ends)
-            return StreamOffsets(ends, {**begun.uids, **end.uids}).to_json()
+            uids = {**begun.uids, **end.uids}
+            if not isinstance(limit, ReadAllAvailable):
+                ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
+            return StreamOffsets(ends, uids, self._epochs_at(ends, begun, end)).to_json()
+
+    def _views_from(self, begun: StreamOffsets) -> Views:
+        """What is there for a query that has read up to ``begun``; DataLossError if what it has read is not there any more [R6]."""
+        views = self._asked().views(max_age_s=BOUNDS_AGE_S, known=(begun,))
+        lost = [cut_text(view) for view in views.values() if view.cut_at is not None]
+        if lost and self.options.fail_on_data_loss:
+            raise DataLossError("; ".join(lost) + _GO_ON)
+        return views
+
+    def _epochs_at(self, ends: Bounds, begun: StreamOffsets, end: StreamOffsets) -> Bounds:
+        """LeaderEpochs of the records before ``ends``. Where nothing moved it is what the checkpoint says, or Spark sees a change."""
+        epochs, chosen = {}, {}
+        for key, offset in ends.items():
+            if begun.uids.get(key[0]) == end.uids.get(key[0], begun.uids.get(key[0])) and begun.next_offsets.get(key) == offset:
+                epochs[key] = begun.epochs.get(key, 0)
+            elif end.next_offsets.get(key) == offset:
+                epochs[key] = end.epochs.get(key, 0)
+            else:
+                chosen[key] = offset
+        return {**epochs, **epochs_before(chosen, end.uids, self._asked().measure)}
+
+    def _limited(self, limit: ReadLimit, starts: Bounds, ends: Bounds, uids: Mapping[str, str]) -> Bounds:
+        """Spark passes one limit, of rows or of bytes; where both are options it is that of rows, and the other holds too."""
+        if isinstance(limit, ReadMaxRows):
+            ends = share_out(limit.max_rows, starts, ends)
+        most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self.options.max_bytes_per_trigger
+        return end_within_bytes(most_bytes, starts, ends, uids, self._asked().measure) if most_bytes else ends
 
     def _too_few(self, starts: Bounds, ends: Bounds) -> bool:
         """Whether the micro-batch waits for more: minOffsetsPerTrigger, for maxTriggerDelay at most. AvailableNow never waits."""
@@ -219,7 +255,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
-            views = self._asked().views_reaching(ended.next_offsets)
+            views = self._asked().views_reaching(ended.next_offsets, (ended, begun))
             gone = self._made_again(ended.uids, _uids(views))
             again = self._made_again(begun.uids, ended.uids) | gone
             if not self.options.take_recreated:
@@ -229,9 +265,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 without(begun.next_offsets, again),
                 without(ended.next_offsets, gone),
                 fail_on_data_loss=self.options.fail_on_data_loss,
-                min_partitions=self.options.min_partitions,
-                max_records=self.options.max_records_per_partition,
             )
+            same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
+            ranges = _split(with_epochs(ranges, same, _met(ended, ranges)), self.options, self._asked())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -242,6 +278,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._catalog is None:
             self._catalog = Catalog(link_to(self.options.access), self.options)
         return self._catalog
+
+
+def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
+    """The LeaderEpochs that a checkpoint says of the ends of ``ranges``: not of those that end before it, because records are gone."""
+    keys = {(r.stream, r.partition): r.end_offset for r in ranges}
+    return {key: epoch for key, epoch in ended.epochs.items() if keys.get(key) == ended.next_offsets.get(key)}
+
+
+def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
+    return split_at_borders(ranges, options.min_partitions, options.max_records_per_partition, catalog.measure)
 
 
 def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:
@@ -261,7 +307,8 @@ def _uids(views: Views) -> dict[str, str]:
 
 
 def _ends(views: Views) -> StreamOffsets:
-    return StreamOffsets({key: view.end_offset for key, view in views.items()}, _uids(views))
+    ends = {key: view.end_offset for key, view in views.items()}
+    return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
 
 
 def _check_spec_uids(specs: tuple[OffsetSpec, ...], views: Views) -> None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nats.aio.client import Client as NatsConnection
@@ -72,6 +72,43 @@ class FakePartition:
             next_offset = header.next_offset
         return found, next_offset
 
+    def epoch_below(self, offset: int) -> int:
+        """LeaderEpoch of the record before ``offset``, 0: none."""
+        return next((h.leader_epoch for h, _ in self.batches if h.base_offset < offset <= h.next_offset), 0)
+
+    def has_last(self, request: client_pb2.ReadRequest) -> bool:
+        """Whether the record that the reader has is there, or one that retention took."""
+        trimmed = request.lastOffset < self.log_start_offset
+        return trimmed or self.epoch_below(request.lastOffset + 1) == request.lastEpoch
+
+    def cut_at(self, request: client_pb2.ReadRequest) -> int:
+        """Up to where the log is, at most, the one that the reader has read."""
+        newer = (h.base_offset for h, _ in self.batches if h.leader_epoch > request.lastEpoch)
+        return min(next(newer, self.log_end_offset), request.lastOffset)
+
+    def measure(self, request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
+        """Tell the size of the wanted range, and where batches begin: all of those that are kept by ``borderBytes`` or ``Records``."""
+        held = [(h, b) for h, b in self.batches if h.base_offset < request.rangeEnd and h.next_offset > request.offset]
+        ends = [0, *accumulate(len(batch) for _, batch in held)]
+        at_before = [
+            (h.base_offset, position) for (h, _), position in zip(held, ends, strict=False) if h.base_offset > request.offset
+        ]
+        head.rangeBytes, head.beforeEpoch = ends[-1], self.epoch_below(request.offset)
+        wanted: list[tuple[int, int]] = []
+        for multiple in range(request.borderBytes, ends[-1], request.borderBytes) if request.borderBytes else ():
+            wanted += [mark for mark in at_before if mark[1] <= multiple][-1:]
+        before = request.offset
+        while request.borderRecords and before + request.borderRecords < request.rangeEnd:
+            later = [mark for mark in at_before if mark[0] > before]
+            fitting = [mark for mark in later if mark[0] <= before + request.borderRecords][-1:] or later[:1]
+            if not fitting:
+                break
+            before = fitting[0][0]
+            wanted += fitting
+        for offset, position in sorted(set(wanted))[:128]:
+            head.borders.append(offset)
+            head.borderPositions.append(position)
+
     def offset_at(self, timestamp_ns: int) -> int:
         """First committed offset of a batch stamped at or after the time, else HW + 1."""
         later = [h.base_offset for h, _ in self.batches if h.timestamp_ns >= timestamp_ns]
@@ -93,7 +130,7 @@ class FakeNode:
     ``silent``: node ids that do not answer. ``lagging``: node id -> its HW, where it is not the partition's. ``trimmed``: node
     id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
     it says, once, instead of serving anything.
-    ``asked``: how often each node was asked for a read.
+    ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -107,6 +144,7 @@ class FakeNode:
         self.own: dict[tuple[str, int, str], FakePartition] = {}
         self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
+        self.measures = True
         self._turn = 0
 
     def add_stream(self, name: str, uid: str = "", partitions: int = 1) -> FakeStream:
@@ -178,10 +216,19 @@ class FakeNode:
             head.error = _Error.WRONG_STREAM
         elif high_watermark < request.minHighWatermark:
             head.error = _Error.NOT_READY
+        elif request.lastEpoch and not partition.has_last(request):
+            head.error, head.cutEndOffset = _Error.CUT, partition.cut_at(request)
         elif request.byTimestamp:
             head.nextOffset = partition.offset_at(request.timestamp)
         elif request.boundsOnly:
-            pass
+            head.endEpoch = partition.epoch_below(request.rangeEnd if request.HasField("rangeEnd") else high_watermark + 1)
+            if (
+                request.HasField("rangeEnd")
+                and not head.logStartOffset <= request.offset <= request.rangeEnd <= high_watermark + 1
+            ):
+                head.error = _Error.OFFSET_OUT_OF_RANGE
+            elif request.HasField("rangeEnd") and self.measures:
+                partition.measure(request, head)
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         elif (name, number, node) in self.damaged:

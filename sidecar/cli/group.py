@@ -75,14 +75,24 @@ def show(name: str, as_json: bool, target: Target) -> None:
     if described.queues:
         click.echo()
         Console().print(table(_QUEUE, [_figures(queue) for queue in described.queues]))
+    if out := [row for queue in described.queues for row in _holders(queue)]:
+        click.echo()
+        Console().print(table(_OUT, out))
 
 
+_OUT = ("QUEUE", "WORKER", "HAS", "FIRST AT", "GIVEN AT MOST")
 _QUEUE = ("QUEUE", "DONE BELOW", "TAKEN BELOW", "OUT", "RETURNED", "DEAD", "HELD")
 
 
 def _figures(q: QueueFigures) -> tuple[str, ...]:
     counts = (q.acknowledged_below, q.taken_below, q.out, q.returned, q.dead, q.held)
     return (f"{q.key.stream}/{q.key.partition}", *map(str, counts))
+
+
+def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
+    """Who has what is out, and how often it was given."""
+    place = f"{q.key.stream}/{q.key.partition}"
+    return [(place, one.worker[:12], str(one.records), str(one.first), f"{one.deliveries} x") for one in q.holders]
 
 
 async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:

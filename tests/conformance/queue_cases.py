@@ -45,6 +45,8 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
     name = await filled(place, "-" * 30)
     async with place.connect() as other, place.client.queue(name, name) as one, other.queue(name, name) as two:
         first, second = await taken(one, 10), await taken(two, 10)
+        (queue,) = (await describe_group(place.client, name)).queues
+        assert sorted((out.first, out.records, out.deliveries) for out in queue.holders) == [(0, 10, 1), (10, 10, 1)]
         assert sorted(numbers([*first, *second])) == list(range(20))
         await one.ack(first)
         await asyncio.gather(*(job.ack() for job in second))
@@ -53,7 +55,7 @@ async def workers_share_the_records_and_what_is_done_stays_done(place: Place) ->
         await one.ack(rest)
         assert await two.take(5, timeout_s=0.0) == []
     (queue,) = (await describe_group(place.client, name)).queues
-    assert (queue.acknowledged_below, queue.out, queue.returned) == (30, 0, 0)
+    assert (queue.acknowledged_below, queue.out, queue.returned, queue.holders) == (30, 0, 0, ())
 
 
 @case

@@ -117,6 +117,7 @@ def options_text(options: SourceOptions) -> bytes:
         ("maxRecordsPerPartition", options.max_records_per_partition),
         ("maxOffsetsPerTrigger", options.max_records_per_trigger),
         ("minOffsetsPerTrigger", options.min_records_per_trigger),
+        ("maxBytesPerTrigger", options.max_bytes_per_trigger),
     ):
         found |= {name: str(number)} if number else {}
     found["maxTriggerDelay"] = f"{round(options.max_trigger_delay_s * 1000)}ms"
@@ -163,6 +164,11 @@ def check_option(name: str, text: str, written: dict[str, str]) -> None:
             assert said == (text or "$^")
         case "minPartitions" | "maxRecordsPerPartition" | "maxOffsetsPerTrigger" | "minOffsetsPerTrigger":
             assert said == text.lstrip("0")
+        case "maxBytesPerTrigger":
+            assert said is not None
+            assert int(said) == int(text.strip().lower().rstrip("b").rstrip("kmg")) << {"k": 10, "m": 20, "g": 30}.get(
+                text.strip().lower().rstrip("b")[-1], 0
+            )
         case "startingTimestamp" | "endingTimestamp":
             assert said == text.lstrip("0")
         case _:

@@ -220,7 +220,7 @@ def test_a_micro_batch_that_was_not_finished_is_read_again_as_it_was(streams: St
     files = (streams.folder / "again" / "out").glob("*.parquet")  # the sink's own list of files went with the folder
     assert sorted(i for file in files for i in pq.read_table(file)["offset"].to_pylist()) == list(range(60, 600))
     first = json.loads((streams.folder / "again" / "checkpoint" / "offsets" / "1").read_text().splitlines()[-1])
-    assert first == {"again": {"0": 100, "uid": "uid-again"}}
+    assert first == {"again": {"0": 100, "epochs": {"0": 1}, "uid": "uid-again"}}
 
 
 def test_a_stream_made_again_is_refused_by_the_old_checkpoint(streams: Streams) -> None:

@@ -21,7 +21,7 @@ from liftpy.spark.offsets import OffsetSpec, never_back
 from liftpy.spark.options import Access, Selection, SourceOptions
 from liftpy.spark.pipelines.measures import WIDTHS_NS, Bucket, Measures
 from liftpy.spark.pipelines.spreading import DEFAULT_TASKS, spread
-from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts
+from liftpy.spark.planning import MAX_PIECES, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,9 +160,8 @@ def stats(
         starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
         ends = never_back(ends, starts)
         most = max((ends[key] - start for key, start in starts.items()), default=0)
-        pieces, losses = plan_ranges(
-            views, starts, ends, fail_on_data_loss=False, max_records=max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1)
-        )
+        ranges, losses = plan_ranges(views, starts, ends, fail_on_data_loss=False)
+        pieces = split_ranges(ranges, 0, max(PIECE_RECORDS, -(-most // MAX_PIECES) + 1))
         measure = partial(measure_range, access, width_ns, patience_s)
         found = {
             key: PartitionStats(

@@ -349,8 +349,20 @@ class MemberView(_message.Message):
     silentMs: int
     def __init__(self, member: _Optional[str] = ..., instance: _Optional[str] = ..., client: _Optional[str] = ..., streams: _Optional[_Iterable[str]] = ..., owned: _Optional[_Iterable[_Union[GrantedPartitions, _Mapping]]] = ..., sessionMs: _Optional[int] = ..., silentMs: _Optional[int] = ...) -> None: ...
 
+class QueueHolder(_message.Message):
+    __slots__ = ("member", "records", "first", "deliveries")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    DELIVERIES_FIELD_NUMBER: _ClassVar[int]
+    member: str
+    records: int
+    first: int
+    deliveries: int
+    def __init__(self, member: _Optional[str] = ..., records: _Optional[int] = ..., first: _Optional[int] = ..., deliveries: _Optional[int] = ...) -> None: ...
+
 class QueueView(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "acknowledgedBelow", "takenBelow", "out", "returned", "dead", "acknowledged", "ranges", "held")
+    __slots__ = ("stream", "uid", "partition", "acknowledgedBelow", "takenBelow", "out", "returned", "dead", "acknowledged", "ranges", "held", "holders")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +374,7 @@ class QueueView(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -373,7 +386,8 @@ class QueueView(_message.Message):
     acknowledged: int
     ranges: int
     held: int
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., acknowledgedBelow: _Optional[int] = ..., takenBelow: _Optional[int] = ..., out: _Optional[int] = ..., returned: _Optional[int] = ..., dead: _Optional[int] = ..., acknowledged: _Optional[int] = ..., ranges: _Optional[int] = ..., held: _Optional[int] = ...) -> None: ...
+    holders: _containers.RepeatedCompositeFieldContainer[QueueHolder]
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., acknowledgedBelow: _Optional[int] = ..., takenBelow: _Optional[int] = ..., out: _Optional[int] = ..., returned: _Optional[int] = ..., dead: _Optional[int] = ..., acknowledged: _Optional[int] = ..., ranges: _Optional[int] = ..., held: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[QueueHolder, _Mapping]]] = ...) -> None: ...
 
 class GroupQueryAnswer(_message.Message):
     __slots__ = ("code", "detail", "groups", "more", "summary", "members", "positions", "queues", "streams")

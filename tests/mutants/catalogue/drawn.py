@@ -802,17 +802,17 @@ _DRAWN = {
     "liftpy/spark/catalog.py": [
         (
             "a view that is too old",
-            "now_s - self._views[0] <= max_age_s:",
-            "now_s - self._views[0] >= max_age_s:",
+            "now_s - self._views[0] <= max_age_s and",
+            "now_s - self._views[0] >= max_age_s and",
             "a query sees yesterday's end",
         ),
-        ("views are never kept", "        self._views = (now_s, views)\n", "", "each partition asks the cluster again"),
+        ("views are never kept", "        self._views = (now_s, asked, views)\n", "", "each partition asks the cluster again"),
     ],
     "liftpy/spark/source.py": [
         (
             "lost data fails nobody",
-            "                fail_on_data_loss=options.fail_on_data_loss,\n",
-            "                fail_on_data_loss=False,\n",
+            "starts, ends, fail_on_data_loss=options.fail_on_data_loss)",
+            "starts, ends, fail_on_data_loss=False)",
             "a batch query leaves records out in silence",
         ),
     ],

@@ -6,6 +6,13 @@ from tests.mutants.mutant import rows
 
 MUTANTS = [
     *rows(
+        "liftpy/log/borders.py",
+        ("a range begins at its segment", "initial=-segments[0].locate(start)", "initial=0", "tasks are of other sizes than they should, on each replica others"),
+        ("a batch across the end is left out", "at + last.size_bytes if last.base_offset < end else 0", "at", "a limit of bytes is exceeded"),
+        ("borders of a block that is damaged", "    segment.check(begin, begin + 1)\n", "", "tasks begin where nothing does"),
+        ("an answer without bound", "while position < self.size_bytes and len(found) < MAX_BORDERS:", "while position < self.size_bytes:", "one question holds a node up"),
+    ),
+    *rows(
         "liftpy/log/selecting.py",
         ("damage is sealed anew", "        return split_batches(chunk)\n", "        return split_batches(chunk, verify=False)\n", "flipped bits get a right CRC on their way to readers"),
         ("a filter looks at everything at once", "read = log.read(offset, LOOK_BYTES, end_offset=end_offset)", "read = log.read(offset, LOOK_BYTES << 30, end_offset=end_offset)", "a reader with a rare key stops a node for as long as its log is"),

@@ -201,6 +201,7 @@ MUTANTS = [
         "liftpy/replica/reads.py",
         ("a wait may be for ever", "wait_ns = min(request.waitMs, MAX_WAIT_MS) * 1_000_000", "wait_ns = request.waitMs * 1_000_000", "a forged read holds memory for weeks"),
         ("reads that wait have no bound", "if len(self._waiting) >= MAX_WAITING or not self._budget.take(cost_bytes):", "if not self._budget.take(cost_bytes):", "a flood of reads fills the memory"),
+        ("ranges past what is committed are measured", "<= end <= committed_end:", "<= end:", "a task is planned over records that may vanish"),
         ("bounds are told before they are known", "if request.boundsOnly and not source.may_answer_latest(self._shell.now_ns()):", "if request.boundsOnly and not source.may_serve:", "a reader is told of an end below what was committed"),
         ("who waits is not told of the end", "            self._refuse(waiting.asker, waiting.request, _E.NO_SUCH_PARTITION, \"this node gives the partition up\")\n", "            pass\n", "readers wait for their time-out when a partition moves"),
         ("a reader's minimum HW is not kept", "if source.high_watermark < request.minHighWatermark:", "if source.high_watermark < 0:", "a reader goes back in time when it changes nodes"),

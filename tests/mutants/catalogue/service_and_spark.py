@@ -117,10 +117,10 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/catalog.py",
-        ("bounds of any age", "and not timed and now_s - self._views[0] <= max_age_s:", "and not timed:", "a stream query never sees new records"),
+        ("bounds of any age", "not timed and now_s - self._views[0] <= max_age_s and asked", "not timed and asked", "a stream query never sees new records"),
         ("deleted streams are asked for ever", "with suppress(NotFoundError, UnavailableError):", "with suppress(UnavailableError):", "a query fails for a stream that was made again although a pattern names it"),
         ("an end past what is committed", "None if ending_at is None else min(ending_at, bounds.end_offset),", "ending_at,", "a batch query reads uncommitted offsets, and waits"),
-        ("views that are behind are taken", "if key in views and views[key].end_offset < end]", "if key not in views]", "a replanned batch says that records are lost"),
+        ("views that are behind are taken", "if key in views and _is_behind(views[key], end)]", "if key not in views]", "a replanned batch says that records are lost"),
     ),
     *rows(
         "liftpy/spark/failures.py",
@@ -150,7 +150,21 @@ MUTANTS = [
         ("partition -0 and others", "key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS", "key.isdigit()", "offsets of strange digits are taken"),
     ),
     *rows(
+        "liftpy/spark/splitting.py",
+        ("tasks are even by records", "counts = [min(-(-wanted * weight // total), r.record_count) for weight", "counts = [1 for weight", "a partition of large records is one long task"),
+        ("compacted ranges are cut where batches were", "by_size = all(size and not planned.compacted for", "by_size = all(size for", "a micro-batch that is run again has other tasks"),
+        ("the first borders are all", "if facts.borders and len(facts.borders) < room:", "if False:", "the last of many tasks reads most of it"),
+        ("a task of too many records stays", "    return split_ranges(pieces, 0, most)\n", "    return pieces\n", "a batch larger than maxRecordsPerPartition is one task"),
+        ("a limit that no batch fits in stops a query", "if size <= left or not taken:", "if size <= left:", "a streaming query waits for ever"),
+        ("each gets the whole limit", "level = _level(limit_bytes, list(sizes.values()))", "level = limit_bytes", "micro-batches are as many times too large as there are partitions"),
+        ("what is left is not counted", "taken[question.key], left = found.borders[0], left - found.positions[0]", "taken[question.key] = found.borders[0]", "micro-batches are larger than the limit"),
+    ),
+    *rows(
         "liftpy/spark/source.py",
+        ("what a query has read is not looked at", "known=(begun,))", "known=())", "after an unclean election a query goes on over a hole, silently"),
+        ("a micro-batch that is run again is not looked at", "views_reaching(ended.next_offsets, (ended, begun))", "views_reaching(ended.next_offsets, (ended,))", "with availableNow rows that nobody has any more stay, and others are missing"),
+        ("epochs change under an offset that does not", "epochs[key] = begun.epochs.get(key, 0)", "epochs[key] = end.epochs.get(key, 0)", "a restart from an old checkpoint has an empty micro-batch"),
+        ("a limit of bytes is forgotten beside one of rows", "else self.options.max_bytes_per_trigger\n", "else 0\n", "micro-batches fill the executors' memory"),
         ("a stream made again is read without being asked for", "        if not self.options.take_recreated:\n            check_uids(known, now)\n", "", "a query goes on in another stream of the same name, silently"),
         ("a stream made again is read from the old offset", "starts = without(begun.next_offsets, self._made_again(begun.uids, end.uids))", "starts = begun.next_offsets if self._made_again(begun.uids, end.uids) else begun.next_offsets", "the first records of the new stream are passed over"),
         ("what is lost of the old stream is not said", "[*losses, *_left_behind(begun, ended, again)]", "losses", "an operator does not hear that records were lost"),
@@ -160,8 +174,11 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/planning.py",
-        ("fewer tasks than were asked for", "-(-wanted * whole.record_count // total)", "wanted * whole.record_count // total", "cores of a cluster stay idle"),
-        ("tasks of more records than allowed", "-(-whole.record_count // max_records) if max_records else 1", "whole.record_count // max_records if max_records else 1", "a task is larger than its worker bears"),
+        ("rows of another log under the same offsets", "leader_epoch=last or planned.leader_epoch,", "leader_epoch=planned.leader_epoch,", "a micro-batch that is run again holds other rows"),
+        ("a lost range is read from the new log", "(start, max(start, min(end, cut_at))) if planned else", "(start, end) if planned else", "rows that came after a loss are read twice, or fail for good"),
+        ("the beginning of a new log is left out", "else (min(start, cut_at), end)", "else (start, end)", "with failOnDataLoss=false records that are there are not read"),
+        ("fewer tasks than were asked for", "max(1, -(-wanted * r.record_count // total),", "max(1, wanted * r.record_count // total,", "cores of a cluster stay idle"),
+        ("tasks of more records than allowed", "-(-r.record_count // max_records) if max_records else 1", "r.record_count // max_records if max_records else 1", "a task is larger than its worker bears"),
         ("the strategy error is not kept", "if spec.must_match and found >= view.end_offset:", "if spec.must_match and found > view.end_offset:", "a query that should say that nothing is so new waits"),
     ),
     *rows(

@@ -182,3 +182,28 @@ def test_what_a_group_can_not_do_is_refused(words: list[str], says: str, capsys:
         main(["consume", "orders", "--group", "g", *words])
     assert left.value.code == 2
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_queue_is_shown_with_the_workers_that_have_something(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def session(_: Any, work: Callable[[Client], Awaitable[Any]]) -> Any:
+        async def done() -> Any:
+            async with cluster.client() as client:
+                return await work(client)
+
+        return asyncio.run(done())
+
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.group"), "with_client", session)
+    with cluster.sync_client() as client, client.queue(name, f"q-{name}") as queue:
+        worker = queue._queue._member
+        jobs = queue.take(7)
+        with pytest.raises(SystemExit, match="0"):
+            main(["group", "show", f"q-{name}"])
+        said = capsys.readouterr().out.split()
+        row = said.index(worker[:12])
+        assert said[row - 1 : row + 5] == [f"{name}/{jobs[0].key.partition}", worker[:12], "7", "0", "1", "x"]
+        with pytest.raises(SystemExit, match="0"):
+            main(["group", "show", f"q-{name}", "--json"])
+        (shown,) = json.loads(capsys.readouterr().out)["queues"]
+        assert shown["holders"] == [{"worker": worker, "records": 7, "first": 0, "deliveries": 1}]

@@ -31,7 +31,7 @@ def told(kind: int, *parts: tuple[int, int, int], key: PartitionKey = KEY) -> pb
 
 def test_neighbours_of_one_lease_are_one_range_and_of_two_leases_the_newest_counts() -> None:
     assert ranges(ranges_of([job(3), job(1), job(2), job(5), job(6, 2)])) == [(1, 4, 1), (5, 6, 1), (6, 7, 2)]
-    assert ranges(ranges_of([job(1, 4), job(1, 2), job(2, 4)])) == [(1, 3, 4)]
+    assert ranges(ranges_of([job(1, 2), job(1, 4), job(1, 3), job(2, 4)])) == [(1, 3, 4)]
 
 
 def test_what_was_granted_and_is_not_there() -> None:

@@ -162,3 +162,16 @@ def test_a_thousand_records_cost_what_one_does() -> None:
             assert (queue.prefix, lease) == (number * count, number)
         steps[count] = least
     assert steps[10_000] < 20 * steps[1]
+
+
+def test_operators_see_who_has_what_and_how_often_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = WorkQueue("u", 0)
+    take(queue, member="gone", count=2)
+    take(queue, 10.0, "b", 5)
+    take(queue, 10.0, "a", 9)
+    settle(queue, pb.SETTLE_ACK, (7, 9, 3), now_s=10)
+    found = queue.view("s", 0)
+    assert [(one.member, one.records, one.first, one.deliveries) for one in found.holders] == [("a", 7, 5, 1), ("b", 5, 0, 2)]
+    assert (found.out, found.acknowledged) == (12, 2)
+    monkeypatch.setattr(limits, "MAX_HOLDERS", 1)
+    assert [one.member for one in queue.view("s", 0).holders] == ["a"]

@@ -389,3 +389,31 @@ def test_what_is_kept_of_a_large_batch_comes_in_pieces(shell: Shell) -> None:
             assert piece is not None
             whole = assembly.take(piece)
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
+
+
+def test_the_size_of_a_range_its_borders_and_epochs_are_told_of_what_is_committed() -> None:
+    source = Source()
+    for epoch in (1, 1, 3, 3):
+        source.log.append(build_batch([b"x"] * 10, base_offset=source.log.log_end_offset, leader_epoch=epoch))
+    source.high_watermark = 29
+    source.log.raise_high_watermark(29)
+    shell = Shell(source)
+    size = source.log.size_bytes // 4
+    shell.ask(boundsOnly=True, offset=5, rangeEnd=30, borderBytes=size)
+    head = shell.answers[-1][1]
+    assert (head.rangeBytes, list(head.borders), list(head.borderPositions)) == (3 * size, [10, 20], [size, 2 * size])
+    assert (head.beforeEpoch, head.endEpoch) == (1, 3)
+    shell.ask(boundsOnly=True, offset=0, rangeEnd=20, borderRecords=10)
+    head = shell.answers[-1][1]
+    assert (list(head.borders), head.beforeEpoch, head.endEpoch) == ([10], 0, 1)
+    shell.ask(boundsOnly=True)
+    head = shell.answers[-1][1]
+    assert (head.endEpoch, head.HasField("rangeBytes")) == (3, False)
+    for low, high in ((0, 31), (20, 10), (-1, 5)):
+        shell.ask(boundsOnly=True, offset=low, rangeEnd=high)
+        assert shell.answers[-1][1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE
+    source.log.drop_prefix(20)
+    shell.ask(boundsOnly=True, offset=20, rangeEnd=20)
+    assert (shell.answers[-1][1].beforeEpoch, shell.answers[-1][1].endEpoch) == (1, 1)
+    shell.ask(boundsOnly=True, offset=10, rangeEnd=30)
+    assert shell.answers[-1][1].error == client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE

@@ -40,7 +40,7 @@ def test_every_known_option_is_accepted() -> None:
         "startingOffsets": "earliest", "endingOffsets": "latest", "columns": "offset,headers",
         "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 5}}',
         "startingOffsetsByTimestampStrategy": "error", "maxRecordsPerPartition": "5", "minOffsetsPerTrigger": "5",
-        "maxTriggerDelay": "5m", "onRecreated": "earliest", "topicColumn": "false",
+        "maxTriggerDelay": "5m", "maxBytesPerTrigger": "5m", "onRecreated": "earliest", "topicColumn": "false",
     }  # fmt: skip
     for name in OPTIONS:
         if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
@@ -226,3 +226,23 @@ def test_the_schema_is_what_spark_makes_of_it() -> None:
     assert "headers" in columns
     schema = arrow_schema(columns)
     assert types.to_arrow_schema(types.from_arrow_schema(schema), timezone="UTC").equals(schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("1", 1), ("268435456", 1 << 28), ("256m", 256 << 20), ("3K", 3 << 10), ("2gb", 2 << 30), (" 5m ", 5 << 20)],
+)
+def test_sizes_are_bytes_or_as_spark_writes_them(text: str, size_bytes: int) -> None:
+    assert parse(maxBytesPerTrigger=text).max_bytes_per_trigger == size_bytes
+
+
+@pytest.mark.parametrize("text", ["0", "", "-5", "5t", "1.5m", "m", "1e9", "٣", "9" * 20, f"{1 << 61}"])
+def test_what_is_no_size_is_an_error_that_says_what_is(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"maxBytesPerTrigger = .*use bytes such as 268435456 or 256m"):
+        parse(maxBytesPerTrigger=text)
+
+
+def test_limits_of_micro_batches_mean_nothing_to_a_batch_query() -> None:
+    for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
+        with pytest.raises(ConfigError, match="are for streaming queries"):
+            parse(**{option: "5"}).check_batch()

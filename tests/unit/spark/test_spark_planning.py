@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from liftpy.errors import ConfigError, DataLossError, NotFoundError, OffsetOutOfRangeError
 from liftpy.spark.offsets import OffsetSpec, StreamOffsets, check_uids, never_back, parse_spec, share_out
-from liftpy.spark.planning import PartitionView, PlannedRange, plan_ranges, resolve_ends, resolve_starts, split_ranges
+from liftpy.spark.planning import (
+    PartitionView,
+    PlannedRange,
+    plan_ranges,
+    resolve_ends,
+    resolve_starts,
+    split_ranges,
+    with_epochs,
+)
 
 
 def view(partition: int = 0, start: int = 0, end: int = 100, stream: str = "orders", **more: object) -> PartitionView:
@@ -42,6 +50,18 @@ def test_equal_offsets_give_equal_text_whatever_the_order() -> None:
 def test_offsets_survive_the_checkpoint() -> None:
     offsets = StreamOffsets({("orders", 0): 7, ("orders", 1): 0}, {"orders": "u"})
     assert StreamOffsets.from_json(json.loads(json.dumps(offsets.to_json()))) == offsets
+
+
+def test_offsets_say_the_leader_epochs_before_them_where_they_are_known() -> None:
+    offsets = StreamOffsets(
+        {("orders", 0): 7, ("orders", 1): 3, ("b", 0): 0}, {"orders": "u", "b": "v"}, {("orders", 1): 4, ("orders", 0): 0}
+    )
+    text = '{"b": {"0": 0, "uid": "v"}, "orders": {"0": 7, "1": 3, "epochs": {"1": 4}, "uid": "u"}}'
+    assert json.dumps(offsets.to_json()) == text
+    assert StreamOffsets.from_json(json.loads(text)).lasts == {("orders", 1): (2, 4)}
+    for wrong in ({"1": "4"}, {"x": 4}, {"1": 0}, {"1": True}, [4], {"1": -4}):
+        with pytest.raises(ConfigError, match="epochs"):
+            StreamOffsets.from_json({"orders": {"0": 7, "uid": "u", "epochs": wrong}})
 
 
 @pytest.mark.parametrize("document", [{"orders": {"0": 1}}, {"orders": 5}, {"orders": {"0": "1", "uid": "u"}}, {"a b": {}}])
@@ -169,6 +189,29 @@ def test_a_committed_end_that_fell_is_an_error_not_a_short_read() -> None:
     shrunk = views(view(0, 0, 50))
     with pytest.raises(DataLossError, match=r"offsets \[50, 80\) were committed"):
         plan_ranges(shrunk, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=True)
+
+
+def test_what_an_unclean_election_lost_is_an_error_or_said() -> None:
+    """The log of the new leader is that which was read up to 40 at most."""
+    both = views(view(0, 0, 100, cut_at=40, lost_ends=(60, 80)))
+    for start in (10, 60):
+        with pytest.raises(DataLossError, match="an unclean election lost them: at most those below 40 are the same"):
+            plan_ranges(both, {("orders", 0): start}, {("orders", 0): 80}, fail_on_data_loss=True)
+    ranges, losses = plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 80}, fail_on_data_loss=False)
+    assert [(r.start_offset, r.end_offset) for r in ranges] == [(10, 40)], "what is there beyond is another micro-batch's"
+    assert len(losses) == 1
+    ranges, losses = plan_ranges(both, {("orders", 0): 60}, {("orders", 0): 80}, fail_on_data_loss=False)
+    assert (ranges, len(losses)) == ([], 1), "and of this one nothing is left"
+    ranges, losses = plan_ranges(both, {("orders", 0): 60}, {("orders", 0): 90}, fail_on_data_loss=False)
+    assert [(r.start_offset, r.end_offset) for r in ranges] == [(40, 90)], "none of the new records is left out"
+    assert plan_ranges(both, {("orders", 0): 10}, {("orders", 0): 30}, fail_on_data_loss=True)[1] == []
+
+
+def test_ranges_have_the_epochs_of_both_ends_where_they_are_known() -> None:
+    whole = [PlannedRange("orders", "u", 0, 5, 90, 7, "n1", ("n1",)), PlannedRange("orders", "u", 1, 5, 90, 7, "n1", ("n1",))]
+    one, other = with_epochs(whole, {("orders", 0): 2}, {("orders", 0): 4, ("orders", 1): 0})
+    assert (one.start_epoch, one.leader_epoch, one.last) == (2, 4, (89, 4))
+    assert other == whole[1]
 
 
 def test_a_stream_that_is_gone_is_an_error() -> None:

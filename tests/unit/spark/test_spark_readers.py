@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
@@ -26,6 +26,7 @@ from liftpy.testing.fake_node import FakeNode, FakePartition
 from liftpy.wire.batch import build_batch
 
 ALL = ReadAllAvailable()
+EPOCH_1 = {"epochs": {"0": 1}}
 Open = Callable[..., Any]
 
 
@@ -71,7 +72,7 @@ def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, no
     reader = batch(source(minPartitions="3"))
     plan = reader.partitions()
     append(log, 100)
-    assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
+    assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]  # of one batch
     assert offsets(reader, plan) == list(range(100))
     assert offsets(reader, plan) == list(range(100))
 
@@ -98,7 +99,7 @@ def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
     start = reader.initialOffset()
     assert start == {"orders": {"0": 0, "1": 0, "uid": "uid-orders"}}
     end = reader.latestOffset(start, ALL)
-    assert end == {"orders": {"0": 100, "1": 0, "uid": "uid-orders"}}
+    assert end == {"orders": {"0": 100, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
     assert json.dumps(end) == json.dumps(reader.reportLatestOffset())
     plan = reader.partitions(start, end)
     assert ranges(plan) == [(0, 0, 100)]
@@ -106,9 +107,120 @@ def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
     assert reader.partitions(end, end) == []
 
 
+def rewrite(log: FakePartition, end_offset: int, epoch: int, count: int) -> None:
+    """An unclean election: the log is cut at ``end_offset``, and its new leader writes on."""
+    while log.batches and log.batches[-1][0].next_offset > end_offset:
+        log.batches.pop()
+    log.leader_epoch, log.high_watermark = epoch, end_offset - 1
+    if count:
+        append(log, count)
+
+
+@pytest.fixture
+def cut_query(source: Open, node: FakeNode) -> tuple[FakePartition, Callable[..., LiftStreamReader], Any, Any]:
+    """A log of three batches of ten; a query from 10 to 20 and on to 30, as the checkpoint has it."""
+    log = node.add_stream("orders").partitions[0]
+    for epoch in (1, 2, 2):
+        log.leader_epoch = epoch
+        append(log, 10)
+
+    def restarted(**options: str) -> LiftStreamReader:
+        return streaming(source(startingOffsets=json.dumps({"orders": {"0": 10}}), **options))
+
+    first = restarted()
+    start = first.latestOffset(first.initialOffset(), ReadMaxRows(10))
+    assert start == {"orders": {"0": 20, "epochs": {"0": 2}, "uid": "uid-orders"}}
+    return log, restarted, start, first.latestOffset(start, ALL)
+
+
+def test_epochs_are_in_the_offsets_and_what_did_not_move_is_equal_text(source: Open, node: FakeNode) -> None:
+    stream = node.add_stream("orders", partitions=2)
+    append(stream.partitions[0], 10)
+    stream.partitions[0].leader_epoch = 5
+    append(stream.partitions[0], 10)
+    reader = streaming(source(startingOffsets=json.dumps({"orders": {"0": 10, "1": 0}})))
+    start = reader.initialOffset()
+    assert start == {"orders": {"0": 10, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
+    end = reader.latestOffset(start, ALL)
+    assert end == {"orders": {"0": 20, "1": 0, "epochs": {"0": 5}, "uid": "uid-orders"}}
+    assert json.dumps(reader.latestOffset(end, ReadMaxRows(5))) == json.dumps(end)
+    (planned,) = [p.value for p in reader.partitions(start, end)]
+    assert (planned.start_epoch, planned.leader_epoch, planned.last) == (1, 5, (19, 5))
+    old = {"orders": {"0": 10, "1": 0, "uid": "uid-orders"}}  # a checkpoint of before: it goes on, and has them from then on
+    assert reader.latestOffset(old, ALL) == end
+    assert offsets(reader, reader.partitions(old, end)) == list(range(10, 20))
+    still = {"orders": {"0": 20, "1": 0, "uid": "uid-orders"}}
+    assert json.dumps(reader.latestOffset(still, ALL)) == json.dumps(still), "nothing new, so no empty micro-batch"
+
+
+@pytest.mark.parametrize("count", [0, 5, 40])
+def test_an_unclean_election_between_checkpoint_and_restart_is_an_error(cut_query: Any, count: int) -> None:
+    log, restarted, start, end = cut_query
+    rewrite(log, 10, 4, count)
+    for ask in (lambda reader: reader.latestOffset(start, ALL), lambda reader: reader.partitions(start, end)):
+        with pytest.raises(
+            SourceError, match=r"^\[DATA_LOSS\] orders/0: .*an unclean election lost them: at most those below 10"
+        ):
+            ask(restarted())
+
+
+def test_an_unclean_election_that_took_only_what_was_planned(cut_query: Any) -> None:
+    log, restarted, start, end = cut_query
+    rewrite(log, 20, 4, 40)
+    assert restarted().latestOffset(start, ALL)["orders"]["0"] == 60
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*at most those below 20"):
+        restarted().partitions(start, end)
+
+
+def test_with_available_now_what_was_read_is_looked_at_too(cut_query: Any) -> None:
+    log, restarted, start, _ = cut_query
+    rewrite(log, 10, 4, 40)
+    reader = restarted()
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ALL)
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
+        reader.partitions(start, end)
+
+
+def test_a_query_that_may_lose_data_reads_all_of_the_new_log(cut_query: Any, caplog: pytest.LogCaptureFixture) -> None:
+    log, restarted, start, end = cut_query
+    rewrite(log, 10, 4, 5)
+    reader = restarted(failOnDataLoss="false")
+    assert reader.latestOffset(start, ALL) == start, "the new log is not as long yet"
+    append(log, 40)
+    later = restarted(failOnDataLoss="false")
+    after = later.latestOffset(start, ALL)
+    assert after == {"orders": {"0": 55, "epochs": {"0": 4}, "uid": "uid-orders"}}
+    assert ranges(later.partitions(start, after)) == [(0, 10, 55)]
+    assert "an unclean election lost them" in caplog.text
+    assert later.partitions(start, end) == [], "of the micro-batch that was planned nothing is there"
+
+
+def test_records_that_are_lost_after_planning_are_no_matter_of_patience(cut_query: Any, source: Open) -> None:
+    log, restarted, start, end = cut_query
+    plan = restarted().partitions(start, end)
+    rewrite(log, 10, 4, 5)
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] orders/0 \[20, 30\): records of it are gone since it was planned"):
+        offsets(restarted(patience="0.5"), plan)
+    rewrite(log, 20, 6, 30)
+    with pytest.raises(SourceError, match=r"^\[DATA_LOSS\]"):
+        offsets(restarted(), plan)
+
+
+def test_a_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for epoch in (1, 2, 7):
+        log.leader_epoch = epoch
+        append(log, 10)
+    at = {"startingOffsets": json.dumps({"orders": {"0": 10}}), "endingOffsets": json.dumps({"orders": {"0": 20}})}
+    one, two = [p.value for p in batch(source(**at, minPartitions="2")).partitions()]
+    assert (one.start_epoch, one.leader_epoch, one.last) == (1, 2, (19, 2))
+    assert two.last == one.last
+
+
 def test_a_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
-    assert streaming(source()).initialOffset() == {"orders": {"0": 100, "uid": "uid-orders"}}
+    assert streaming(source()).initialOffset() == {"orders": {"0": 100, "epochs": {"0": 1}, "uid": "uid-orders"}}
 
 
 def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> None:
@@ -118,6 +230,37 @@ def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> 
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadMaxRows(10))["orders"]["0"] == 10
     assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
+
+
+def test_tasks_begin_where_batches_begin(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(10):
+        append(log, 10)
+    plan = batch(source(minPartitions="3")).partitions()
+    assert ranges(plan) == [(0, 0, 30), (0, 30, 60), (0, 60, 100)]
+    assert offsets(batch(source()), plan) == list(range(100))
+    assert ranges(batch(source(maxRecordsPerPartition="45")).partitions()) == [(0, 0, 40), (0, 40, 80), (0, 80, 100)]
+    node.measures = False
+    assert ranges(batch(source(minPartitions="3")).partitions()) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]
+
+
+def test_a_limit_of_bytes_alone_and_with_one_of_records(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(10):
+        append(log, 10)
+    size = len(log.batches[-1][1])
+    reader = streaming(source(startingOffsets="earliest", maxBytesPerTrigger=str(3 * size + 5)))
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(3 * size + 5)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadMaxBytes(3 * size + 5))["orders"]["0"] == 30
+    assert reader.latestOffset(start, ALL)["orders"]["0"] == 100
+    both = streaming(source(startingOffsets="earliest", maxBytesPerTrigger=str(3 * size + 5), maxOffsetsPerTrigger="25"))
+    assert both.getDefaultReadLimit() == ReadMaxRows(25)
+    assert both.latestOffset(start, ReadMaxRows(25))["orders"]["0"] == 25
+    assert both.latestOffset(start, ReadMaxRows(50))["orders"]["0"] == 30
+    node.measures = False
+    with pytest.raises(SourceError, match=r"\[CONFIG\] maxBytesPerTrigger needs nodes that tell sizes"):
+        reader.latestOffset(start, ReadMaxBytes(5))
 
 
 def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_within_its_limit(
@@ -138,7 +281,7 @@ def test_a_query_that_runs_reads_partitions_that_are_added_from_their_beginning_
         assert sum(end_ - first for _, first, end_ in ranges(plan)) == 30
         read += ranges(plan)
         start = end
-    assert start == {"orders": {"0": 130, "1": 60, "uid": "uid-orders"}}
+    assert start == {"orders": {"0": 130, "1": 60, "epochs": {"0": 1, "1": 1}, "uid": "uid-orders"}}
     assert sorted(read) == [(0, 100, 110), (0, 110, 120), (0, 120, 130), (1, 0, 20), (1, 20, 40), (1, 40, 60)]
     assert reader.latestOffset(start, ALL) == start
 
@@ -173,6 +316,7 @@ def test_idle_polling_does_not_ask_each_time(source: Open, node: FakeNode, link:
     reader, now = streaming(source()), [1000.0]
     reader._catalog = Catalog(link, reader.options, clock=lambda: now[0])
     start = reader.initialOffset()
+    reader.latestOffset(start, ALL)
     asked = sum(node.asked.values())
     for _ in range(80):
         reader.latestOffset(start, ALL)
@@ -237,14 +381,14 @@ def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
         reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadMaxRows(35))
-        assert end == {"a1": {"0": 25, "uid": "first"}, "a2": {"0": 10, "uid": "uid-a2"}}
+        assert end == {"a1": {"0": 25, **EPOCH_1, "uid": "first"}, "a2": {"0": 10, **EPOCH_1, "uid": "uid-a2"}}
         append(node.add_stream("a1", uid="second").partitions[0], 30)
         caplog.clear()
         gone = reader.partitions(start, end)  # what was planned of the first is lost; the other stream is read
         assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in gone] == [("a2", 0, 10)]
         assert "offsets [0, 25) after 0 of a1/0, uid first, is lost" in caplog.text
         last = reader.latestOffset(end, ALL)
-        assert last == {"a1": {"0": 30, "uid": "second"}, "a2": {"0": 20, "uid": "uid-a2"}}
+        assert last == {"a1": {"0": 30, **EPOCH_1, "uid": "second"}, "a2": {"0": 20, **EPOCH_1, "uid": "uid-a2"}}
         caplog.clear()
         taken_now = reader.partitions(end, last)
         assert [(p.value.uid, p.value.start_offset, p.value.end_offset) for p in taken_now] == [
@@ -253,8 +397,8 @@ def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
         ]
         assert "whatever came after 25 of a1/0, uid first, is lost" in caplog.text
         assert reader.latestOffset(end, ReadMaxRows(20)) == {
-            "a1": {"0": 15, "uid": "second"},
-            "a2": {"0": 15, "uid": "uid-a2"},
+            "a1": {"0": 15, **EPOCH_1, "uid": "second"},
+            "a2": {"0": 15, **EPOCH_1, "uid": "uid-a2"},
         }
 
 
@@ -389,7 +533,7 @@ def test_streams_made_later_join_a_pattern_from_their_first_record(access: Acces
     append(node.add_stream("a2").partitions[0], 5)
     append(node.add_stream("b").partitions[0], 5)
     end = reader.latestOffset(start, ALL)
-    assert end == {"a1": {"0": 10, "uid": "uid-a1"}, "a2": {"0": 5, "uid": "uid-a2"}}
+    assert end == {"a1": {"0": 10, **EPOCH_1, "uid": "uid-a1"}, "a2": {"0": 5, **EPOCH_1, "uid": "uid-a2"}}
     assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in reader.partitions(start, end)] == [("a2", 0, 5)]
 
 

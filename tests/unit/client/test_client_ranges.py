@@ -1,0 +1,39 @@
+"""What is believed of an answer about a range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.client.ranges import RangeFacts, facts_of
+from liftpy.errors import ProtocolError
+from liftpy.wire._pb import client_pb2
+
+
+def head(**fields: Any) -> client_pb2.ReadResponse:
+    return client_pb2.ReadResponse(node="n1", **fields)
+
+
+def test_what_a_node_says_of_a_range() -> None:
+    told = head(rangeBytes=900, borders=[20, 30], borderPositions=[100, 200], beforeEpoch=1, endEpoch=4)
+    assert facts_of(told, 10, 40) == RangeFacts(10, 40, 900, (20, 30), (100, 200), 1, 4)
+    assert facts_of(head(endEpoch=4), 10, 40) == RangeFacts(10, 40)
+    assert facts_of(head(rangeBytes=0, endEpoch=4), 10, 10) == RangeFacts(10, 10, 0, end_epoch=4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"borders": [10], "borderPositions": [100]},
+        {"borders": [40], "borderPositions": [100]},
+        {"borders": [30, 20], "borderPositions": [100, 200]},
+        {"borders": [20, 30], "borderPositions": [200, 100]},
+        {"borders": [20], "borderPositions": [900]},
+        {"borders": [20, 30], "borderPositions": [100]},
+        {"beforeEpoch": 5, "endEpoch": 4},
+    ],
+)
+def test_borders_that_can_be_none_of_that_range_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="are none"):
+        facts_of(head(rangeBytes=900, **fields), 10, 40)

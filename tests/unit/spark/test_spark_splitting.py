@@ -1,0 +1,194 @@
+"""Where ranges are cut and micro-batches end: by bytes, between batches; the log answers as a node does. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.client.ranges import RangeFacts
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError
+from liftpy.log.borders import measure
+from liftpy.log.log import Log
+from liftpy.log.memory import MemoryStorage
+from liftpy.spark.offsets import Bounds
+from liftpy.spark.planning import PlannedRange
+from liftpy.spark.splitting import RangeQuestion, end_within_bytes, split_at_borders
+from liftpy.wire.batch import build_batch
+
+UIDS = {"s": "u"}
+
+
+class Logs:
+    """The partitions of the stream ``s``, each of batches of so many records, of ``size`` bytes each. ``asked``: all questions."""
+
+    def __init__(self, *partitions: Sequence[int], size: int = 100) -> None:
+        self.asked: list[RangeQuestion] = []
+        self.logs = []
+        for counts in partitions:
+            log, _ = Log.open(MemoryStorage(), StreamConfig())
+            for count in counts:
+                log.append(build_batch([b"v" * size] * count, base_offset=log.log_end_offset, leader_epoch=1))
+            log.raise_high_watermark(log.newest_offset)
+            self.logs.append(log)
+
+    def measure(self, questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+        self.asked += questions
+        found = []
+        for q in questions:
+            assert q.uid == "u"
+            size = measure(self.logs[q.key[1]], q.start, q.end, every_bytes=q.every_bytes, every_records=q.every_records)
+            found.append(RangeFacts(q.start, q.end, size.size_bytes, size.borders, size.positions))
+        return found
+
+    def whole(self, *, compacted: bool = False) -> list[PlannedRange]:
+        return [
+            PlannedRange("s", "u", i, 0, log.log_end_offset, 1, "n1", ("n1",), compacted=compacted)
+            for i, log in enumerate(self.logs)
+        ]
+
+    def ends(self) -> Bounds:
+        return {("s", i): log.log_end_offset for i, log in enumerate(self.logs)}
+
+    def borders(self, number: int) -> set[int]:
+        log = self.logs[number]
+        return {h.base_offset for s in log.segments for _, h in s.batches(0, s.size_bytes)} | {log.log_end_offset}
+
+    def bytes_of(self, starts: Bounds, ends: Bounds) -> int:
+        return sum(measure(self.logs[key[1]], starts[key], end).size_bytes for key, end in ends.items())
+
+
+def pieces(ranges: list[PlannedRange]) -> list[tuple[int, int, int]]:
+    return [(r.partition, r.start_offset, r.end_offset) for r in ranges]
+
+
+def test_the_worked_example_cuts_between_batches_of_ten() -> None:
+    logs = Logs([10] * 90, [10] * 10)
+    assert pieces(split_at_borders(logs.whole(), 5, 0, logs.measure)) == [
+        (0, 0, 180), (0, 180, 360), (0, 360, 540), (0, 540, 720), (0, 720, 900), (1, 0, 100),
+    ]  # fmt: skip
+
+
+def test_tasks_are_even_by_bytes_not_by_records() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    for size in (10, 2000):
+        for _ in range(50):
+            log.append(build_batch([b"v" * size] * 10, base_offset=log.log_end_offset, leader_epoch=1))
+    logs = Logs([1])
+    logs.logs = [log]
+    (first, second) = split_at_borders(logs.whole(), 2, 0, logs.measure)
+    assert first.end_offset >= 740
+    assert measure(log, 0, first.end_offset).size_bytes == pytest.approx(
+        measure(log, second.start_offset, 1000).size_bytes, rel=0.1
+    )
+
+
+def test_nobody_is_asked_where_nothing_is_cut() -> None:
+    logs = Logs([10] * 9, [10])
+    assert split_at_borders(logs.whole(), 2, 90, logs.measure) == logs.whole()
+    assert split_at_borders([], 5, 5, logs.measure) == []
+    assert logs.asked == []
+
+
+def test_a_batch_is_cut_only_where_there_is_no_other_way() -> None:
+    logs = Logs([50, 50])
+    found = pieces(split_at_borders(logs.whole(), 5, 0, logs.measure))
+    assert len(found) >= 5
+    assert 50 in {start for _, start, _ in found}, "the border that there is"
+    large = Logs([10, 100, 10])
+    assert pieces(split_at_borders(large.whole(), 0, 40, large.measure)) == [
+        (0, 0, 10), (0, 10, 43), (0, 43, 76), (0, 76, 110), (0, 110, 120),
+    ]  # fmt: skip
+
+
+def test_more_pieces_than_one_answer_tells() -> None:
+    logs = Logs([1] * 1000)
+    assert [r.record_count for r in split_at_borders(logs.whole(), 500, 0, logs.measure)] == [2] * 500
+    assert pieces(split_at_borders(logs.whole(), 0, 1, logs.measure)) == [(0, i, i + 1) for i in range(1000)]
+
+
+@pytest.mark.parametrize("compacted", [True, False])
+def test_compacted_partitions_and_older_nodes_are_cut_by_offsets(compacted: bool) -> None:
+    logs = Logs([70, 30])
+
+    def silent(questions: Sequence[RangeQuestion]) -> list[RangeFacts]:
+        return [RangeFacts(q.start, q.end) for q in questions]
+
+    asked = logs.measure if compacted else silent
+    assert pieces(split_at_borders(logs.whole(compacted=compacted), 4, 0, asked)) == [(0, i, i + 25) for i in (0, 25, 50, 75)]
+    assert pieces(split_at_borders(logs.whole(compacted=compacted), 0, 60, asked)) == [(0, 0, 50), (0, 50, 100)]
+
+
+def test_too_many_pieces_are_refused_before_anybody_is_asked() -> None:
+    logs = Logs([1])
+    huge = [PlannedRange("s", "u", 0, 0, 1 << 40, 1, "n1", ("n1",))]
+    with pytest.raises(ConfigError, match="would be cut into"):
+        split_at_borders(huge, 0, 5, logs.measure)
+    assert logs.asked == []
+
+
+counts = st.lists(st.lists(st.sampled_from([1, 2, 7, 60]), min_size=1, max_size=25), min_size=1, max_size=4)
+
+
+@given(counts, st.integers(0, 40), st.integers(0, 80))
+def test_pieces_cover_the_ranges_and_begin_between_batches_where_they_can(
+    sizes: list[list[int]], least: int, most: int
+) -> None:
+    logs = Logs(*sizes)
+    ranges = logs.whole()
+    found = split_at_borders(ranges, least, most, logs.measure)
+    assert len(found) >= min(least, sum(r.record_count for r in ranges))
+    assert not most or all(p.record_count <= most for p in found)
+    assert all(p.record_count > 0 for p in found)
+    for whole in ranges:
+        own = [p for p in found if p.partition == whole.partition]
+        assert (own[0].start_offset, own[-1].end_offset) == (whole.start_offset, whole.end_offset)
+        assert all(a.end_offset == b.start_offset for a, b in itertools.pairwise(own))
+        inside = [p for p in own if p.start_offset not in logs.borders(whole.partition)]
+        own_counts = sizes[whole.partition]
+        enough = len(set(own_counts)) == 1 and len(own_counts) >= least and (not most or max(own_counts) <= most)
+        assert not inside or not enough
+    assert found == split_at_borders(ranges, least, most, logs.measure)
+
+
+# ---- maxBytesPerTrigger --------------------------------------------------------------------------------------------------
+def test_a_limit_of_bytes_is_shared_evenly_and_less_than_a_share_is_taken_whole() -> None:
+    logs = Logs([10] * 90, [10] * 3, [10] * 20)
+    one = logs.bytes_of({("s", 0): 0}, {("s", 0): 10})
+    ends = end_within_bytes(33 * one, dict.fromkeys(logs.ends(), 0), logs.ends(), UIDS, logs.measure)
+    assert ends == {("s", 0): 150, ("s", 1): 30, ("s", 2): 150}
+    assert end_within_bytes(113 * one, dict.fromkeys(ends, 0), logs.ends(), UIDS, logs.measure) == logs.ends()
+
+
+def test_one_batch_at_least_of_who_has_most_waiting() -> None:
+    logs = Logs([10] * 3, [10] * 9)
+    starts = {("s", 0): 0, ("s", 1): 0}
+    assert end_within_bytes(1, starts, logs.ends(), UIDS, logs.measure) == {("s", 0): 0, ("s", 1): 10}
+    assert end_within_bytes(1, {("s", 0): 30, ("s", 1): 80}, logs.ends(), UIDS, logs.measure) == logs.ends()
+
+
+@given(counts, st.integers(1, 20_000))
+def test_a_limit_of_bytes_is_kept_and_all_is_read_in_the_end(sizes: list[list[int]], limit: int) -> None:
+    logs = Logs(*sizes)
+    starts = dict.fromkeys(logs.ends(), 0)
+    for _ in range(sum(map(len, sizes)) + 1):
+        ends = end_within_bytes(limit, starts, logs.ends(), UIDS, logs.measure)
+        assert ends == end_within_bytes(limit, starts, logs.ends(), UIDS, logs.measure)
+        assert all(ends[key] >= starts[key] and ends[key] in logs.borders(key[1]) for key in ends)
+        moved = [key for key in ends if ends[key] > starts[key]]
+        batches = sum(len([b for b in logs.borders(key[1]) if starts[key] < b <= ends[key]]) for key in moved)
+        assert logs.bytes_of(starts, ends) <= limit or batches == 1
+        if ends == logs.ends():
+            return
+        assert moved, "a micro-batch takes something"
+        starts = ends
+    raise AssertionError("it does not come to an end")
+
+
+def test_older_nodes_can_not_limit_by_bytes() -> None:
+    with pytest.raises(ConfigError, match="maxBytesPerTrigger needs nodes that tell sizes"):
+        end_within_bytes(5, {("s", 0): 0}, {("s", 0): 9}, UIDS, lambda asked: [RangeFacts(q.start, q.end) for q in asked])
