@@ -58,7 +58,6 @@ UNREFERENCED = {
     "liftpy.testing.fake_node.fake_node_in_thread": "for tests",
     "liftpy.testing.run.run_seed": "the door of the simulator",
     "liftpy.testing.run.shrink": "the simulator's command is in tests/",
-    "liftpy.testing.sim_replica.SimReplica.compact": "for scripts",
     "liftpy.testing.memory.cluster.MemoryCluster.kill_leader": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.restart_nats": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.serve_groups": "for applications",
