@@ -163,6 +163,8 @@ ALTERABLE = (
     "segment_age_s",
 )
 """Settings that a stream may be given anew, while it is used."""
+REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
+"""Those by which a leader refuses publishes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ class Pause(IntEnum):
     UNTIL_PUBLISH = 2
     """The first publish resumes it: it is held until then."""
     ENDING = 3
-    """It is resumed. The leader takes publishes as soon as it knows; followers listen again only when it has said so, so that none of
-    them keeps what a leader that does not know yet refuses [A2]."""
+    """It is resumed, or what is refused is another now. The leader heeds that as soon as it knows; followers listen again only when it
+    has said so, so that none of them keeps what a leader that does not know yet refuses [A2]."""
     UNTIL_PUBLISH_TO_ANY = 4
     """The first publish to one of the stream's partitions that are paused so resumes all of these."""
 
@@ -180,7 +180,7 @@ class PartitionState:
     pause: Pause = Pause.NOT_PAUSED
     """Whether operators have it take no publishes. Reading goes on."""
     pauses: int = 0
-    """How often they have paused it, or said anew until when: so that a replica knows when it has missed one."""
+    """How often they have paused it, or said anew until when, or what is refused: so that a replica knows when it has missed one."""
 
     @property
     def holders(self) -> tuple[str, ...]:

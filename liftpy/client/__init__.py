@@ -18,7 +18,8 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
 from liftpy.client.cursor import Cursor
 from liftpy.client.events import EventKind, ReadEvent
-from liftpy.client.group import Group, GroupOptions, GroupPart, GroupRefusedError
+from liftpy.client.group import Group, GroupOptions, GroupRefusedError
+from liftpy.client.group_part import GroupPart
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.many import ManyConsumer, Taken, positions_from
 from liftpy.client.plans import PlacementPlan, PlacementWish, Tally

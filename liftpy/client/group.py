@@ -20,11 +20,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from liftpy.client.calling import CommandAnswer
 from liftpy.client.consumer import Consumer, ReadOptions
+from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
+from liftpy.client.group_part import GroupPart
 from liftpy.client.positions import Start
+from liftpy.client.producing import ProducerOptions
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
@@ -104,15 +107,6 @@ class GroupHome(Protocol):
     ) -> CommandAnswer:
         """As ``Client.call_service``."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPart:
-    """Records of one partition. ``generation``: of this member's ownership of it; whoever owns it later has a greater one."""
-
-    key: PartitionKey
-    generation: int
-    slice: BatchSlice
 
 
 async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCommand, timeout_s: float) -> pb.GroupAnswer:
@@ -256,6 +250,25 @@ class Group:
                     return GroupPart(pump.gained.key, pump.gained.generation, piece)
                 self.counters["held_back"] += 1
             await self._news.wait()
+
+    async def into(
+        self,
+        target: str,
+        transform: Transform,
+        *,
+        partition_for: PartitionFor | None = None,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        """Send what ``transform`` makes of each record, (key, value) of none, one or several records, to the stream ``target``: each
+        once, in the order of its source partition, whoever dies meanwhile. Until it is cancelled.
+
+        ``partition_for``: (key, partitions) -> partition; by default by key, without one by the source's partition. Raises what
+        reading, ``transform`` and ``Client.producer`` raise.
+        """
+        client = cast("CopyHome", self._client)
+        session_s = self._options.session_s
+        copying = Copying(client, self, target, transform, partition_for=partition_for, options=options, session_s=session_s)
+        await copying.run()
 
     async def commit(self) -> None:
         """Commit all that was handed on, the last part included. Raises GroupRefusedError for what is another's by now: it comes again

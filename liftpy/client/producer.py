@@ -127,6 +127,16 @@ class Producer:
         )
 
     @property
+    def failure(self) -> LiftError | None:
+        """What has ended it; None: nothing."""
+        return self._failure
+
+    @property
+    def source_uid(self) -> str:
+        """Of the stream that it reads, as it was when the producer was opened; '': it has no source."""
+        return "" if self._source is None else self._source.stream_uid
+
+    @property
     def partitions(self) -> int:
         """How many the stream had when the producer was opened."""
         return len(self._courses)

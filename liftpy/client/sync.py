@@ -22,6 +22,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
@@ -29,6 +30,8 @@ from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.credentials import Credentials
+from liftpy.client.cursor import Cursor
+from liftpy.client.group import Group, GroupOptions, Hook
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.producer import Partitioner, Producer
@@ -36,6 +39,7 @@ from liftpy.client.producing import ProducerOptions, Source
 from liftpy.client.publisher import Publisher
 from liftpy.client.queue import Queue, QueueOptions
 from liftpy.client.slices import BatchSlice
+from liftpy.client.sync_group import SyncCursor, SyncGroup
 from liftpy.client.sync_queue import SyncQueue
 from liftpy.client.transport import DEFAULT_URL
 from liftpy.config import AckPolicy
@@ -305,6 +309,35 @@ class SyncClient:
             )
 
         return SyncConsumer(self._loop, self._loop.run(made()))
+
+    def group(
+        self,
+        name: str,
+        streams: Sequence[str],
+        *,
+        instance: str = "",
+        options: GroupOptions | None = None,
+        on_assigned: Hook | None = None,
+        on_revoked: Hook | None = None,
+    ) -> SyncGroup:
+        """A member of a consumer group: ``with client.group("bills", ["orders"]) as group: for part in group``; see
+        ``liftpy.client.Client.group``. Heartbeats go on in the client's thread, and the hooks are called there."""
+
+        async def made() -> Group:
+            return await self._client.group(
+                name, streams, instance=instance, options=options, on_assigned=on_assigned, on_revoked=on_revoked
+            )
+
+        return SyncGroup(self._loop, self._loop.run(made()))
+
+    def cursor(self, name: str, stream: str) -> SyncCursor[SyncConsumer]:
+        """A named position, held from here on: ``with client.cursor("nightly", "orders") as cursor``; see
+        ``liftpy.client.Client.cursor``."""
+
+        async def made() -> Cursor:
+            return await self._client.cursor(name, stream)
+
+        return SyncCursor(self._loop, self._loop.run(made()), partial(SyncConsumer, self._loop))
 
 
 class SyncPublisher:

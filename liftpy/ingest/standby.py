@@ -65,7 +65,7 @@ class Standby:
     _leader: tuple[str, int, int] = ("", 0, 0)
     """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
     _settings: tuple[bool, int, bool, int] | None = None
-    """Of the stream: for which publishes are refused; and how often the partition was paused."""
+    """Of the stream: for which publishes are refused; and how often the partition was paused, or they were altered."""
     _waits: int = 0
     """Number of the last ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)

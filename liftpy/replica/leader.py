@@ -221,11 +221,11 @@ class LeaderRole(ReplicaRole):
             self._append(event, out)
 
     def _give_up_what_is_old(self, now_ns: int, out: Effects) -> None:
-        """Drop what was held for longer than the stream allows while nothing can be committed; seen once in a look at the followers."""
-        bound_ns = nanoseconds(self.shared.held.config.max_held_s)
-        if bound_ns and self._is_short:
-            old = self.intake.withdraw_held_before(now_ns - bound_ns)
-            out.extend(self._no(event, RejectReason.BELOW_MIN_ISR, now_ns) for event in old)
+        """Drop what was held for longer than the stream allows, for want of an ISR or of the end of a pause; seen in a look at all."""
+        bound_ns, reason = nanoseconds(self.shared.held.config.max_held_s), RejectReason.PAUSED
+        if bound_ns and (self._is_short or self.pausing.sleeps):
+            reason = RejectReason.BELOW_MIN_ISR if self._is_short else reason
+            out += [self._no(old, reason, now_ns) for old in self.intake.withdraw_held_before(now_ns - bound_ns)]
 
     def may_refuse(self, now_ns: int) -> bool:
         """Whether a publisher may be told no [A2]: with a lease, and when nobody who may lead next takes records of an earlier leader

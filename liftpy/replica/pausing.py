@@ -9,7 +9,8 @@ committed and acknowledged as ever, and reading goes on. Constraint: who was tol
 
 Why ENDING: followers may hear of a change before the leader does. One that kept what it heard while the leader still refused would
 store it when it leads. So they listen no earlier than the leader has said that it takes publishes, and forget what they heard with each
-pause.
+pause. The same holds for the settings by which publishes are refused (``liftpy.config.REFUSED_BY``): one that is altered is a pause
+that ends at once.
 """
 
 from __future__ import annotations

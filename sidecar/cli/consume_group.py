@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import click
 
 from liftpy.client import Client, GroupOptions
-from liftpy.client.group import GroupPart
+from liftpy.client.group_part import GroupPart
 from liftpy.wire.batch import Record
 from sidecar.cli.consume_output import lines_to, record_json
 from sidecar.tasks import attended
@@ -28,7 +28,7 @@ _LAST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupReading:
     """What was asked for. ``form``: text, value or json. ``output``: a new file of JSON lines; None: the standard output."""
 
     group: str
@@ -48,7 +48,7 @@ class Member:
 
 def member_of(
     group: str, stream: str, *, start: str | None, refused: dict[str, Any], output: Path | None, **how: Any
-) -> Member:
+) -> GroupReading:
     """Raises UsageError for what a group can't do. ``refused``: options that go with no group, and whether they were given."""
     reasons = {
         "--partition": "the group says which partitions a member reads",
@@ -68,10 +68,10 @@ def member_of(
             f"--output {output}: with --group .jsonl alone: what is in the file has to be readable when it is committed, "
             "and other files are only at their end"
         )
-    return Member(group, stream, start or "earliest", output=output, **how)
+    return GroupReading(group, stream, start or "earliest", output=output, **how)
 
 
-async def consume_as_member(client: Client, member: Member) -> None:
+async def consume_as_member(client: Client, member: GroupReading) -> None:
     """Until cancelled. Raises as an iteration of a group."""
     lines = json_lines if member.output is not None else LINES[member.form]
     with ExitStack() as files:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
 from dataclasses import replace
 
@@ -15,7 +13,7 @@ from liftpy.spark.pipelines.archiving import archive as run
 from liftpy.spark.pipelines.orphans import DEFAULT_AGE_S
 from liftpy.spark.pipelines.tables import FORMATS
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.spark_place import SparkPlace, source_options, spark_options
+from sidecar.cli.spark_place import SparkPlace, ends_by_signal, source_options, spark_options
 from sidecar.settings import Target
 
 
@@ -62,14 +60,10 @@ def archive(
         if dry_run:
             _show_outlook(plan, as_json=as_json)
             return
-        signal.signal(signal.SIGTERM, lambda which, _: sys.exit(128 + which))  # the query ends, and Spark with it
-        session = place.session("liftpy spark archive")
-        try:
+        with ends_by_signal(), place.running("liftpy spark archive") as session:
             began_s = time.monotonic()
             records = run(session, plan, once=once, tell=lambda done: _show_done(done, as_json=as_json))
             _show_end(records, time.monotonic() - began_s, as_json=as_json)
-        finally:
-            session.stop()
 
 
 def _show_done(done: Archived, *, as_json: bool) -> None:

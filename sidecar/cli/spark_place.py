@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +45,25 @@ class SparkPlace:
     def session(self, name: str) -> SparkSession:
         """A session there; raises ConfigError saying what is missing."""
         return local_session(name, self.master, fast_start=False, settings=self.settings)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[SparkSession]:
+        """The same, for as long."""
+        session = self.session(name)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def ends_by_signal() -> Iterator[None]:
+    """SIGTERM ends what runs in this block as an exception does, so that queries are stopped, and Spark with them."""
+    before = signal.signal(signal.SIGTERM, lambda which, _: sys.exit(128 + which))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def spark_options(function: F) -> F:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from nats.aio.client import Client as NatsConnection
 
 from liftpy.client import Client, ProducerOptions, PublishOptions, ReadOptions, positions_from
+from liftpy.client.sync import SyncClient
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import (
     AlreadyExistsError,
@@ -39,6 +40,8 @@ class Place:
     nc: NatsConnection
     name: str
     connect: Callable[[], AbstractAsyncContextManager[Client]]
+    waiting: Callable[[], AbstractContextManager[SyncClient]]
+    """The same without asyncio; calls of it belong into a thread."""
 
     async def read(self, stream: str = "", **how: Any) -> list[Any]:
         """What is committed now."""

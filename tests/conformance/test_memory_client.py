@@ -1,4 +1,4 @@
-"""The cluster in memory does what a real one does: the cases of ``client_cases``, which run on a real one in
+"""The cluster in memory does what a real one does: the cases of ``client_cases`` and ``group_cases``, which run on a real one in
 ``tests/integration/test_client_cases.py``; and what it has for itself."""
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from tests.conformance.client_cases import CASES, Case, Place
+from tests.conformance.group_cases import GROUP_CASES
 from tests.conformance.queue_cases import QUEUE_CASES
 
 _numbers = count(1)
 
 
-@pytest.mark.parametrize("body", [*CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
-        await body(Place(client, nc, f"case{next(_numbers)}", cluster.client))
+        await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))
 
 
 # ---- what is its own -------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import asyncio
 import nats
 import pytest
 
-from liftpy.client import connect
+from liftpy.client import connect, sync
 from sidecar.dev.cluster import DevCluster
 from tests.conformance.client_cases import CASES, Place
+from tests.conformance.group_cases import GROUP_CASES
 from tests.conformance.queue_cases import QUEUE_CASES
 
 pytestmark = pytest.mark.processes
@@ -20,8 +21,9 @@ async def test_a_real_cluster_passes_what_the_one_in_memory_is_held_to(shared_cl
     nc = await nats.connect(url)
     failed: dict[str, str] = {}
     async with connect(url, namespace) as client:
-        for body in [*CASES, *QUEUE_CASES]:
-            place = Place(client, nc, f"same-{body.__name__.replace('_', '-')[:40]}", lambda: connect(url, namespace))
+        for body in [*CASES, *GROUP_CASES, *QUEUE_CASES]:
+            name = f"same-{body.__name__.replace('_', '-')[:40]}"
+            place = Place(client, nc, name, lambda: connect(url, namespace), lambda: sync.connect(url, namespace))
             try:
                 await asyncio.wait_for(body(place), 60)
             except (Exception, pytest.fail.Exception) as error:

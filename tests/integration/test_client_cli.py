@@ -134,7 +134,7 @@ def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: D
     assert publishing.returncode == 0, publishing.stderr
     assert following.stdout.readline() == "0\tseen\n"
     following.send_signal(signal.SIGINT)
-    out, err = following.communicate(timeout=30)
+    out, err = following.communicate(timeout=120)
     assert (following.returncode, out, err.strip()) == (130, "", "")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,16 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 
+from liftpy.client.client import connect
 from liftpy.errors import FencedError
+from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archiving import Archived, ArchivePlan, archive, outlook
+from liftpy.spark.pipelines.compacting import CompactPlan, compact
 from liftpy.spark.pipelines.cutover import archived, whole
+from liftpy.spark.pipelines.replaying import ReplayPlan, replay
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
+from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -127,3 +134,57 @@ def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lak
     append(stream.partitions[1], 5)
     with pytest.raises(FencedError, match="another archive"):  # the first one comes back
         lake.archive("again")
+
+
+@pytest.mark.processes
+def test_an_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: DevCluster, tmp_path: Path) -> None:
+    source, target = "pipe-in", "pipe-out"
+    table, output, nats = str(tmp_path / "table"), str(tmp_path / "latest"), {"nats": shared_cluster.nats_url}
+
+    async def publish(first: int, end: int) -> None:
+        async with connect(shared_cluster.nats_url, shared_cluster.namespace) as client:
+            for name in (source, target):
+                await client.create_stream(name, f"data.{name}", partitions=2, exist_ok=True)
+            async with client.producer(source) as producer:
+                for i in range(first, end):
+                    value = None if i % 10 == 9 else b"%d" % i
+                    await producer.send(value, key=b"k%d" % (i % 20), headers={"n": b"%d" % i})
+
+    async def held() -> list[tuple[int, bytes | None, bytes | None, Any]]:
+        async with connect(shared_cluster.nats_url, shared_cluster.namespace) as client:
+            return [
+                (place, record.key, record.value, record.headers)
+                for place in (0, 1)
+                async for record in client.consume(target, place, until="end")
+            ]
+
+    def expected(count: int) -> dict[bytes, bytes]:
+        last = {b"k%d" % (i % 20): None if i % 10 == 9 else b"%d" % i for i in range(count)}
+        return {key: value for key, value in last.items() if value is not None}
+
+    def latest() -> dict[bytes, bytes]:
+        return {bytes(row["key"]): bytes(row["value"]) for row in archived(spark, output).collect()}
+
+    asyncio.run(publish(0, 200))
+    archive(spark, ArchivePlan(streams=(source,), table=table, source=nats))
+    plan = ReplayPlan(stream=source, target=target, name="again", table=table, source=nats)
+    done = replay(spark, plan)
+    assert (sum(one.records for one in done), sum(one.known for one in done)) == (200, 0)
+    there = asyncio.run(held())
+    assert sorted(int(headers[0][1]) for _, _, _, headers in there) == list(range(200))
+    compacted = compact(spark, CompactPlan(stream=source, output=output, table=table, source=nats))
+    assert (compacted.read, latest()) == (200, expected(200))
+
+    asyncio.run(publish(200, 253))
+    again = replay(
+        spark, ReplayPlan(stream=source, target=target, name="again", source=nats, rate=100_000.0)
+    )  # now from the stream
+    assert (sum(one.records for one in again), sum(one.known for one in again)) == (253, 200)
+    assert sorted(int(headers[0][1]) for _, _, _, headers in asyncio.run(held())) == list(range(253))
+    with pytest.raises(SourceError, match=r"\[DIVERGED_PRODUCER\] under the name 'again' other records"):
+        replay(spark, replace(plan, source={**nats, "startingOffsets": "-30"}))
+    compacted = compact(spark, CompactPlan(stream=source, output=output, table=table, source=nats))
+    assert (compacted.read, latest()) == (53, expected(253))
+    assert compact(spark, CompactPlan(stream=source, output=output, source=nats)).version == -1
+    assert compact(spark, CompactPlan(stream=source, output=output, source=nats, anew=True)).read == 253
+    assert latest() == expected(253)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from unittest.mock import patch
 
+from liftpy.cluster.decisions import altering
 from liftpy.ingest.standby import Standby
-from liftpy.partition import Pause
+from liftpy.partition import PartitionState, Pause
 from liftpy.replica.pausing import Pausing
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
@@ -45,11 +47,24 @@ def heard_before_a_pause_is_kept() -> Patches:
     return [method(Standby, "review", review)]
 
 
+def heard_while_settings_change() -> Patches:
+    return [patch.object(altering, "_refuses_otherwise", lambda old, new: False)]
+
+
+def altered_twice_is_not_seen() -> Patches:
+    def heard_anew(partition: PartitionState) -> PartitionState:
+        return partition if partition.pause.takes_nothing else dataclasses.replace(partition, pause=Pause.ENDING)
+
+    return [patch.object(altering, "_heard_anew", heard_anew)]
+
+
 MUTANTS: Sequence[Mutant] = (
     Mutant("a leader heeds no pause", "none: a script asks for the refusal", pause_is_not_heeded),
     Mutant("a leader that is woken stores at once", "A13", woken_before_it_is_resumed),
     Mutant("nobody is woken", "a pause that a publish should end", nobody_is_woken),
     Mutant("followers listen before the leader takes publishes", "A2", followers_listen_before_the_leader_knows),
     Mutant("what was heard before a pause that was missed is kept", "A2", heard_before_a_pause_is_kept),
+    Mutant("what is refused is altered at once for followers", "A2", heard_while_settings_change),
+    Mutant("a setting that was altered twice is none", "A2", altered_twice_is_not_seen),
 )
 """Those of ``more_mutants`` besides."""

@@ -10,15 +10,29 @@ from liftpy.config import StreamConfig
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.scripts.stage import STREAM, Stage
 
-KILLS = ("a leader heeds no read-only",)
+KILLS = (
+    "a leader heeds no read-only",
+    "what is refused is altered at once for followers",
+    "a setting that was altered twice is none",
+)
+
+
+def alter(s: Stage, config: StreamConfig, setting: str) -> None:
+    """``liftpy stream alter``."""
+    settings = pb.AlterStream(name=STREAM, config=config_to_pb(config), changed=[setting])
+    response = s.command(pb.ControlRequest(alterStream=settings))
+    assert response.error == pb.ControlResponse.OK, response.detail
+
+
+def knows(s: Stage, node: str, wanted: bool) -> bool:
+    """Whether a replica's node knows."""
+    return s.replica(node).log.config.read_only is wanted
 
 
 def read_only(s: Stage, wanted: bool) -> None:
-    """``liftpy stream alter --read-only``; then wait until every replica's node knows."""
-    settings = pb.AlterStream(name=STREAM, config=config_to_pb(StreamConfig(read_only=wanted)), changed=["readOnly"])
-    response = s.command(pb.ControlRequest(alterStream=settings))
-    assert response.error == pb.ControlResponse.OK, response.detail
-    s.until(lambda: all(s.replica(node).log.config.read_only is wanted for node in s.partition.replicas))
+    """``--read-only``; then wait until every replica's node knows."""
+    alter(s, StreamConfig(read_only=wanted), "readOnly")
+    s.until(lambda: all(knows(s, node, wanted) for node in s.partition.replicas))
 
 
 def test_read_only() -> None:
@@ -40,3 +54,51 @@ def test_read_only() -> None:
         read_only(s, False)
         last = s.publish(1)[0]
         assert s.ids(s.leader) == [1, 2, *last.ids]
+
+
+def the_next_leader_holds(s: Stage, *ids: int) -> None:
+    s.crash(s.leader)
+    s.wait_for_leader(*s.followers)
+    s.settle()
+    assert s.ids(s.leader) == list(ids)
+
+
+def test_what_a_leader_refuses_that_has_not_heard_of_the_end_is_stored_by_nobody() -> None:
+    """Followers hear of it first: they stand by no earlier than the leader has said that it takes publishes."""
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(2)
+        read_only(s, True)
+        late = s.hold("image", receiver=s.leader)
+        alter(s, StreamConfig(read_only=False), "readOnly")
+        s.until(lambda: all(knows(s, node, False) for node in s.followers))
+        assert s.outcome(s.send()) == "READ_ONLY"
+        late.drop()
+        the_next_leader_holds(s, 1, 2)
+
+
+def test_what_is_too_large_for_a_leader_that_has_not_heard_of_another_bound_is_stored_by_nobody() -> None:
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(2)
+        alter(s, StreamConfig(max_message_bytes=1), "maxMessageBytes")
+        s.until(lambda: s.replica(s.leader).log.config.max_message_bytes == 1)
+        late = s.hold("image", receiver=s.leader)
+        alter(s, StreamConfig(max_message_bytes=0), "maxMessageBytes")
+        s.until(lambda: all(not s.replica(node).log.config.max_message_bytes for node in s.followers))
+        assert s.outcome(s.send()) == "TOO_LARGE"
+        late.drop()
+        the_next_leader_holds(s, 1, 2)
+
+
+def test_what_was_heard_while_it_was_read_only_unknown_to_a_follower_is_forgotten() -> None:
+    """The followers hear of the beginning and of the end at once, and have heard what the leader refused in between."""
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(2)
+        late = [s.hold("image", receiver=node) for node in s.followers]
+        alter(s, StreamConfig(read_only=True), "readOnly")
+        s.until(lambda: knows(s, s.leader, True))
+        assert s.outcome(s.send()) == "READ_ONLY"
+        alter(s, StreamConfig(read_only=False), "readOnly")
+        s.until(lambda: knows(s, s.leader, False))
+        for held in late:
+            held.drop()
+        the_next_leader_holds(s, 1, 2)

@@ -1,5 +1,6 @@
 """AlterStream: another replication factor, other settings. What is wanted is stored, and a target for every partition; the moves follow
-one by one. Settings hold as soon as a replica's node knows them. TruncateBefore: the same for where a partition's log begins."""
+one by one. Settings hold as soon as a replica's node knows them; those by which publishes are refused, with a standby, as a pause that
+ends. TruncateBefore: the same for where a partition's log begins."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from liftpy.cluster.placement.takers import Takers, resized
 from liftpy.cluster.records import StreamAltered
 from liftpy.cluster.steps import PER_STEP, Steps
 from liftpy.cluster.stream_config import altered
+from liftpy.config import REFUSED_BY, StreamConfig
 from liftpy.errors import ConfigError
-from liftpy.partition import MoveReason, PartitionState
+from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_OFFSET = 1 << 62
@@ -46,6 +48,8 @@ def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
     stream = replace(stream, replication_factor=factor or held.replication_factor, partitions=tuple(partitions))
     if request.dryRun:
         return Decision((), pb.ControlResponse(stream=stream_to_pb(stream)))
+    if _refuses_otherwise(held.config, stream.config):
+        partitions = [_heard_anew(partition) for partition in partitions]
     if stream.config != held.config:
         draft.add(StreamAltered(held.name, held.uid, stream.replication_factor, stream.config, stream.config_version))
     elif stream.replication_factor != held.replication_factor:
@@ -75,6 +79,17 @@ def truncate_before(draft: Draft, request: pb.TruncateBefore) -> Decision:
 def _with_settings(held: StreamImage, request: pb.AlterStream) -> StreamImage:
     config = altered(held.config, request.config, request.changed)
     return replace(held, config=config, config_version=held.config_version + (config != held.config))
+
+
+def _refuses_otherwise(old: StreamConfig, new: StreamConfig) -> bool:
+    """Whether a leader that has not heard of ``new`` may refuse what followers that have keep for the next one [A2]."""
+    return new.failover_standby and any(getattr(old, name) != getattr(new, name) for name in REFUSED_BY)
+
+
+def _heard_anew(partition: PartitionState) -> PartitionState:
+    """As with a pause that ends: followers forget what they heard, and listen again when the leader has said that it knows."""
+    pause = partition.pause if partition.pause.takes_nothing else Pause.ENDING
+    return replace(partition, pause=pause, pauses=partition.pauses + 1)
 
 
 def _resized(draft: Draft, held: StreamImage, factor: int) -> Steps[list[PartitionState] | Decision]:

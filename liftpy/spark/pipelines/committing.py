@@ -63,10 +63,20 @@ class ArchivedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a table. ``path``: below the table's folder. ``range``: that is in it, None where it is not of one."""
+
+    path: str
+    size_bytes: int
+    record_count: int
+    range: ArchivedRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One transaction: ``files`` are added, ``marks`` set."""
 
-    files: tuple[ArchivedRange, ...]
+    files: tuple[TableFile, ...]
     marks: dict[str, int]
 
 
@@ -99,7 +109,7 @@ def commit_of(
             end = one.end_offset
             found |= {end_mark(*key): end, uid_mark(one.stream, one.uid): 1}
             marks = {**marks, **found}
-    return Commit(tuple(one for one in ordered if one.path), found)
+    return Commit(tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in ordered if one.path), found)
 
 
 def check_uid(stream: str, uid: str, marks: Mapping[str, int]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from liftpy.errors import FencedError, StorageError
-from liftpy.spark.pipelines.committing import ArchivedRange, Commit
+from liftpy.spark.pipelines.committing import ArchivedRange, Commit, TableFile
 from liftpy.spark.pipelines.tables import TableState
 
 _ADDING = ("WRITE", "CREATE TABLE")
@@ -80,6 +80,14 @@ class DeltaFolder:
             self._seen = DeltaTable(str(self._root))
             return int(self._seen.version())
 
+    def forget_old_files(self) -> None:
+        """Remove what no version within the table's retention (a week, unless its settings say otherwise) has: files that were
+        replaced, and those of runs that died."""
+        from deltalake import DeltaTable
+
+        with _told(self._root):
+            DeltaTable(str(self._root)).vacuum(dry_run=False, full=True)
+
     def only_added_to(self) -> bool:
         """Whether files were never taken away or merged."""
         from deltalake import DeltaTable
@@ -103,10 +111,11 @@ def _adds(commit: dict[str, Any]) -> bool:
     return commit.get("operation") in _ADDING and not replaces
 
 
-def _add_action(one: ArchivedRange) -> Any:
+def _add_action(file: TableFile) -> Any:
     from deltalake.transaction import AddAction
 
-    return AddAction(one.path, one.size_bytes, {}, int(time.time() * 1000), True, json.dumps(stats_of(one)))
+    stats = {"numRecords": file.record_count} if file.range is None else stats_of(file.range)
+    return AddAction(file.path, file.size_bytes, {}, int(time.time() * 1000), True, json.dumps(stats))
 
 
 def stats_of(one: ArchivedRange) -> dict[str, Any]:

@@ -46,5 +46,8 @@ class Table(Protocol):
         Raises FencedError where somebody else committed since the newest ``state``, so that the marks may have changed.
         """
 
+    def forget_old_files(self) -> None:
+        """Remove files that are in no version which readers may still read."""
+
     def only_added_to(self) -> bool:
         """Whether files were never taken away or merged, so that one on the disk that is not in the table never was."""

@@ -27,6 +27,8 @@ from liftpy.strict_json import load_json
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 """So much of a file is in memory at most, before compression, and a batch more."""
 _ROW_GROUP_ROWS = 1_000_000
+_FEW_VALUES = ["stream", "topic", "subject", "partition"]
+"""Columns that are written as a dictionary."""
 _SAYS = b"liftpy.archived"
 _NO_SPACE = 28
 
@@ -64,11 +66,8 @@ def _write(
     begun: Path, planned: PlannedRange, batches: Iterable[pa.RecordBatch], schema: pa.Schema, writing: Writing, path: str
 ) -> ArchivedRange:
     """The temporary file, flushed."""
-    codec = "none" if writing.compression == "none" else writing.compression
     rows, oldest, newest = 0, 0, 0
-    with pq.ParquetWriter(
-        begun, schema, compression=codec, use_dictionary=["stream", "topic", "subject", "partition"]
-    ) as writer:
+    with pq.ParquetWriter(begun, schema, compression=writing.compression, use_dictionary=_FEW_VALUES) as writer:
         for group in _groups(batches):
             writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
             rows += group.num_rows
@@ -90,6 +89,24 @@ def _write(
         writer.add_key_value_metadata({_SAYS.decode(): json.dumps(asdict(written))})
     _flush(begun)
     return written
+
+
+def write_file(final: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, compression: str) -> tuple[int, int]:
+    """All rows in a file of a name that nobody else has: how many, and its size in bytes; without rows there is none."""
+    with _told(final):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        begun, rows = final.with_name(temporary(final.name, uuid.uuid4().hex)), 0
+        try:
+            with pq.ParquetWriter(begun, schema, compression=compression, use_dictionary=_FEW_VALUES) as writer:
+                for group in _groups(batches):
+                    writer.write_table(group, row_group_size=_ROW_GROUP_ROWS)
+                    rows += group.num_rows
+            if rows:
+                _flush(begun)
+                _publish(begun, final)
+        finally:
+            begun.unlink(missing_ok=True)
+        return rows, final.stat().st_size if rows else 0
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

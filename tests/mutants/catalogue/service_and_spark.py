@@ -238,6 +238,25 @@ MUTANTS = [
         ("Java 8 is Java 1", "return int(second) if first == 1 and second else first", "return first", "the error names a Java that nobody has"),
     ),
     *rows(
+        "liftpy/spark/pipelines/committing.py",
+        ("a micro-batch is committed again", "marks.get(batch_mark(query_id), -1) >= batch_id", "marks.get(batch_mark(query_id), -1) > batch_id", "records are in the table twice after a driver's death"),
+        ("ranges may overlap", "    if one.start_offset < end:\n", "    if one.end_offset < end:\n", "two archives put records in twice"),
+        ("a gap is taken", "one.start_offset > end and fail_on_data_loss", "one.start_offset > end + 1 and fail_on_data_loss", "an archive lacks a record, and nobody is told"),
+        ("a cut-over without uid", "        if key in known:\n            check_uid(", "        if key not in known:\n            check_uid(", "records of a stream that was deleted are read as those of another"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/orphans.py",
+        ("what comes again is removed", "passed = file.end_offset <=", "passed = file.start_offset <=", "a file that a micro-batch takes is gone"),
+        ("files of the table are orphans", "file is None or one.path in in_table", "file is None", "records of the table are gone"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/replaying.py",
+        ("places by the batch", "offsets.to_numpy() % partitions", "(offsets.to_numpy() - offsets[0].as_py()) % partitions", "a replay that is run again writes records twice"),
+        fresh=True,
+    ),
+    *rows(
         "liftpy/spark/pipelines/audit.py",
         ("a batch that reaches past its block is cut", "max(part.end, *(block.end_offset for block in whole.values()))", "part.end", "a record that differs in the second half of a large batch is no difference"),
         ("damage is silence", "                self._tell(DAMAGED, node, block.damaged.offset, text)\n", "                pass\n", "a replica that can't serve its records agrees with the others"),

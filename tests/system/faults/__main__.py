@@ -25,6 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--services", action="store_true", help="a replicated service beside each node, killed with it in odd rounds"
     )
+    parser.add_argument("--cursors", action="store_true", help="a cursor is committed to meanwhile: what is confirmed stays")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes, LIFTPY_...")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
     parser.add_argument("--json", type=Path, help="write all figures there")
@@ -54,6 +55,8 @@ def _summary(outcome: Outcome) -> None:
         f"lost {verdict.lost}, changed {verdict.changed}, acked twice {verdict.acked_twice}, stored twice {verdict.stored_twice}, "
         f"unequal {verdict.unequal or 'none'}, damaged {verdict.damaged or 'none'}"
     )
+    for fell in verdict.cursors:
+        print(f"  {fell}")
     for example in verdict.examples:
         print(f"  {example}")
     if verdict.services is not None:
@@ -95,6 +98,7 @@ def main() -> int:
             workers=arguments.workers,
             pace_s=arguments.pace_s,
             services=arguments.services,
+            cursors=arguments.cursors,
             settings=settings,
         )
         print(f"\n{name}: {FAULTS[name].text}")

@@ -36,6 +36,8 @@ class Verdict:
     damaged: list[str] = field(default_factory=list)
     """Replicas whose bytes are no log."""
     examples: list[str] = field(default_factory=list)
+    cursors: list[str] = field(default_factory=list)
+    """Where a cursor was not what had been confirmed."""
     services: ServicesVerdict | None = None
     """Of the services beside the nodes, if there are any."""
 
@@ -44,7 +46,7 @@ class Verdict:
         """Whether nothing was lost or changed, all replicas are equal, and so are the services."""
         served = self.services is None or not self.services.problems
         return served and not (
-            self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal or self.damaged
+            self.cursors or self.lost or self.changed or self.acked_twice or self.stored_twice or self.unequal or self.damaged
         )
 
     def found(self, what: str) -> None:

@@ -7,12 +7,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sidecar.dev.cluster import LineSink
 from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.check import Verdict, check
+from tests.system.faults.cursors import CursorLoad, committing
 from tests.system.faults.ground import STREAM, SUBJECT, Ground
 from tests.system.faults.load import Load
 from tests.system.faults.strike import Fault, Round
@@ -39,6 +41,8 @@ class Plan:
     pace_s: float = 0.02
     attempt_s: float = 0.25
     services: bool = False
+    cursors: bool = False
+    """A cursor is committed to all the time."""
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,6 +121,8 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         on_line=on_line,
     )
     load: Load | None = None
+    cursors: CursorLoad | None = None
+    committed = AsyncExitStack()
     figures: list[Figures] = []
     problem = ""
     try:
@@ -124,16 +130,25 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         load = open_load(ground, plan)
         await load.start()
         try:
+            if plan.cursors:
+                cursors = await committed.enter_async_context(committing(ground.client))
             for number in range(plan.first, plan.first + plan.rounds):
                 figures.append(await one_round(ground, load, fault, number, plan.pause_s))
+                if cursors is not None:
+                    await cursors.look()
+                    await cursors.more()
+                    figures[-1] = replace(figures[-1], note=f"{figures[-1].note}; cursor at {cursors.confirmed}")
                 told(figures[-1])
         except TimeoutError as error:
             problem = f"round {plan.first + len(figures)}: {error or 'no ack in time'}"
+        await committed.aclose()
         verdict = await verdict_of(ground, load)
+        verdict.cursors = cursors.problems if cursors is not None else []
     except TimeoutError as error:
         problem = problem or str(error)
         verdict = check(load.acked if load else (), ground.folders())
     finally:
+        await committed.aclose()
         if load is not None:
             await load.close()
         await ground.close()

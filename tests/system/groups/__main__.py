@@ -3,7 +3,7 @@
 Members of one group, each a process, read six partitions that keep growing, on three nodes; each part is committed by itself. A round
 has a member come, go, be killed or stopped, or the node that coordinates them. Right is: a record that was committed is given to nobody
 again, nobody is given one after somebody of a later generation, none is skipped, committed positions never fall, what stays with its
-member is never stopped, a fail-over of the coordinator moves nothing.
+member is never stopped, a fail-over of the coordinator moves nothing. ``--into``: ``tests/system/groups/into.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from random import Random
 
+from tests.system.groups import into
 from tests.system.groups.ground import Ground, ViolationError
 from tests.system.groups.judge import percentile
 from tests.system.groups.rounds import FAULTS, drawn
@@ -65,7 +66,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault", action="append", default=[], choices=sorted(FAULTS), help="only these, in turn")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
+    parser.add_argument("--into", action="store_true", help="members copy from stream to stream instead, and leaders die, too")
     given = parser.parse_args()
+    if given.into:
+        return asyncio.run(into.run(given.rounds, given.seed, given.log))
     return asyncio.run(run(given.rounds, given.seed, given.fault, given.log))
 
 

@@ -14,28 +14,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 from liftpy.client import Client, ProducerOptions, connect
 from liftpy.client.ending import end_tasks
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
+from tests.system.spark_driver import SparkDriver, children, kill_process, until
 
-ROOT = Path(__file__).resolve().parents[3]
 SOURCE, TARGET = "sink-in", "sink-out"
 PARTITIONS = 3
-PATIENCE_S = 900.0
-"""A busy machine takes minutes to start a driver and two executors."""
 AHEAD = 60_000
 """Records that the source has and the target has not, at most: three micro-batches."""
 _TOGETHER = 500
@@ -69,54 +63,12 @@ class Outcome:
         return bool(self.records) and not (self.lost or self.twice or self.strange)
 
 
-def _children(pid: int) -> dict[int, str]:
-    """Everything that ``pid`` started, and what that started: pid -> command line."""
-    found: dict[int, list[tuple[int, str]]] = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            with contextlib.suppress(OSError):
-                parent = int(place.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-                command = place.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.setdefault(parent, []).append((int(place.name), command))
-    below, waiting = dict[int, str](), [pid]
-    while waiting:
-        for child, command in found.get(waiting.pop(), ()):
-            below[child] = command
-            waiting.append(child)
-    return below
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-class Query:
-    """The driver's process."""
+class Query(SparkDriver):
+    """The driver of ``query.py``."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._url = url
-        self.folder = folder
-        self._process: subprocess.Popen[str] | None = None
-        self._log: IO[str] = (folder / "spark.log").open("a")
-
-    def start(self) -> None:
-        """Begin, or go on from the checkpoint."""
-        command = [sys.executable, "-m", "tests.system.spark_sink.query", self._url, SOURCE, TARGET, str(self.folder)]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdout=self._log, stderr=self._log, text=True, start_new_session=True
-        )
-
-    @property
-    def pid(self) -> int:
-        """Of the driver's Python process, whose child the JVM is."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        """By itself: a query that runs for ever has failed then."""
-        return self._process is not None and self._process.poll() is not None
+        command = [sys.executable, "-m", "tests.system.spark_sink.query", url, SOURCE, TARGET, str(folder)]
+        super().__init__(command, folder, folder / "checkpoint")
 
     @property
     def was_too_slow(self) -> bool:
@@ -125,33 +77,7 @@ class Query:
 
     def executors(self) -> list[int]:
         """Their pids."""
-        return [pid for pid, command in _children(self.pid).items() if _EXECUTOR in command and "java" in command.split()[0]]
-
-    def kill(self) -> None:
-        """The driver first, so that it sees nobody else die; then all that it started."""
-        below = _children(self.pid)
-        jvms = [pid for pid, command in below.items() if "java" in command.split(" ")[0]]
-        for pid in [*jvms, self.pid, *below]:
-            _kill(pid)
-        assert self._process is not None
-        self._process.wait()
-
-    def names(self, log: str) -> list[int]:
-        """Numbers of the micro-batches in ``offsets`` (begun) or ``commits`` of the checkpoint."""
-        folder = self.folder / "checkpoint" / log
-        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit()) if folder.is_dir() else []
-
-    @property
-    def in_the_middle(self) -> bool:
-        """Whether a micro-batch was begun and is not committed."""
-        begun, committed = self.names("offsets"), self.names("commits")
-        return bool(begun) and (not committed or begun[-1] > committed[-1])
-
-
-async def _until(condition: Any, timeout_s: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.02)
+        return [pid for pid, command in children(self.pid).items() if _EXECUTOR in command and "java" in command.split()[0]]
 
 
 class Run:
@@ -204,7 +130,7 @@ class Run:
                 return all(len(p.isr) == 3 and p.leader for p in stream.partitions) and await self._end() > before
             return False
 
-        await _until(there)
+        await until(there)
 
     async def strike(self, number: int) -> None:
         """One round."""
@@ -223,7 +149,7 @@ class Run:
             return False
 
         with contextlib.suppress(TimeoutError):
-            await _until(writes, 120.0)
+            await until(writes, 120.0)
         node = None
         if number % 2:
             stream = await self._client.stream(TARGET)
@@ -231,7 +157,7 @@ class Run:
             await asyncio.to_thread(node.kill)
             self.outcome.kills["leader"] += 1
         if kind != "driver" and (pids := query.executors()):
-            _kill(self._rng.choice(pids))
+            kill_process(self._rng.choice(pids))
             self.outcome.kills["executor"] += 1
             await asyncio.sleep(self._rng.random() * 0.5)
         if kind != "executor":
@@ -265,7 +191,7 @@ class Run:
             return False
 
         with contextlib.suppress(TimeoutError):
-            await _until(all_there)
+            await until(all_there)
         outcome.batches = len(self._query.names("commits"))
         held: Counter[int] = Counter()
         for place in range(PARTITIONS):

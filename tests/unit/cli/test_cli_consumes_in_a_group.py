@@ -100,7 +100,7 @@ def test_a_filter_passes_over_what_it_leaves_out(
 ) -> None:
     """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
     lines: list[bytes] = []
-    monkeypatch.setattr("sidecar.cli.consume_group.Member.options", property(lambda self: _often(self)))
+    monkeypatch.setattr("sidecar.cli.consume_group.GroupReading.options", property(lambda self: _often(self)))
 
     async def passed(client: Client) -> bool:
         lines.extend(capsysbinary.readouterr().out.splitlines())

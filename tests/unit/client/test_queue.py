@@ -157,7 +157,8 @@ async def test_dead_letters(client: Client) -> None:
         assert await queue.take(3, timeout_s=0.1) == []
 
 
-async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client) -> None:
+async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 8)
     await fill(client, 10)
     async with client.queue("jobs", "w") as queue:
         assert await all_of(queue, 2, Job.ack) == [0, 1]

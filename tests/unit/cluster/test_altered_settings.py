@@ -9,6 +9,7 @@ from liftpy.cluster.diff import diff
 from liftpy.cluster.stream_config import altered, camel_case, config_to_pb
 from liftpy.config import ALTERABLE, AckPolicy, StreamConfig
 from liftpy.errors import ConfigError
+from liftpy.partition import Pause
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -38,6 +39,35 @@ def test_what_is_named_changes_and_all_else_stays() -> None:
     changes = diff(before, cluster.fsm.image)
     assert [(change.key.partition, change.old == change.new) for change in changes.partitions] == [(0, True), (1, True)]
     assert not diff(cluster.fsm.image, cluster.fsm.image)
+
+
+@pytest.mark.parametrize(
+    ("changed", "how", "ends"),
+    [
+        ("readOnly", {"readOnly": True}, True),
+        ("maxMessageBytes", {"maxMessageBytes": 9}, True),
+        ("optimisticConcurrency", {"optimisticConcurrency": True}, True),
+        ("retentionBytes", {"retentionBytes": 5000}, False),
+    ],
+)
+@pytest.mark.parametrize("standby", [True, False])
+def test_what_is_refused_by_changes_as_a_pause_ends_where_followers_stand_by(
+    standby: bool, changed: str, how: dict[str, object], ends: bool
+) -> None:
+    cluster = driver(failover_standby=standby, ack_policy=AckPolicy.ALL)
+    assert alter(cluster, [changed], dryRun=True, **how).stream.partitions[0].pause == pb.NOT_PAUSED
+    answer = alter(cluster, [changed], **how)
+    found = [(part.pause, part.pauses) for part in cluster.fsm.image.streams["orders"].partitions]
+    assert found == [(Pause.ENDING, 1) if standby and ends else (Pause.NOT_PAUSED, 0)] * 2
+    assert [part.pause for part in answer.stream.partitions] == [pause for pause, _ in found]
+
+
+def test_what_is_paused_stays_so_when_it_becomes_read_only() -> None:
+    cluster = driver(failover_standby=True)
+    cluster.ask(pausePartitions=pb.PausePartitions(stream="orders", partitions=[1], pause=pb.UNTIL_RESUMED))
+    alter(cluster, ["readOnly"], readOnly=True)
+    found = [(part.pause, part.pauses) for part in cluster.fsm.image.streams["orders"].partitions]
+    assert found == [(Pause.ENDING, 1), (Pause.UNTIL_RESUMED, 2)]
 
 
 def test_what_is_so_already_is_no_new_version() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from liftpy.partition import HeldPartition
+from liftpy.partition import HeldPartition, Pause
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from tests.unit.replica.stepping import S, Stepped, state
@@ -77,3 +77,25 @@ def test_nothing_is_too_old_without_the_setting_or_with_a_long_enough_isr() -> N
     assert looked(leader) == []
     held = Stepped("a").leads(with_settings(state(leader_epoch=2), max_held_s=1.0))
     assert looked(held) == []
+
+
+def test_so_is_what_waits_for_a_pause_to_end_that_nobody_ends() -> None:
+    """The metadata group has no majority: who waits is told, what is plain is dropped."""
+    leader = Stepped("a").leads(with_settings(state(leader_epoch=2), max_held_s=10.0))
+    for follower in "bc":
+        leader.fetch(follower, -1)
+    paused = state(leader_epoch=2, epoch=2)
+    paused = replace(paused, state=replace(paused.state, pause=Pause.UNTIL_PUBLISH, pauses=1))
+    leader.told(with_settings(paused, max_held_s=10.0))
+    first, second = publish(leader, plain=True), publish(leader, plain=False)
+    leader.now_ns += 10 * S - 1
+    assert looked(leader) == []
+    leader.now_ns += 1
+    leader.heard()
+    leader.fire(ev.Deadline.LAG)
+    refused = [effect for effect in leader.sent() if isinstance(effect, do.DropPublishes | do.RejectPublishes)]
+    assert [(effect.token, effect.reason) for effect in refused] == [
+        (first, do.RejectReason.PAUSED),
+        (second, do.RejectReason.PAUSED),
+    ]
+    assert isinstance(refused[0], do.DropPublishes)

@@ -24,7 +24,15 @@ from liftpy.errors import (
 from liftpy.spark.failures import SourceError, coded
 from liftpy.spark.pipelines import writing as writing_module
 from liftpy.spark.pipelines.archiving import ArchivePlan
-from liftpy.spark.pipelines.committing import ArchivedRange, Commit, check_table_columns, commit_of, marks_of, starts_after
+from liftpy.spark.pipelines.committing import (
+    ArchivedRange,
+    Commit,
+    TableFile,
+    check_table_columns,
+    commit_of,
+    marks_of,
+    starts_after,
+)
 from liftpy.spark.pipelines.delta import stats_of
 from liftpy.spark.pipelines.failing import error_of, plainly
 from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
@@ -77,8 +85,9 @@ KNOWN = {"q": 6, "liftpy/orders/0": 500, "liftpy/orders/uid/u": 1}
 def test_a_micro_batch_goes_on_where_the_table_ends() -> None:
     ranges = [part(700, 900), part(500, 700), part(0, 10, partition=1)]
     assert marks_of(ranges, "q") == {"q", "liftpy/orders/0", "liftpy/orders/1", "liftpy/orders/uid/u"}
+    files = tuple(TableFile(one.path, one.size_bytes, one.record_count, one) for one in (ranges[1], ranges[0], ranges[2]))
     assert commit_of(ranges, "q", 7, KNOWN) == Commit(
-        (ranges[1], ranges[0], ranges[2]), {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/uid/u": 1}
+        files, {"q": 7, "liftpy/orders/0": 900, "liftpy/orders/1": 10, "liftpy/orders/uid/u": 1}
     )
     assert commit_of(ranges, "q", 6, KNOWN) is None
     assert commit_of(ranges, "q", 5, KNOWN) is None

@@ -1,0 +1,17 @@
+"""What a member of a group is given at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from liftpy.client.slices import BatchSlice
+from liftpy.ids import PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPart:
+    """Records of one partition. ``generation``: of this member's ownership of it; whoever owns it later has a greater one."""
+
+    key: PartitionKey
+    generation: int
+    slice: BatchSlice

@@ -1,0 +1,55 @@
+"""``liftpy spark compact``: the latest record of each key, as a table."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from liftpy.spark.pipelines.compacting import CompactPlan, next_step
+from liftpy.spark.pipelines.compacting import compact as run
+from liftpy.spark.pipelines.opening import table_at
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.spark_place import SparkPlace, ends_by_signal, source_options, spark_options
+from sidecar.settings import Target
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--output", required=True, help="Folder of the table with the latest of each key.")
+@click.option(
+    "--table", default="", help="Read what the archive in this folder has from there.  [default: all from the stream]"
+)
+@click.option("--anew", is_flag=True, help="Everything again, not only what is new since the last run.")
+@click.option("--dry-run", is_flag=True, help="Show how much is new, and write nothing.")
+@json_option
+@spark_options
+@connection_options
+def compact(
+    stream: str, output: str, table: str, anew: bool, dry_run: bool, as_json: bool, place: SparkPlace, target: Target
+) -> None:
+    """Make the Delta table in --output hold the latest record of each key of STREAM; a tombstone deletes its key.
+
+    Each run reads what is new and puts the table's new content in the place of the old, all or nothing."""
+    with source_options(target, place) as options:
+        plan = CompactPlan(stream=stream, output=output, table=table, anew=anew, source=options)
+        if dry_run:
+            step = next_step(plan, table_at(output))
+            starts = {f"{name}/{partition}": offset for (name, partition), offset in sorted(step.starts.items())}
+            known = 0 if step.before is None else step.before.record_count
+            if as_json:
+                click.echo(json.dumps({"starts": starts, "waiting": step.waiting, "keys": known}))
+            else:
+                click.echo(f"{step.waiting:,} records are new, from {starts}; the table has {known:,} keys")
+            return
+        with ends_by_signal(), place.running("liftpy spark compact") as session:
+            began_s = time.monotonic()
+            done = run(session, plan, lambda step: click.echo(f"{step.waiting:,} records are new", err=True))
+            fields = {"read": done.read, "keys": done.keys, "bytes": done.size_bytes, "version": done.version}
+            took_s = time.monotonic() - began_s
+            if as_json:
+                click.echo(json.dumps({**fields, "seconds": round(took_s, 3)}))
+            else:
+                what = "nothing was new" if done.version < 0 else f"version {done.version}, {done.size_bytes / 1e6:.1f} MB"
+                click.echo(f"{done.keys:,} keys of {done.read:,} new records in {took_s:.1f} s, {what}")

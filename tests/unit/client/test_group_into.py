@@ -1,0 +1,185 @@
+"""From stream to stream by a group, in a cluster in memory: what each record yields once, whoever leaves, dies or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from liftpy.client import Client, GroupOptions, Source
+from liftpy.client.group import Group
+from liftpy.client.group_admin import describe_group
+from liftpy.errors import PublishRejectedError
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+from liftpy.wire.batch import Record
+from liftpy.wire.keyed import partition_of
+
+SOURCES, TARGETS = 2, 3
+SHORT = GroupOptions(session_s=3.0, auto_commit_s=0.05)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[MemoryCluster]:
+    async with memory_cluster() as made, made.client() as client:
+        await client.create_stream("orders", "orders", partitions=SOURCES)
+        await client.create_stream("bills", "bills", partitions=TARGETS)
+        yield made
+
+
+def bills(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """None, one or two of each."""
+    yield from made_of(record.value or b"")
+
+
+def made_of(value: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The same of a value."""
+    number = int(value.partition(b".")[2])
+    for each in range(number % 3):
+        yield b"%d" % (number % 17 + each), value + b".%d" % each
+
+
+async def feed(client: Client, first: int, count: int) -> None:
+    for partition in range(SOURCES):
+        async with await client.publisher("orders", partition) as publisher:
+            for number in range(first, first + count):
+                await publisher.send(b"%d.%d" % (partition, number))
+
+
+def wanted(count: int) -> list[list[list[bytes]]]:
+    """Target partition -> source partition -> what is to be there, in order."""
+    found: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
+    for source in range(SOURCES):
+        for number in range(count):
+            for key, value in made_of(b"%d.%d" % (source, number)):
+                found[partition_of(key, TARGETS)][source].append(value)
+    return found
+
+
+async def copied(client: Client) -> list[list[list[bytes]]]:
+    """The same, as it is."""
+    found: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
+    for target in range(TARGETS):
+        async for record in client.consume("bills", target, until="end"):
+            value = record.value or b""
+            found[target][int(value.partition(b".")[0])].append(value)
+    return found
+
+
+async def until_copied(client: Client, count: int) -> None:
+    """Wait for as many as are wanted; then they are those that are."""
+    right = wanted(count)
+    total = sum(len(values) for sources in right for values in sources)
+    async with asyncio.timeout(40):
+        while sum([(await client.bounds("bills", target)).high_watermark + 1 for target in range(TARGETS)]) < total:
+            await asyncio.sleep(0.01)
+    assert await copied(client) == right
+
+
+async def copying(client: Client, options: GroupOptions = SHORT) -> tuple[Group, asyncio.Task[None]]:
+    group = await client.group("billing", ["orders"], options=options)
+    return group, asyncio.create_task(group.into("bills", bills))
+
+
+async def end(group: Group, task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await group.close()
+
+
+async def test_members_come_go_and_die_and_leaders_too(cluster: MemoryCluster) -> None:
+    async with cluster.client() as client:
+        await feed(client, 0, 60)
+        first = await copying(client)
+        await until_copied(client, 60)
+        async with cluster.client() as dying:
+            second = await copying(dying)
+            while not second[0].owned:
+                await asyncio.sleep(0.01)
+            assert len(second[0].owned) == 1
+            await feed(client, 60, 40)
+            cluster.kill_leader("bills", 1)
+            await until_copied(client, 100)
+            await feed(client, 100, 40)  # in the middle of which a member is gone without a word
+        second[1].cancel()
+        cluster.heal()
+        await feed(client, 140, 10)
+        await until_copied(client, 150)
+        await end(*first)
+        await feed(client, 150, 10)
+        third = await copying(client)
+        await until_copied(client, 160)
+        await end(*third)
+        assert sorted((await describe_group(client, "billing")).positions.values()) == [160, 160]
+
+
+async def test_where_a_group_has_forgotten_all_the_target_knows(cluster: MemoryCluster) -> None:
+    """Nothing was ever committed: what each partition of the target has is left out there."""
+    async with cluster.client() as client:
+        await feed(client, 0, 50)
+        group, task = await copying(client, GroupOptions(session_s=3.0, auto_commit_s=0))
+        await until_copied(client, 50)
+        await end(group, task)
+        await feed(client, 50, 50)
+        again = await copying(client)
+        await until_copied(client, 100)
+        await end(*again)
+
+
+async def test_who_is_refused_as_an_older_process_and_has_the_partition_begins_anew(cluster: MemoryCluster) -> None:
+    async with cluster.client() as client:
+        await feed(client, 0, 20)
+        group, task = await copying(client)
+        await until_copied(client, 20)
+        for key in group.owned:
+            generation = group.generation_of(key)
+            assert generation is not None
+            source = Source("orders", key.partition, generation)
+            name = f"billing/orders-{key.partition}/{key.uid}"
+            await (await client.producer("bills", id=name, source=source)).close()
+        await feed(client, 20, 30)
+        await until_copied(client, 50)
+        assert group.counters["copied anew"] >= 1
+        await end(group, task)
+
+
+async def test_nothing_is_committed_that_the_target_does_not_have(cluster: MemoryCluster) -> None:
+    async with cluster.client() as client:
+        await feed(client, 0, 20)
+        group, task = await copying(client)
+        await until_copied(client, 20)
+        await client.pause("bills")
+        await feed(client, 20, 20)
+        with pytest.raises(PublishRejectedError, match="PAUSED"):
+            await task
+        await group.close()
+        assert max((await describe_group(client, "billing")).positions.values()) <= 21  # the first after it yields nothing
+        await client.resume("bills")
+        again = await copying(client)
+        await until_copied(client, 40)
+        await end(*again)
+
+
+async def test_what_transforming_raises_ends_it(cluster: MemoryCluster) -> None:
+    def fails(record: Record) -> Iterator[tuple[bytes | None, bytes | None]]:
+        yield None, record.value
+        raise ArithmeticError("no such bill")
+
+    async with cluster.client() as client:
+        await feed(client, 0, 3)
+        async with client.group("billing", ["orders"], options=SHORT) as group:
+            with pytest.raises(ArithmeticError, match="no such bill"):
+                await group.into("bills", fails)
+        assert await copied(client) == wanted(0)
+
+
+async def test_without_a_key_it_is_the_partition_of_the_source(cluster: MemoryCluster) -> None:
+    async with cluster.client() as client:
+        await feed(client, 0, 3)
+        async with client.group("billing", ["orders"], options=SHORT) as group:
+            task = asyncio.create_task(group.into("bills", lambda record: [(None, record.value)]))
+            async with asyncio.timeout(30):
+                while [(await client.bounds("bills", target)).high_watermark for target in range(TARGETS)] != [2, 2, -1]:
+                    await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

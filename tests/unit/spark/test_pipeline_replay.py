@@ -1,0 +1,147 @@
+"""What replay and compact decide, without a JVM: shares of files, places, pace, what is new, dry runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
+from liftpy.spark.options import Access
+from liftpy.spark.pipelines.compacting import COLUMNS, CompactPlan, steps_of, write_part
+from liftpy.spark.pipelines.naming import FileName
+from liftpy.spark.pipelines.replay_shares import files_of, pause_s, shares_of_files, views_of
+from liftpy.spark.pipelines.replaying import ReplayPlan, placed
+from liftpy.spark.planning import PartitionView, plan_ranges
+from liftpy.spark.schema import arrow_schema
+from liftpy.spark.sink_rows import places_of
+from liftpy.testing.fake_node import FakeNode
+from liftpy.wire.batch import build_batch
+from sidecar.cli.main import main
+
+TAG = "0123456789ab"
+
+
+def path(start: int, end: int, partition: int = 0, stream: str = "orders") -> str:
+    return "/t/" + FileName(stream, partition, start, end, TAG).path
+
+
+def test_a_share_has_the_files_of_its_range_in_order() -> None:
+    paths = [path(50, 90), path(0, 50), path(5, 7, 1), path(0, 9, 0, "others"), path(90, 100)]
+    files = files_of(paths, "orders")
+    views = views_of(files)
+    assert {key: (view.log_start_offset, view.end_offset) for key, view in views.items()} == {
+        ("orders", 0): (0, 100), ("orders", 1): (5, 7)
+    }  # fmt: skip
+    ranges, _ = plan_ranges(
+        views, {("orders", 0): 50, ("orders", 1): 5}, {("orders", 0): 90, ("orders", 1): 7}, fail_on_data_loss=True
+    )
+    shares = shares_of_files(ranges, files)
+    assert [(share.planned.start_offset, share.files) for share in shares] == [(50, (path(50, 90),)), (5, (path(5, 7, 1),))]
+    whole, _ = plan_ranges(views, {}, {("orders", 0): 100}, fail_on_data_loss=True)
+    assert shares_of_files(whole, files)[0].files == (path(0, 50), path(50, 90), path(90, 100))
+    with pytest.raises(NotFoundError):
+        files_of(paths, "none")
+    with pytest.raises(ConfigError, match="optimized"):
+        files_of([*paths, "/t/part-1.parquet"], "orders")
+
+
+def test_a_record_s_place_is_its_own_however_batches_are_cut() -> None:
+    keys = [b"a", None, b"b", None, None, b"c", None]
+    rows = pa.record_batch(
+        {"key": pa.array(keys, pa.binary()), "value": pa.array([b"v"] * 7, pa.binary()), "offset": list(range(10, 17))}
+    )
+    kept = placed(rows, 1, 3)
+    assert places_of(kept, 3).tolist() == [1] * 7
+    whole = places_of(placed(rows, -1, 3), 3).tolist()
+    assert [place for place, key in zip(whole, keys, strict=True) if key is None] == [11 % 3, 13 % 3, 14 % 3, 16 % 3]
+    parts = [places_of(placed(rows.slice(first, 2), -1, 3), 3).tolist() for first in range(0, 7, 2)]
+    assert [place for part in parts for place in part] == whole
+    assert "offset" not in kept.column_names
+    assert places_of(placed(rows.drop_columns(["key"]), -1, 3), 3).tolist() == [i % 3 for i in range(10, 17)]
+
+
+def test_a_pace_is_kept() -> None:
+    assert pause_s(1000, 0.0, 0.1) == 0
+    assert pause_s(1000, 100.0, 4.0) == 6.0
+    assert pause_s(1000, 100.0, 11.0) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": ""}, {"name": "x" * 101}, {"rate": -1.0}, {"target": "a"}, {"stream": "_a"}, {"target": "b/c"}]
+)
+def test_a_replay_is_checked_as_a_whole(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ConfigError, InvalidNameError)):
+        ReplayPlan(**{"stream": "a", "target": "b", "name": "n", **wrong})
+
+
+def test_a_range_of_an_archive_is_by_offsets() -> None:
+    for source in ({"startingTimestamp": "5"}, {"startingOffsets": "-5m"}, {"endingTimestamp": "5"}):
+        with pytest.raises(ConfigError, match="by offsets"):
+            ReplayPlan(stream="a", target="b", name="n", table="t", source=source).options()
+        ReplayPlan(stream="a", target="b", name="n", source=source).options()
+
+
+def view(partition: int, start: int, end: int) -> PartitionView:
+    return PartitionView(
+        stream="s", uid="u", partition=partition, replicas=(), leader="", leader_epoch=1, log_start_offset=start, end_offset=end
+    )
+
+
+def test_what_is_new_comes_from_the_archive_as_far_as_that_has_it() -> None:
+    views = {("s", p): view(p, 10, 100) for p in range(4)}
+    before = {"liftpy/s/0": 60, "liftpy/s/1": 90}
+    archived = {"liftpy/s/0": 80, "liftpy/s/1": 80, "liftpy/s/2": 80}
+    starts, cuts, ends = steps_of(views, before, archived)
+    assert list(starts.values()) == [60, 90, 0, 10]  # what was compacted; all that the archive has; all that the stream has
+    assert list(cuts.values()) == [80, 90, 80, 10]
+    assert list(ends.values()) == [100] * 4
+
+
+def test_a_compaction_is_checked_as_a_whole() -> None:
+    with pytest.raises(ConfigError, match="of its own"):
+        CompactPlan(stream="a", output="/t", table="/t/../t")
+    with pytest.raises(ConfigError, match="no offsets"):
+        CompactPlan(stream="a", output="/t", source={"startingOffsets": "earliest"}).options()
+
+
+def test_a_part_is_a_file_and_its_row(tmp_path: Path) -> None:
+    schema = arrow_schema(COLUMNS)
+    empty = pa.RecordBatch.from_pylist([], schema=schema)
+    assert list(write_part(str(tmp_path), iter([empty]))) == []
+    assert not list(tmp_path.rglob("*.*"))
+    rows = pa.RecordBatch.from_pylist([{"key": b"k", "value": b"v", "offset": 3}] * 2, schema=schema)
+    (row,) = [batch.to_pylist()[0] for batch in write_part(str(tmp_path), iter([rows, empty, rows]))]
+    file = tmp_path / row["path"]
+    assert (row["record_count"], row["size_bytes"]) == (4, file.stat().st_size)
+    assert pq.read_table(file)["offset"].to_pylist() == [3] * 4
+
+
+def run(access: Access, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["spark", *arguments, "--nats", access.servers, "--namespace", access.namespace])
+    shown = capsys.readouterr()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_dry_runs_say_what_would_be_done(
+    access: Access, node: FakeNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("deltalake")
+    node.add_stream("orders", partitions=2).partitions[1].append(build_batch([b"x"] * 7, base_offset=0, leader_epoch=1))
+    node.add_stream("copies", partitions=2)
+    node.add_stream("small")
+    replay = ["replay", "orders", "copies", "--name", "n", "--dry-run"]
+    code, out, _ = run(access, capsys, *replay, "--json", "--from", "-5")
+    assert (code, json.loads(out)) == (0, {"target": "copies", "ranges": {"orders/1": [2, 7]}, "records": 5})
+    assert run(access, capsys, *replay)[1].startswith("orders/1 [0, 7): 7 records\n7 records would be written to copies")
+    code, _, err = run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run")
+    assert (code, "add partitions" in err) == (2, True)
+    assert run(access, capsys, "replay", "orders", "small", "--name", "n", "--dry-run", "--partitions", "key")[0] == 0
+    code, out, _ = run(access, capsys, "compact", "orders", "--output", str(tmp_path / "o"), "--dry-run", "--json")
+    assert (code, json.loads(out)) == (0, {"starts": {"orders/0": 0, "orders/1": 0}, "waiting": 7, "keys": 0})
+    assert run(access, capsys, "replay", "orders", "copies", "--name", "n", "--table", str(tmp_path), "--dry-run")[0] == 1
