@@ -20,7 +20,7 @@ from liftpy.spark.pipelines.archiving import ArchivePlan, archive
 from liftpy.spark.session import local_session
 from liftpy.testing.fake_node import fake_node_in_thread
 from sidecar.dev.embedded import NatsServer
-from tests.bench.spark.bench_source import STREAM, fill
+from tests.bench.spark.filling import STREAM, fill
 
 
 def through_the_jvm(spark: Any, url: str, folder: Path) -> None:
