@@ -35,7 +35,7 @@ class BackwardProgress(ReadProgress):
         asked.backwards = True
         return asked
 
-    def accept(self, answer: bytes) -> list[BatchSlice]:
+    def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
         """The slices of an answer, the last one first, each ascending within; errors as of ``ReadProgress.accept``."""
         head, body = frames.decode_read_response(answer)
         must_be_for(head, self.partition, stream=self.stream, requestId=self._request_id)

@@ -88,6 +88,10 @@ class ReadProgress:
     node: str = ""
     wanted: Filter = NOTHING_LEFT_OUT
     """Only records that it keeps; the others are not sent, and the position goes on past them."""
+    left_out: int = 0
+    """Columns that are not wanted (``liftpy.wire.narrow``); older nodes send them."""
+    looked_bytes: int = field(init=False, default=0)
+    """What the batches of the last answer take in the log; 0 where they came as they lie there."""
     committed: bool = True
     """Whether only committed records are wanted; else whatever the leader has, which may vanish."""
     compacted: bool = False
@@ -131,9 +135,14 @@ class ReadProgress:
             lastEpoch=self.leader_epoch,
             filterSubjects=self.wanted.subjects,
             filterKeys=self.wanted.keys,
+            leftOut=self.left_out,
         )
 
-    def accept(self, answer: bytes) -> list[BatchSlice]:
+    def expect(self, request_id: int) -> None:
+        """The answer to this request is the next to be accepted, not that to the newest."""
+        self._request_id = request_id
+
+    def accept(self, answer: bytes | memoryview) -> list[BatchSlice]:
         """Check an answer to the newest ``request`` and move on; raise a LiftError and stay where it was otherwise.
 
         Nothing comes of the first pieces of a batch: ask again.
@@ -145,6 +154,7 @@ class ReadProgress:
         check_head(head, self.uid, self.stream, self.partition, self.next_offset)
         if self.wanted and not head.selected:
             raise NotServedError(f"{head.node} does not know filters: it runs an older version", head.leader)
+        self.looked_bytes = head.lookedBytes
         if not head.compacted:
             self.compacted = False
         piece = frames.piece_in(head, body)

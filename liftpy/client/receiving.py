@@ -13,6 +13,8 @@ nats-py writes.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -170,3 +172,16 @@ class ClientConnection(StrictConnection):
         self._pings_outstanding = 0
         parser: Any = self._ps
         return None if parser.feed(data) else b""
+
+
+async def taken_over(connection: Any) -> socket.socket | None:
+    """The blocking socket of a connection that was just made and has nothing to say; nats-py's part of it ends. None, and the
+    connection is as it was, where there is no such socket (TLS, a WebSocket), or half a message has come."""
+    writer = getattr(connection._transport, "_io_writer", None)
+    if writer is None or writer.get_extra_info("ssl_object") is not None or connection._ps._held_bytes:
+        return None
+    writer.transport.pause_reading()
+    taken = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+    writer.transport.abort()  # it closes its own descriptor and nothing else
+    taken.setblocking(True)
+    return taken

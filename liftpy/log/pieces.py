@@ -12,12 +12,13 @@ from liftpy.wire.pieces import NOTHING, Held, Piece
 @dataclass(frozen=True, slots=True)
 class Portion:
     """``chunks``: whole batches back to back, or with ``piece`` its data. ``next_offset``: where to go on; with a piece that does
-    not move. ``size_bytes``: of all chunks."""
+    not move. ``size_bytes``: of all chunks. ``looked_bytes``: what they take in the log, where columns were left out."""
 
     chunks: tuple[memoryview, ...]
     size_bytes: int
     next_offset: int
     piece: Piece | None = None
+    looked_bytes: int = 0
 
 
 def read_portion(

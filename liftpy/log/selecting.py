@@ -1,4 +1,4 @@
-"""Reads that are not just what follows: records that a filter keeps, and backwards. Over one partition's log.
+"""Reads that are not just what follows: records that a filter keeps, without some columns, and backwards. Over one partition's log.
 
 An answer looks at about LOOK_BYTES of the log at most, however few of them it keeps, and says how far it has looked: a filter that
 keeps nothing costs a node no more at a time than a read that keeps all, and the reader's position goes on. A batch of which all records
@@ -7,6 +7,8 @@ damage is not sealed.
 
 Backwards, ``offset`` is exclusive: the batches that lie below it, as many as fit, ascending in the answer; where to go on is the base
 offset of the first of them.
+
+Without some columns, each batch is narrowed, and an answer stands for about LOOK_BYTES of the log too.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from liftpy.log.reading import offset_some_bytes_before
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.filters import Filter
 from liftpy.wire.kept import kept
+from liftpy.wire.narrow import narrow
 from liftpy.wire.pieces import NOTHING, Held, Piece
 
 LOOK_BYTES = 1 << 20
@@ -56,6 +59,25 @@ def read_selected(
     if backwards:
         found.reverse()
     return Portion(tuple(found), size_bytes, position)
+
+
+def read_narrow(
+    log: Log, left_out: int, offset: int, max_bytes: int, room_bytes: int, *, end_offset: int, held: Held = NOTHING
+) -> Portion:
+    """As ``read_portion``, each batch without the columns of ``left_out`` (see ``liftpy.wire.narrow``)."""
+    most_bytes = min(max_bytes, room_bytes)
+    found: list[memoryview] = []
+    size_bytes = looked_bytes = 0
+    position = offset
+    for batch in _from(log, offset, end_offset):
+        data = narrow(batch, left_out)
+        if found and size_bytes + len(data) > most_bytes:
+            break
+        if len(data) > room_bytes:
+            return _piece(data, room_bytes, offset, held)
+        found.append(data)
+        size_bytes, looked_bytes, position = size_bytes + len(data), looked_bytes + len(batch.view), batch.next_offset
+    return Portion(tuple(found), size_bytes, position, looked_bytes=looked_bytes)
 
 
 def _kept(batch: RecordBatch, wanted: Filter) -> memoryview | None:

@@ -21,7 +21,7 @@ from liftpy.log.borders import measure
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
-from liftpy.log.selecting import read_selected
+from liftpy.log.selecting import read_narrow, read_selected
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
@@ -31,6 +31,7 @@ from liftpy.wire.addressee import MisdirectedError, must_be_for
 from liftpy.wire.batch import parse_header
 from liftpy.wire.envelope import ChecksumError
 from liftpy.wire.filters import MAX_FILTER_BYTES, MAX_KEYS, MAX_SUBJECTS, Filter
+from liftpy.wire.narrow import LEAVABLE
 from liftpy.wire.pieces import Held, room_bytes
 from liftpy.wire.refusals import REFUSED, refused
 
@@ -389,6 +390,7 @@ class Reads(Generic[Asker]):
         held = Held(request.position, request.batchCrc)
         read = self._read(request, offset, wanted, room, end_offset, held)
         head, piece = self._head(read.next_offset), read.piece
+        head.lookedBytes = read.looked_bytes
         if is_selective(request) and read.next_offset != offset:
             head.lookedEpoch = self._source.log.epochs.epoch_at(read.next_offset - (not request.backwards))
         if piece is not None and not request.HasField("position"):
@@ -405,6 +407,11 @@ class Reads(Generic[Asker]):
     def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
         log = self._source.log
         if not is_selective(request):
+            if request.HasField("endOffset"):
+                end_offset = min(end_offset, request.endOffset)
+            left_out = request.leftOut & LEAVABLE
+            if left_out:
+                return read_narrow(log, left_out, offset, max_bytes, room, end_offset=end_offset, held=held)
             return read_portion(log, offset, max_bytes, room, end_offset=end_offset, held=held)
         wanted, backwards = filter_of(request), request.backwards
         return read_selected(log, wanted, offset, max_bytes, room, end_offset=end_offset, backwards=backwards, held=held)

@@ -6,6 +6,9 @@ checked by ``liftpy.client.progress``; here are the checks that need the plan: n
 
 A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
 multiples of the batches' record count, because a batch that two spans share is sent twice.
+
+That is the sure way: each span is asked for until it is there, of whichever replica, over the link's connection. ``lined`` is the fast
+one, for what needs no care; what it does not get is fetched here.
 """
 
 from __future__ import annotations
@@ -45,18 +48,19 @@ class SpanGuess:
     bytes_per_record: float = 0.0
     batch_records: int = 1
 
-    def learn(self, pieces: list[BatchSlice]) -> None:
-        """Take the newest span's batches into account."""
+    def learn(self, pieces: list[BatchSlice], looked_bytes: int = 0) -> None:
+        """Take the newest span's batches into account. ``looked_bytes``: what they take in the log, where columns were left out."""
         records = sum(piece.batch.record_count for piece in pieces)
         if records:
-            self.bytes_per_record = sum(_size_bytes(piece.batch.header) for piece in pieces) / records
+            travelled = sum(_size_bytes(piece.batch.header) for piece in pieces)
+            self.bytes_per_record = max(looked_bytes, travelled) / records
             self.batch_records = max(piece.batch.record_count for piece in pieces)
 
-    def span_records(self) -> int:
-        """Records of the next span; at least one batch's worth."""
+    def span_records(self, size_bytes: float = SPAN_BYTES) -> int:
+        """Records of the next span, of about ``size_bytes``; at least one batch's worth."""
         if not self.bytes_per_record:
             return _SPREAD_RECORDS
-        wanted = int(SPAN_BYTES / self.bytes_per_record)
+        wanted = int(size_bytes / self.bytes_per_record)
         return max(wanted - wanted % self.batch_records, self.batch_records)
 
     def answer_bytes(self, records: int) -> int:
@@ -79,6 +83,8 @@ class FetchRules:
     patience_s: float = 30.0
     leader_first: bool = False
     fail_on_data_loss: bool = True
+    left_out: int = 0
+    """Columns that are not wanted (``liftpy.wire.narrow``)."""
 
 
 def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterator[list[BatchSlice]]:
@@ -86,7 +92,7 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
 
     Closing the generator early (a LIMIT does) stops what is in flight.
     """
-    guess, leader_epoch, node = SpanGuess(), planned.start_epoch, _first_choice(planned, rules)
+    guess, leader_epoch, node = SpanGuess(), planned.start_epoch, first_choice(planned, rules)
     flying: deque[concurrent.futures.Future[_Fetched]] = deque()
     first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
     flying.append(link.submit(_fetch_span(link, first)))  # this one tells how large the others should be
@@ -94,7 +100,7 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
     try:
         while flying:
             fetched = result_of(flying.popleft(), rules.patience_s * 4)
-            leader_epoch, node = _check_pieces(planned, fetched.pieces, leader_epoch), fetched.node
+            leader_epoch, node = check_pieces(planned, fetched.pieces, leader_epoch), fetched.node
             guess.learn(fetched.pieces)
             next_offset = fetched.next_offset if next_offset is None else next_offset
             while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
@@ -135,6 +141,15 @@ class _Fetched:
     node: str
 
 
+def fetch_part(
+    link: Link, planned: PlannedRange, rules: FetchRules, start: int, end: int, node: str
+) -> tuple[list[BatchSlice], str]:
+    """[``start``, ``end``) of a range, ``node`` is asked first: its checked slices, and who answered; errors as of ``fetch_range``."""
+    span = _Span(planned, rules, start, end, node, SPAN_BYTES)
+    fetched = result_of(link.submit(_fetch_span(link, span)), rules.patience_s * 4)
+    return fetched.pieces, fetched.node
+
+
 async def _fetch_span(link: Link, span: _Span) -> _Fetched:
     planned = span.planned
     options = ReadOptions(max_bytes=span.answer_bytes, wait_s=0.0, patience_s=span.rules.patience_s)
@@ -153,6 +168,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         uid=planned.uid,
         floor_high_watermark=planned.end_offset - 1,
         compacted=planned.compacted,
+        left_out=span.rules.left_out,
     )
     pieces: list[BatchSlice] = []
     refusals = 0
@@ -178,7 +194,7 @@ async def _is_there(admin: Admin, planned: PlannedRange) -> None:
         raise NotFoundError(f"stream {planned.stream} was deleted and made again after {planned} was planned")
 
 
-def _first_choice(planned: PlannedRange, rules: FetchRules) -> str:
+def first_choice(planned: PlannedRange, rules: FetchRules) -> str:
     """Who is asked first of all: for the same range the same node, for different ranges different ones."""
     if rules.leader_first or not planned.replicas:
         return planned.leader
@@ -204,7 +220,7 @@ async def _after_loss(reader: PartitionReader, progress: ReadProgress, span: _Sp
     progress.next_offset = lost_end
 
 
-def _check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
+def check_pieces(planned: PlannedRange, pieces: list[BatchSlice], leader_epoch: int) -> int:
     """The last record's LeaderEpoch; DataLossError if one is above the planned, ProtocolError if they fall along the log.
 
     That the batches follow each other was checked before; here, that none has a hole inside.

@@ -1,8 +1,11 @@
-"""One NATS connection and one event loop per Python process, shared by all tasks that run in it.
+"""One NATS connection, one event loop and one line per Python process, shared by all tasks that run in it.
 
 Spark's workers are synchronous and are used again for task after task. So the loop runs in a daemon thread (pings are answered
 between tasks), and connections are kept in a cache of this module: nothing of it is ever part of a pickled reader. A worker
 that is killed just vanishes; the servers live with that.
+
+The line carries the answers with the records (``liftpy.client.line``); everything else, and what the line can't do, goes over the
+connection.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import asyncio
 import concurrent.futures
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.line import Line, open_line
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport, open_connection
-from liftpy.errors import ConfigError, UnavailableError
+from liftpy.errors import ConfigError, LiftError, UnavailableError
 from liftpy.spark.options import Access
 from liftpy.wire.subjects import Subjects
 
@@ -28,6 +33,8 @@ CONNECT_TIMEOUT_S = 10.0
 MAX_LINKS = 32
 """Clusters (or credentials) that one process reads from; one more closes the connection that was not used for the longest."""
 _MARGIN_S = 10.0
+_LINE_S = 5.0
+"""How long the opening of a line may take, and how long nobody tries again after it failed, or a line ended."""
 
 
 class Link:
@@ -39,6 +46,10 @@ class Link:
         self._loop = asyncio.new_event_loop()
         self._transport: Transport | None = None
         self._connecting = asyncio.Lock()
+        self._line: Line | None = None
+        self._line_lock = threading.Lock()
+        self._line_after_s = 0.0
+        """No line is opened before that, monotonic."""
         threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
 
     def _run(self) -> None:
@@ -63,8 +74,31 @@ class Link:
                 self._transport = await self._open(patience_s)
             return self._transport
 
+    def line(self) -> Line | None:
+        """The line, opened at the first use and again some time after it ended; None where there is none now. Not on the loop."""
+        with self._line_lock:
+            if self._line is not None and not self._line.closed:
+                return self._line
+            now_s = time.monotonic()
+            if now_s < self._line_after_s:
+                return None
+            self._line_after_s = now_s + _LINE_S
+            try:
+                self._line = self.submit(self._open_line()).result(2 * _LINE_S)
+            except (LiftError, concurrent.futures.TimeoutError):
+                self._line = None
+            return self._line
+
+    async def _open_line(self) -> Line | None:
+        credentials = await asyncio.to_thread(credentials_of, self._access)
+        name = f"liftpy-spark-{os.getpid()}-line"
+        return await open_line(self._access.servers, credentials=credentials, name=name, timeout_s=_LINE_S / 2)
+
     def close(self) -> None:
         """Close the connection and end the loop; what is in flight fails. Returns at once."""
+
+        if self._line is not None:
+            self._line.close()
 
         async def end() -> None:
             if self._transport is not None:

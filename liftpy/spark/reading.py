@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -13,11 +14,13 @@ from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.slices import one_by_one
 from liftpy.errors import DataLossError, LogTruncatedError, UnavailableError
 from liftpy.spark.failures import coded
-from liftpy.spark.fetching import FetchRules, fetch_range
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.lined import read_range
 from liftpy.spark.link import Link, link_to
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.rows import RowBuilder
+from liftpy.spark.schema import left_out
 
 OLD_PLAN_S = 300.0
 """A batch query's plan that is older is mentioned with each read."""
@@ -43,16 +46,19 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
         patience_s=options.patience_s,
         leader_first=options.read_from_leader,
         fail_on_data_loss=options.fail_on_data_loss,
+        left_out=left_out(options.columns),
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
     with coded():
+        fetched = read_range(link, planned, rules)
         try:
-            for pieces in fetch_range(link, planned, rules):
-                yield from builder.batches(one_by_one(pieces))
+            yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
         except UnavailableError:
             _must_be_there(link, planned, options)
             raise
+        finally:
+            fetched.close()
 
 
 def _must_be_there(link: Link, planned: PlannedRange, options: SourceOptions) -> None:

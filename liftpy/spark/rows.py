@@ -1,7 +1,8 @@
 """Record batches into Arrow batches of the declared columns, built by ``liftpy.log.arrow``: no Python per record.
 
 Arrow batches have at most MAX_ROWS rows and about MAX_BYTES: larger ones are slower in the JVM, much smaller ones cost a fixed
-price each, so that many small record batches are joined and a large one is cut.
+price each. So record batches are joined, of however many answers, until there are ENOUGH_ROWS of ENOUGH_BYTES, or MANY_BYTES, and a
+large one is cut.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from liftpy.spark.schema import COLUMNS, arrow_schema
 
 MAX_ROWS = 16_384
 MAX_BYTES = 16 * 1024 * 1024
+ENOUGH_ROWS = 4096
+ENOUGH_BYTES = 1024 * 1024
+MANY_BYTES = 8 * 1024 * 1024
 _NS_PER_US = 1000
 
 
@@ -42,6 +46,9 @@ class RowBuilder:
             group.append(Rows(piece.batch, piece.first_index, piece.end_index))
             rows += more_rows
             size_bytes += more_bytes
+            if size_bytes >= MANY_BYTES or (rows >= ENOUGH_ROWS and size_bytes >= ENOUGH_BYTES):
+                yield self._batch(group)
+                group, rows, size_bytes = [], 0, 0
         if group:
             yield self._batch(group)
 

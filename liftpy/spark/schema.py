@@ -12,6 +12,8 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from liftpy.errors import ConfigError
+from liftpy.wire.batch_columns import Columns
+from liftpy.wire.narrow import LEAVABLE
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
@@ -30,6 +32,9 @@ COLUMNS: dict[str, pa.DataType] = {
 """Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
 
 
+_BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUBJECTS}
+
+
 def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
     """All columns, two only on request: headers, which are costly and seldom wanted, and topic, which is stream once more."""
     left_out = {*(() if include_headers else ("headers",)), *(() if topic else ("topic",))}
@@ -46,6 +51,15 @@ def check_columns(names: Iterable[str]) -> tuple[str, ...]:
     if not checked or len(set(checked)) != len(checked):
         raise ConfigError(f"columns: name each of the wanted columns once, of: {', '.join(COLUMNS)}")
     return checked
+
+
+def left_out(columns: Iterable[str]) -> int:
+    """The log's columns that a read of ``columns`` does without (``liftpy.wire.narrow``). Where values are wanted nothing is left out:
+    the rest is little beside them, and leaving it out costs the node more than sending it."""
+    wanted = set(columns)
+    if "value" in wanted:
+        return 0
+    return LEAVABLE & ~sum(bit.value for name, bit in _BITS.items() if name in wanted)
 
 
 def arrow_schema(columns: Iterable[str]) -> pa.Schema:

@@ -30,6 +30,7 @@ from liftpy.wire._pb import client_pb2, cluster_pb2
 from liftpy.wire.batch import BatchHeader, parse_batch
 from liftpy.wire.filters import Filter
 from liftpy.wire.kept import kept
+from liftpy.wire.narrow import narrow
 from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
@@ -58,15 +59,22 @@ class FakePartition:
         if commit:
             self.high_watermark = header.last_offset
 
-    def read(self, offset: int, max_bytes: int) -> tuple[list[bytes], int]:
-        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset."""
+    def read(self, offset: int, max_bytes: int, end_offset: int | None = None, left_out: int = 0) -> tuple[list[bytes], int]:
+        """Committed batches from the one that holds ``offset``, at least one if there is any, and the next offset. ``end_offset``: none
+        that reaches past it. ``left_out``: without these columns."""
         found: list[bytes] = []
         next_offset, size_bytes = offset, 0
         first = bisect_right(self.batches, offset, key=lambda entry: entry[0].next_offset)
         for header, batch in islice(self.batches, first, None):
             too_large = bool(found) and size_bytes + len(batch) > max_bytes
-            if too_large or header.last_offset > self.high_watermark:
+            if (
+                too_large
+                or header.last_offset > self.high_watermark
+                or (end_offset is not None and header.next_offset > end_offset)
+            ):
                 break
+            if left_out:
+                batch = bytes(narrow(parse_batch(memoryview(batch)), left_out))
             found.append(batch)
             size_bytes += len(batch)
             next_offset = header.next_offset
@@ -234,7 +242,8 @@ class FakeNode:
         elif (name, number, node) in self.damaged:
             head.error, head.detail = _Error.UNKNOWN, self.damaged.pop((name, number, node))
         else:
-            batches, head.nextOffset = partition.read(request.offset, request.maxBytes)
+            end_offset = request.endOffset if request.HasField("endOffset") else None
+            batches, head.nextOffset = partition.read(request.offset, request.maxBytes, end_offset, request.leftOut)
             wanted = filter_of(request)
             if wanted:
                 head.selected, head.lookedEpoch = True, partition.leader_epoch

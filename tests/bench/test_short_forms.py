@@ -16,6 +16,7 @@ from tests.bench.peer import consume
 from tests.bench.placement.__main__ import plans as placement_plans
 from tests.bench.placement.__main__ import rows as placement_rows
 from tests.bench.raft.__main__ import rows as raft_rows
+from tests.bench.spark import __main__ as spark_bench
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,11 +118,19 @@ def test_the_control_plane() -> None:
 
 
 @pytest.mark.spark
-def test_the_spark_source_beside_parquet() -> None:
-    words = ("--records", "16000", "--batch", "2000", "--runs", "1", "--json")
-    figures: dict[str, dict[str, float]] = json.loads(printed("tests/bench/spark/bench_source.py", *words).splitlines()[-1])
-    assert any("parquet" in name for name in figures)
-    assert all(row["records_per_s"] > 0 for row in figures.values())
+def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory, and without Kafka, whose broker takes longer than this."""
+    monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
+    said: list[str] = []
+    words = ["--nodes", "0", "--records", "16000", "--sizes", "100", "--cases", "sum,offsets,micro"]
+    words += ["--micro", "4000", "--rounds", "1", "--warm", "0"]
+    found = spark_bench.rows(spark_bench.parsed(words), said.append)
+    assert said[0] == "Spark's Kafka source is left out: no a-tool-that-nobody-has here"
+    by_case = {(row["case"].split(",")[0], row["system"]) for row in found}
+    peers = {"liftpy", "Parquet", "a prepared Arrow batch"}
+    assert by_case == {*((case, peer) for case in ("sum", "offsets") for peer in peers), ("micro", "liftpy")}
+    assert all(row["records_per_s"] > 0 and row["cpu_us"] > 0 for row in found)
+    assert all(("ours_to_theirs" in row) == (row["system"] != "liftpy") for row in found)
 
 
 @pytest.mark.processes

@@ -1,4 +1,4 @@
-"""A Kafka cluster of three brokers on loopback (KRaft, each also a controller), from the jars that Maven brings."""
+"""A Kafka cluster on loopback (KRaft, each broker also a controller), from the jars that Maven brings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ _FORMAT_S = 60.0
 class KafkaCluster:
     """``with KafkaCluster() as kafka``; raises MissingError where Java, Maven or the jars can't be had. Every child ends with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, brokers: int = 3) -> None:
+        self._count = brokers
         self._folder = Path()
         self._brokers: list[subprocess.Popen[bytes]] = []
         self.servers = ""
@@ -42,7 +43,7 @@ class KafkaCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Of the three brokers."""
+        """Of the brokers."""
         return [broker.pid for broker in self._brokers]
 
     def __enter__(self) -> KafkaCluster:
@@ -56,15 +57,17 @@ class KafkaCluster:
         return self
 
     def _start(self, java: str, jars: Path) -> None:
-        ports = free_ports(6)
-        talk, vote = ports[:3], ports[3:]
+        ports = free_ports(2 * self._count)
+        talk, vote = ports[: self._count], ports[self._count :]
         self.servers = ",".join(f"127.0.0.1:{port}" for port in talk)
         voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(vote))
         cluster = "k" + base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[1:22]
         words = [java, _HEAP, "-cp", "target/dependency/*"]
-        for number in range(3):
+        for number in range(self._count):
             settings = self._folder / f"{number}.properties"
-            settings.write_text(_settings(number, talk[number], vote[number], voters, self._folder / str(number)))
+            settings.write_text(
+                _settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count)
+            )
             formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
             done = subprocess.run(formatted, cwd=jars, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
             if done.returncode:
@@ -104,7 +107,8 @@ class KafkaCluster:
             raise MissingError(f"a topic of Kafka can't be made: {done.stderr[-300:]}")
 
 
-def _settings(number: int, talk: int, vote: int, voters: str, folder: Path) -> str:
+def _settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:
+    talk, vote = ports
     return f"""
 process.roles=broker,controller
 node.id={number + 1}
@@ -114,8 +118,9 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{talk}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}
-offsets.topic.replication.factor=3
-transaction.state.log.replication.factor=3
+offsets.topic.replication.factor={replicas}
+transaction.state.log.replication.factor={replicas}
+transaction.state.log.min.isr=1
 message.max.bytes=2097152
 replica.fetch.max.bytes=2097152
 log.cleaner.enable=false

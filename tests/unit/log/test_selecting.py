@@ -13,9 +13,11 @@ from liftpy.errors import CorruptionError
 from liftpy.log import selecting
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
-from liftpy.log.selecting import read_selected
+from liftpy.log.selecting import read_narrow, read_selected
 from liftpy.wire.batch import Record, build_batch, split_batches
+from liftpy.wire.batch_columns import Columns
 from liftpy.wire.filters import Filter
+from liftpy.wire.narrow import VALUES
 from liftpy.wire.pieces import Assembly
 
 CONFIG = StreamConfig(segment_bytes=4096)
@@ -177,3 +179,43 @@ def test_an_answer_of_several_batches_is_never_more_than_it_may_be() -> None:
             for max_bytes, room in ((most, 1 << 20), (1 << 20, most)):
                 portion = read_selected(log, Filter(), start, max_bytes, room, end_offset=30, backwards=backwards)
                 assert (len(portion.chunks), portion.size_bytes) == (most // one, most // one * one)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches, st.integers(0, 255), st.integers(100, 3000), st.integers(300, 4000))
+def test_without_columns_all_else_is_there(rows: list[Any], left_out: int, max_bytes: int, room: int) -> None:
+    log, records = filled(rows)
+    at, end, found, assembly = 0, log.log_end_offset, [], Assembly()
+    while at < end:
+        portion = read_narrow(log, left_out, at, max_bytes, room, end_offset=end, held=assembly.held)
+        data = b"".join(portion.chunks)
+        if portion.piece is not None:
+            whole = assembly.take(portion.piece)
+            if whole is None:
+                continue
+            data = bytes(whole)
+        else:
+            assert portion.looked_bytes > 0
+        for batch in split_batches(data):
+            found += list(batch.records())
+            at = batch.next_offset
+    wanted = [
+        record._replace(
+            value=None if left_out & VALUES else record.value,
+            key=None if left_out & Columns.KEYS.value else record.key,
+            subject="" if left_out & Columns.SUBJECTS.value else record.subject,
+        )
+        for record in records
+    ]
+    assert found == wanted
+
+
+def test_an_answer_without_values_stands_for_a_megabyte_of_the_log() -> None:
+    log = Log.open(MemoryStorage(), StreamConfig())[0]
+    for base in range(0, 4000, 100):
+        log.append(build_batch([b"x" * 1000] * 100, base_offset=base, leader_epoch=1))
+    log.flush()
+    portion = read_narrow(log, VALUES, 150, 1 << 20, 1 << 20, end_offset=4000)
+    assert 800_000 < portion.looked_bytes <= 1 << 20
+    assert portion.size_bytes < 10_000
+    assert read_narrow(log, VALUES, 150, 1 << 20, 1 << 20, end_offset=450).next_offset == 400, "not the batch that ends at 500"

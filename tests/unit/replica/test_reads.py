@@ -391,6 +391,20 @@ def test_what_is_kept_of_a_large_batch_comes_in_pieces(shell: Shell) -> None:
         assert [record.offset for record in split_batches(whole)[0].records()] == list(range(3, 33, 2))
 
 
+def test_a_part_of_a_range_has_the_batches_that_end_in_it(shell: Shell, source: Source) -> None:
+    for _ in range(4):
+        source.log.append(build_batch([b"v"] * 10, base_offset=source.log.log_end_offset, leader_epoch=1))
+    source.high_watermark = source.log.newest_offset
+    first = source.log.log_end_offset - 40
+    for offset, end, expected in ((0, 15, [0]), (15, 25, [10]), (25, 28, []), (28, 40, [20, 30])):
+        shell.ask(offset=first + offset, endOffset=first + end)
+        _, head, bases = shell.take()
+        assert (head.error, bases) == (OK, [first + base for base in expected])
+    shell.ask(offset=first, leftOut=128, endOffset=first + 20)
+    _, head, bases = shell.take()
+    assert (bases, head.lookedBytes > 0) == ([first, first + 10], True)
+
+
 def test_the_size_of_a_range_its_borders_and_epochs_are_told_of_what_is_committed() -> None:
     source = Source()
     for epoch in (1, 1, 3, 3):

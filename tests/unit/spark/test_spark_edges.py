@@ -14,7 +14,7 @@ from liftpy.client.slices import BatchSlice
 from liftpy.errors import ConfigError, DataLossError, ProtocolError
 from liftpy.spark import fetching
 from liftpy.spark.catalog import _view_of
-from liftpy.spark.fetching import FetchRules, _after_loss, _check_pieces, _Span
+from liftpy.spark.fetching import FetchRules, _after_loss, _Span, check_pieces
 from liftpy.spark.offsets import never_back
 from liftpy.spark.options import _columns
 from liftpy.spark.planning import PlannedRange
@@ -57,10 +57,10 @@ def test_a_time_ends_a_range_at_what_is_committed_at_the_latest(ending_at: int |
 
 
 def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> None:
-    assert _check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
+    assert check_pieces(planned(), [piece(0, 1, 1), piece(1, 3, 2)], 0) == 2
     with pytest.raises(ProtocolError, match="the batch at 4 lacks records"):
-        _check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
-    assert _check_pieces(planned(compacted=True), [piece(4, 2, 2, [0, 2])], 0) == 2
+        check_pieces(planned(), [piece(4, 2, 2, [0, 2])], 0)
+    assert check_pieces(planned(compacted=True), [piece(4, 2, 2, [0, 2])], 0) == 2
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_a_batch_with_all_its_records_is_whole_and_one_with_a_hole_is_not() -> N
 def test_epochs_never_fall_and_none_is_later_than_the_plan(epochs: tuple[int, ...], before: int, error: Any) -> None:
     pieces = [piece(at, 1, epoch) for at, epoch in enumerate(epochs)]
     if error is None:
-        assert _check_pieces(planned(), pieces, before) == epochs[-1]
+        assert check_pieces(planned(), pieces, before) == epochs[-1]
     else:
         with pytest.raises(error):
-            _check_pieces(planned(), pieces, before)
+            check_pieces(planned(), pieces, before)
 
 
 @pytest.mark.parametrize("fail", [True, False])

@@ -18,6 +18,7 @@ from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, P
 from liftpy.spark import fetching
 from liftpy.spark import link as link_module
 from liftpy.spark.fetching import FetchRules, SpanGuess, fetch_range
+from liftpy.spark.lined import read_range
 from liftpy.spark.link import CONNECT_TIMEOUT_S, Link, credentials_of, link_to
 from liftpy.spark.options import Access
 from liftpy.spark.planning import PlannedRange
@@ -41,9 +42,9 @@ def planned(start: int, end: int, *, uid: str = "uid-orders", epoch: int = 1) ->
     return PlannedRange("orders", uid, 0, start, end, epoch, "n1", ("n1", "n2", "n3"))
 
 
-def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK) -> list[int]:
+def offsets(link: Link, wanted: PlannedRange, rules: FetchRules = QUICK, by: Any = read_range) -> list[int]:
     found: list[int] = []
-    for pieces in fetch_range(link, wanted, rules):
+    for pieces in by(link, wanted, rules):
         for piece in pieces:
             found += [record.offset for record in piece.records()]
     return found
@@ -178,8 +179,8 @@ def test_epochs_that_fall_between_two_answers_are_refused(link: Link, node: Fake
     stream = node.add_stream("orders")
     fill(stream, [1000] * 6, epoch=2, value_bytes=300)
     fill(stream, [1000] * 6, epoch=1, value_bytes=300)
-    with pytest.raises(ProtocolError, match="LeaderEpoch 1 at offset 6000 follows 2"):
-        offsets(link, planned(0, 12_000, epoch=2))
+    with pytest.raises(ProtocolError, match="LeaderEpoch 1 at 6000 follows 2"):
+        offsets(link, planned(0, 12_000, epoch=2), FetchRules(patience_s=0.3))
 
 
 def test_who_is_asked(link: Link, node: FakeNode) -> None:
@@ -263,7 +264,7 @@ def test_a_short_rest_of_a_range_asks_for_no_more_than_it_holds(
         return real(to, span)
 
     monkeypatch.setattr(fetching, "_fetch_span", seen)
-    assert offsets(link, planned(0, 1200)) == list(range(1200))
+    assert offsets(link, planned(0, 1200), by=fetch_range) == list(range(1200))
     first, *others = spans
     assert (first.one_answer, first.answer_bytes) == (True, fetching.SPAN_BYTES)
     assert others
@@ -303,7 +304,7 @@ def test_a_span_may_take_several_patiences_and_a_task_never_hangs(
     allowed: list[float] = []
     real = fetching.result_of
     monkeypatch.setattr(fetching, "result_of", lambda future, timeout_s: allowed.append(timeout_s) or real(future, timeout_s))
-    assert offsets(link, planned(0, 10), FetchRules(patience_s=7.0)) == list(range(10))
+    assert offsets(link, planned(0, 10), FetchRules(patience_s=7.0), fetch_range) == list(range(10))
     assert set(allowed) == {28.0}
     waited: list[float] = []
 

@@ -127,7 +127,7 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         def batches(self, pieces: Any) -> Any:
             return (f"row of {piece}" for piece in pieces)
 
-    monkeypatch.setattr(reading, "fetch_range", fetch)
+    monkeypatch.setattr(reading, "read_range", fetch)
     monkeypatch.setattr(reading, "link_to", lambda access: ("link", access))
     monkeypatch.setattr(reading, "RowBuilder", Rows)
     planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))

@@ -1,0 +1,214 @@
+"""How fast Spark reads a stream: ``python -m tests.bench.spark [--nodes 3] [--sizes 100,1000] [--cases sum,group] [--rounds N]``.
+
+Side by side in one run: our source over a real cluster (three nodes, as many replicas), Spark's Kafka source over a real broker,
+Spark's scan of the same rows in Parquet, a prepared Arrow batch that a Python source sends again and again, and a pull consumer of
+JetStream's (nats-py, without Spark). The systems take turns within each round; figures are the medians of the rounds, and the CPU is
+that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A peer that can't be had is left out, with the reason.
+
+Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
+them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
+0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions. ``--nodes 0``: a node that serves from memory, no cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from liftpy.spark.session import local_session
+from tests.bench.peer import consume
+from tests.bench.peer.jetstream import JetStreamCluster
+from tests.bench.spark import runs
+from tests.bench.spark.prepared import PreparedSource
+from tests.bench.spark.runs import Meter, Run
+from tests.bench.spark.systems import CONNECTOR, Kafka, Ours, Parquet, Prepared, Shape
+from tests.clients.build import ROOT, MissingError
+
+SCANS = {"sum": ("sum", ""), "value": ("sum", "value"), "group": ("group", ""), "offsets": ("offsets", "offset,timestamp")}
+"""Case -> (query, option ``columns``)."""
+CASES = (*SCANS, "micro", "latency", "pull")
+_PULL = "JetStream pull consumer (nats-py, no Spark)"
+_PULLED = 100_000
+_PULL_S = 3.0
+Row = dict[str, Any]
+
+
+class Bench:
+    """All systems, filled. ``say`` is told who is left out."""
+
+    def __init__(self, stack: ExitStack, given: argparse.Namespace, say: Callable[[str], None]) -> None:
+        self._given, self._say = given, say
+        self._cases = given.cases.split(",")
+        counts = [int(text) for text in given.partitions.split(",")]
+        sizes = [int(text) for text in given.sizes.split(",")]
+        self._shapes = [Shape(size, _records(given.records, size, count), count) for size in sizes for count in counts]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        jars = self._jars() if not given.alone else []
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._spark = local_session(
+            "bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
+        )
+        stack.callback(self._spark.stop)
+        self._spark.dataSource.register(PreparedSource)
+        self._ours = Ours(stack, given.nodes)
+        self._kafka = Kafka(stack) if jars else None
+        self._peers = [] if given.alone else [self._kafka, Parquet(folder), Prepared()]
+        self._systems = [one for one in (self._ours, *self._peers) if one is not None]
+        self._meter = Meter(lambda: [pid for one in self._systems for pid in one.pids])
+        self._jetstream: JetStreamCluster | None = None
+        if "pull" in self._cases:
+            self._jetstream = stack.enter_context(JetStreamCluster(sync_always=False))
+        self._fill()
+
+    def _jars(self) -> list[str]:
+        """Of the connector; empty where Kafka is left out."""
+        try:
+            _, folder = CONNECTOR.ready()
+        except MissingError as error:
+            self._say(f"Spark's Kafka source is left out: {error}")
+            return []
+        return [str(jar) for jar in sorted((folder / "target" / "dependency").glob("*.jar"))]
+
+    def _fill(self) -> None:
+        for shape in self._shapes:
+            self._ours.fill(shape)
+            for system in self._systems:
+                if isinstance(system, Kafka | Parquet):
+                    system.fill_from(self._spark, shape, self._ours.frame(self._spark, shape))
+        if "latency" in self._cases:
+            self._ours.fill(runs.LATENCY)
+            if self._kafka is not None:
+                self._kafka.create(self._spark, runs.LATENCY)
+        if self._jetstream is not None:
+            sizes = {shape.size_bytes: _PULLED for shape in self._shapes}
+            asyncio.run(consume.fill_theirs(self._jetstream, sizes))
+
+    def round(self) -> Iterator[tuple[str, str, Run]]:
+        """(case, system, run): each case by each system once."""
+        for shape in self._shapes:
+            label = f"{shape.size_bytes} B, {shape.partitions} partitions"
+            for case in self._cases:
+                if case in SCANS:
+                    for system in self._systems:
+                        yield f"{case}, {label}", system.name, self._scan(system, shape, case)
+                elif case == "micro" and shape.records > self._given.micro:
+                    for system in (one for one in self._systems if one.streams):
+                        found = runs.micro_batches(self._meter, self._spark, system, shape, self._given.micro)
+                        yield f"{case}, {label}", system.name, found
+        if "latency" in self._cases:
+            for system in (one for one in self._systems if one.streams):
+                yield "latency", system.name, runs.latency(self._meter, self._spark, system, self._given.latencies)
+        if self._jetstream is not None:
+            for size in {shape.size_bytes for shape in self._shapes}:
+                yield f"pull, {size} B", _PULL, self._pull(size)
+
+    def _scan(self, system: Any, shape: Shape, case: str) -> Run:
+        return runs.scan(self._meter, self._spark, system, shape, *SCANS[case])
+
+    def _pull(self, size_bytes: int) -> Run:
+        assert self._jetstream is not None
+        words = [sys.executable, "-m", "tests.bench.peer.consumer", str(self._jetstream.port)]
+        found = consume.measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
+        return Run(found["acked"], found["took_s"], found["all_cpu_s"])
+
+    def warm(self, times: int) -> None:
+        """Let the JVM compile what the scans need."""
+        for _ in range(times):
+            for shape in self._shapes:
+                for case in SCANS.keys() & set(self._cases):
+                    for system in self._systems:
+                        self._scan(system, shape, case)
+
+
+def _records(wanted: int, size_bytes: int, partitions: int) -> int:
+    """So many of 100 B, of larger ones a quarter; the same in each partition."""
+    count = wanted if size_bytes <= 100 else wanted // 4
+    return max(count - count % partitions, partitions)
+
+
+def rows(given: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
+    """The medians, by case and system."""
+    found: dict[tuple[str, str], list[Run]] = {}
+    with ExitStack() as stack:
+        bench = Bench(stack, given, say)
+        bench.warm(given.warm)
+        for number in range(given.rounds):
+            say(f"round {number + 1} of {given.rounds}, load {os.getloadavg()[0]:.1f}")
+            for case, system, run in bench.round():
+                found.setdefault((case, system), []).append(run)
+    return with_ratios([_row(case, system, same) for (case, system), same in found.items()])
+
+
+def _row(case: str, system: str, same: list[Run]) -> Row:
+    row: Row = {
+        "case": case,
+        "system": system,
+        "records_per_s": statistics.median(run.records / run.took_s for run in same),
+        "cpu_us": statistics.median(run.cpu_s / run.records * 1e6 for run in same),
+    }
+    if each := [one for run in same for one in run.each_ms]:
+        row["p50_ms"] = statistics.median(each)
+    return row
+
+
+def with_ratios(found: list[Row]) -> list[Row]:
+    """Each row of a peer with ``ours_to_theirs`` (rate; of latencies: how often theirs fits into ours) and ``cpu_ours_to_theirs``."""
+    ours = {row["case"]: row for row in found if row["system"] == Ours.name}
+    for size in {row["case"].split(",")[1] for row in found if row["case"].startswith("sum,")}:
+        ours[f"pull,{size}"] = next(row for case, row in ours.items() if case.startswith(f"sum,{size},"))
+    for row in found:
+        mine = ours.get(row["case"])
+        if mine is None or mine is row:
+            continue
+        by = "p50_ms" if "p50_ms" in row else "records_per_s"
+        row["ours_to_theirs"] = mine[by] / row[by]
+        row["cpu_ours_to_theirs"] = mine["cpu_us"] / row["cpu_us"]
+    return found
+
+
+def parsed(words: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.spark", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=3, help="of our cluster; 0: from memory, no cluster")
+    parser.add_argument("--sizes", default="100,1000", help="bytes of a value, with commas")
+    parser.add_argument("--records", type=int, default=1_000_000, help="of 100 B; of larger ones a quarter")
+    parser.add_argument("--partitions", default="2", help="input partitions, with commas")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--micro", type=int, default=runs.MICRO_BATCH, help="records of a micro-batch")
+    parser.add_argument("--latencies", type=int, default=15, help="records of a round whose latency is taken")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
+    parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(words)
+    if unknown := set(given.cases.split(",")) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    return given
+
+
+def main() -> None:
+    """Measure and print."""
+    given = parsed()
+    found = rows(given, lambda text: print(text, file=sys.stderr, flush=True))
+    if given.json:
+        print(json.dumps(found))
+        return
+    for row in found:
+        rate = f"p50 {row['p50_ms']:,.0f} ms" if "p50_ms" in row else f"{row['records_per_s']:,.0f} records/s"
+        line = f"{row['case']:<28} {row['system']:<24.24} {rate:>20} {row['cpu_us']:>9.2f} us of CPU each"
+        if "ours_to_theirs" in row:
+            line += f"  liftpy: {row['ours_to_theirs']:.2f} x, CPU {row['cpu_ours_to_theirs']:.2f} x"
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

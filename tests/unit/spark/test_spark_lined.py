@@ -1,0 +1,154 @@
+"""Reading planned ranges over the line: each batch once, and the sure way for all that the line does not bring. No Spark here."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from liftpy.client import line as line_module
+from liftpy.client.line import LineClosedError
+from liftpy.errors import ConfigError, UnavailableError
+from liftpy.spark import fetching, lined
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.lined import read_range
+from liftpy.spark.link import Link
+from liftpy.spark.schema import left_out
+from liftpy.testing.fake_node import FakeNode
+from liftpy.wire.batch import build_batch
+from tests.unit.spark.test_spark_fetching import fill, offsets, planned
+
+
+@pytest.fixture(autouse=True)
+def surely(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """What is fetched the sure way, as [start, end); and nothing is known yet of how large records are."""
+    found: list[tuple[int, int]] = []
+    real = fetching.fetch_part
+
+    def seen(*given: Any) -> Any:
+        found.append((given[3], given[4]))
+        return real(*given)
+
+    monkeypatch.setattr(lined, "fetch_part", seen)
+    lined._guesses.clear()
+    return found
+
+
+def sent_batches(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Base offsets of what the node sends, as it goes."""
+    found: list[int] = []
+    real = node._answer
+
+    def seen(*given: Any) -> Any:
+        head, batches = real(*given)
+        found.extend(int.from_bytes(batch[16:24], "little") for batch in batches)
+        return head, batches
+
+    monkeypatch.setattr(node, "_answer", seen)
+    return found
+
+
+def test_each_batch_is_sent_once_wherever_the_borders_lie(
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+) -> None:
+    sizes = [random.Random(3).randint(50, 900) for _ in range(120)]
+    fill(node.add_stream("orders"), sizes, value_bytes=300)
+    sent, end = sent_batches(node, monkeypatch), sum(sizes) - 7
+    assert offsets(link, planned(13, end)) == list(range(13, end))
+    assert not surely
+    assert sorted(sent) == sorted(set(sent)), "a batch was sent twice"
+
+
+def test_records_that_grow_are_all_there(link: Link, node: FakeNode) -> None:
+    stream, source = node.add_stream("orders"), random.Random(1)
+    for _ in range(150):
+        fill(stream, [source.randint(1, 40)], value_bytes=source.choice([20, 500, 20_000]))
+    end = stream.partitions[0].log_end_offset
+    assert offsets(link, planned(0, end)) == list(range(end))
+
+
+def test_batches_larger_than_an_answer_go_the_sure_way(link: Link, node: FakeNode, surely: list[tuple[int, int]]) -> None:
+    stream = node.add_stream("orders")
+    fill(stream, [10, 10, 10], value_bytes=20)
+    fill(stream, [3] * 5, value_bytes=340_000)  # each alone is nearly an answer
+    assert offsets(link, planned(0, 45)) == list(range(45))
+
+
+def test_a_line_that_ends_is_not_missed(
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+) -> None:
+    fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
+    reading = read_range(link, planned(0, 30_000), FetchRules())
+    found = [record.offset for piece in next(reading) for record in piece.records()]
+    line = link.line()
+    assert line is not None
+    line.close()
+    for pieces in reading:
+        found += [record.offset for piece in pieces for record in piece.records()]
+    assert found == list(range(30_000))
+    assert surely
+    assert link.line() is None, "it is not opened again at once"
+    assert offsets(link, planned(0, 30_000)) == list(range(30_000))
+    monkeypatch.setattr(link, "_line_after_s", 0.0)
+    assert link.line() is not None
+
+
+def test_an_answer_that_does_not_come_is_asked_for_the_sure_way(
+    link: Link, node: FakeNode, monkeypatch: pytest.MonkeyPatch, surely: list[tuple[int, int]]
+) -> None:
+    monkeypatch.setattr(lined, "ANSWER_S", 0.05)
+    fill(node.add_stream("orders"), [1000] * 12, value_bytes=300)
+    node.silent = {"n1"}
+    assert offsets(link, planned(0, 12_000), FetchRules(patience_s=10.0)) == list(range(12_000))
+    assert surely[0][0] == 0
+    assert node.asked["n1"] < 8, "who does not answer is not asked for all of it"
+
+
+def test_the_guess_of_one_task_serves_the_next(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
+    for _ in range(2):
+        node.asked.clear()
+        assert offsets(link, planned(0, 30_000)) == list(range(30_000))
+    (guess,) = lined._guesses.values()
+    assert guess.batch_records == 1000
+    assert 300 < guess.bytes_per_record < 310
+
+
+def test_who_closes_early_leaves_nothing_behind(link: Link, node: FakeNode) -> None:
+    fill(node.add_stream("orders"), [1000] * 30, value_bytes=300)
+    assert offsets(link, planned(0, 3000)) == list(range(3000))  # now several are asked for at once
+    reading = read_range(link, planned(0, 30_000), FetchRules())
+    next(reading)
+    line = link.line()
+    assert line is not None
+    reading.close()
+    assert line.waiting_count == 0
+
+
+def test_columns_that_are_not_wanted_are_not_sent(link: Link, node: FakeNode) -> None:
+    stream = node.add_stream("orders")
+    for base in range(0, 2000, 100):
+        stream.partitions[0].append(build_batch([b"x" * 1000] * 100, keys=[b"k"] * 100, base_offset=base, leader_epoch=1))
+    rules = FetchRules(left_out=left_out(("offset", "timestamp")))
+    pieces = [piece for found in read_range(link, planned(0, 2000), rules) for piece in found]
+    assert [offset for piece in pieces for offset in piece.offsets().tolist()] == list(range(2000))
+    assert sum(piece.batch.header.size_bytes for piece in pieces) < 20_000
+    assert all(piece.batch.columns.keys is None for piece in pieces)
+    assert left_out(("value",)) == 0, "all or nothing: the rest is little beside the values"
+
+
+async def test_a_line_answers_by_number_and_says_why_it_ended(access: Any, node: FakeNode, link: Link) -> None:
+    line = await line_module.open_line(access.servers)
+    assert line is not None
+    nobody = line.ask("liftpy.nobody.listens", b"")
+    with pytest.raises(UnavailableError, match="nobody listens"):
+        nobody.result(10)
+    late = line.ask("liftpy.orders.0.read", b"no request at all")
+    line.close()
+    with pytest.raises(LineClosedError):
+        late.result(10)
+    with pytest.raises(LineClosedError):
+        line.ask("liftpy.orders.0.read", b"").result(10)
+    with pytest.raises((ConfigError, UnavailableError)):
+        await line_module.open_line("nats://127.0.0.1:1", timeout_s=0.5)
