@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from liftpy.client.ending import end_tasks
 from liftpy.client.group_part import GroupPart
@@ -113,7 +113,12 @@ class Copying:
                         return
                     self._give(part)
         finally:
-            await end_tasks([task for _, task in self._running.values()] + ([] if taking is None else [taking]))
+            left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
+            left += [] if taking is None else [taking]
+            await end_tasks(left)
+            for task in left:  # one error is raised, the others are of the same kind
+                if task.done() and not task.cancelled():
+                    task.exception()
 
     def _give(self, part: GroupPart) -> None:
         which = part.key, part.generation
