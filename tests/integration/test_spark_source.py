@@ -201,7 +201,7 @@ def test_streaming_restarts_from_its_checkpoint_and_reads_everything_once(stream
     append(stream.partitions[0], 50)
     streams.run_to_end("flow", "flow", maxOffsetsPerTrigger="1000")
     assert streams.written("flow") == expected(0, range(350)) + expected(1, range(100))
-    assert streams.last_offsets("flow") == {"flow": {"0": 350, "1": 100, "uid": "uid-flow"}}
+    assert streams.last_offsets("flow") == {"flow": {"0": 350, "1": 100, "epochs": {"0": 1, "1": 1}, "uid": "uid-flow"}}
     behind = [lag(progress)[0].total for progress in query.recentProgress if progress["numInputRows"]]
     assert behind == [250, 100, 0]
 
@@ -231,7 +231,7 @@ def test_a_stream_made_again_is_refused_by_the_old_checkpoint(streams: Streams) 
         streams.run_to_end("reborn", "reborn")
     streams.run_to_end("reborn", "reborn", onRecreated="earliest")
     assert streams.written("reborn") == sorted(expected(0, range(50)) + expected(0, range(80)))
-    assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "uid": "second"}}
+    assert streams.last_offsets("reborn") == {"reborn": {"0": 80, "epochs": {"0": 1}, "uid": "second"}}
 
 
 def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams) -> None:

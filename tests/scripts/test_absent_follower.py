@@ -32,17 +32,17 @@ def test_a_follower_that_stands_still_is_not_absent() -> None:
         s.publish(2)
         s.pause(c)
         sent = s.send()
-        s.always(lambda: c in s.isr and not sent.acked, 0.6)
+        s.always(lambda: c in s.isr and not sent.acked, 1.0)
         s.resume(c)
         s.until(lambda: sent.acked)
 
 
 def test_no_leader_goes_on_alone() -> None:
-    with Stage(min_isr=1) as s:
+    with Stage(min_isr=1, lease_s=1.5) as s:
         a, b, c = s.leader, *s.followers
         s.publish(2)
         s.crash(b, c)
         sent = s.send()
-        s.always(lambda: s.isr == {a, b, c} and not sent.acked, 0.6)
+        s.always(lambda: s.isr == {a, b, c} and not sent.acked, 1.0)
         s.start(b, c)
         s.settle()

@@ -69,7 +69,7 @@ class Run:
         self.folder = folder
         self.now = 100.0
         self.majority = False
-        self.config = ReplicationConfig()
+        self.config = ReplicationConfig(lease_s=1.5)  # as when the mutants' seeds were found
         made = draws["made"]
         self.members = tuple(f"n{i}" for i in range(made.choice((3, 3, 5))))
         self.compact_after = made.choice((15, 60, 100_000))
