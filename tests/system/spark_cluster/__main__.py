@@ -130,7 +130,7 @@ def _judge(found: dict[str, Any], records: int, held: Counter[bytes | None], dae
     checks = {
         "tasks ran in two executors' workers": found["executors"] == 2 and len({parent for _, parent, _ in tasks}) >= 2,
         "no task ran in the driver": all(found["pid"] not in (pid, parent) for pid, parent, _ in tasks),
-        "tasks and driver have no folder in common": all("/work/" in folder for _, _, folder in tasks),
+        "tasks and driver have no folder in common": all("work" in Path(folder).parts for _, _, folder in tasks),
         "a batch query read all": found["read"] == {"n": records, "total": records * (records - 1) // 2},
         "the streaming query ended": found["ended"] and (found["batches"] or 0) >= 1,
         "each record is in the target once": held == Counter(b"%d" % n for n in range(records)),

@@ -15,6 +15,7 @@ from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import audit as audit_module
 from liftpy.spark.pipelines import dropping
 from liftpy.spark.pipelines.audit import audit
+from liftpy.spark.pipelines.comparing import HeldRecords, reference_of
 from liftpy.spark.pipelines.findings import AuditFinding, AuditReport, deviants
 from liftpy.testing.fake_node import FakeNode, FakePartition, FakeStream
 from liftpy.wire.batch import build_batch, build_filler, parse_batch
@@ -93,6 +94,16 @@ def test_one_record_of_one_replica(access: Access, node: FakeNode, offset: int) 
 def test_the_leader_may_be_the_one_that_is_wrong(access: Access, node: FakeNode) -> None:
     serve(node, log_of(SIZES), n1=log_of(SIZES, at(17, b"x")))
     assert [(f.node, f.offset, f.majority) for f in look(access).findings] == [("n1", 17, True)]
+
+
+def test_the_records_that_most_hold_are_the_measure_whoever_leads() -> None:
+    def held(value: bytes) -> HeldRecords:
+        return HeldRecords.of([parse_batch(batch(0, [value]))], 0, 1)
+
+    replicas = {"a": held(b"odd"), "b": held(b"one"), "c": held(b"one")}
+    assert reference_of(replicas, "a") == "b"
+    assert reference_of(replicas, "c") == "c"
+    assert reference_of({"a": held(b"odd"), "b": held(b"one")}, "b") == "b", "nobody has more on his side"
 
 
 def test_two_replicas_have_no_majority(access: Access, node: FakeNode) -> None:
