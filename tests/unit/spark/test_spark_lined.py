@@ -144,7 +144,8 @@ async def test_a_line_answers_by_number_and_says_why_it_ended(access: Any, node:
     nobody = line.ask("liftpy.nobody.listens", b"")
     with pytest.raises(UnavailableError, match="nobody listens"):
         nobody.result(10)
-    late = line.ask("liftpy.orders.0.read", b"no request at all")
+    node.silent = {"n1"}  # it hears the request and never answers
+    late = line.ask(f"{access.namespace}.orders.0.read.n1", b"")
     line.close()
     with pytest.raises(LineClosedError):
         late.result(10)
