@@ -102,8 +102,8 @@ class CandidateRole(ReplicaRole):
         reason = self.desk.fetch_received(event, now_ns)
         if reason is not None:
             self.refuse(event.token, reason, out)
-        else:
-            self.desk.answer(event, out)
+        elif self.desk.answer(event, now_ns, out):
+            self.desk.tell(event.replica, out)  # what it needs to know of a candidate is that it is there
 
     def epoch_query_received(self, event: EpochQueryReceived, now_ns: int, out: Effects) -> None:
         """Followers reconcile with the candidate before they fetch."""

@@ -245,13 +245,22 @@ class SendFetchResponse:
     """Bound of the batches in bytes; one batch at least."""
     leader_epoch: int
     """In which it is answered."""
-    kept_for: str = ""
-    """The replica for which the way back is kept, for one AnswerWaiter; '': it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFetch:
+    """Leader: there is nothing for ``token`` yet: keep the way back for ``replica``, in place of an older one. AnswerWaiter answers it
+    when there is more, TellWaiter with nothing but HW before that takes too long."""
+
+    token: int
+    """Of the FetchReceived."""
+    replica: str
+    """Who asks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerWaiter:
-    """Leader: there is more for ``replica``, whose last fetch was answered with nothing: answer that fetch again. Nothing is sent
+    """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered with nothing. Nothing is sent
     where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
 
     replica: str
@@ -507,6 +516,7 @@ Effect = (
     | ConfirmQuiet
     | SendEpochQuery
     | SendFetchResponse
+    | KeepFetch
     | SendFetchRefusal
     | SendEpochAnswer
     | NotifyReplica

@@ -103,7 +103,7 @@ class FetchReceived:
     """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
 
     token: int
-    """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step."""
+    """Of the way back; answered by SendFetchResponse or SendFetchRefusal in the same step, or kept by KeepFetch."""
     replica: str
     """Node id of who asks."""
     offset: int

@@ -13,11 +13,13 @@ from __future__ import annotations
 from liftpy.log.epochs import NO_EPOCH
 from liftpy.replica.effects import (
     AnswerWaiter,
+    KeepFetch,
     NotifyReplica,
     RecheckLog,
     SendEpochAnswer,
     SendFetchRefusal,
     SendFetchResponse,
+    TellWaiter,
 )
 from liftpy.replica.events import EpochQueryReceived, FetchReceived, QuietFetchReceived, RefusalReason
 from liftpy.replica.progress import FollowerProgress
@@ -72,7 +74,7 @@ class FetchDesk:
         return None
 
     def still_waits(self, event: QuietFetchReceived, now_ns: int) -> bool:
-        """Whether the fetch that was answered with nothing is the last one that counted, of a member of the ISR, by the process that is
+        """Whether the fetch that waits is the last one that counted, of a member of the ISR, by the process that is
         live now, in this LeaderEpoch; nothing has been appended behind it; and it can be answered again when something is. Then it
         counts as if the same had come now."""
         progress = self.followers.get(event.replica)
@@ -115,25 +117,34 @@ class FetchDesk:
         """Whether no earlier leader may still act as one."""
         return self._shared.succession.is_over(now_ns)
 
-    def answer(self, event: FetchReceived, out: Effects) -> None:
-        """Send what follows ``event.offset``; HW is the one at that time. A complaint is looked into first, if it is one of the
+    def answer(self, event: FetchReceived, now_ns: int, out: Effects) -> bool:
+        """Send what follows ``event.offset``; HW is the one at that time. Where nothing does, and the follower can be answered when
+        something will, its fetch is kept, and word is owed to it: then True. A complaint is looked into first, if it is one of the
         process that counts."""
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
-        self.followers[event.replica].told_high_watermark = self._log.high_watermark
-        kept_for = event.replica if self.awaits_answer(event.replica) else ""
+        if self.awaits_answer(event.replica):
+            self.followers[event.replica].is_owed(now_ns)
+            out.append(KeepFetch(token=event.token, replica=event.replica))
+            return True
+        self.followers[event.replica].told(self._log.high_watermark)
         out.append(
             SendFetchResponse(
                 token=event.token,
                 from_offset=event.offset + 1,
                 max_bytes=self._max_bytes(event),
                 leader_epoch=self._leader_epoch,
-                kept_for=kept_for,
             )
         )
+        return False
+
+    def tell(self, replica: str, out: Effects) -> None:
+        """Answer the fetch that waits with HW alone; it waits on."""
+        self.followers[replica].told(self._log.high_watermark)
+        out.append(TellWaiter(replica=replica, leader_epoch=self._leader_epoch))
 
     def awaits_answer(self, replica: str) -> bool:
-        """Whether the last fetch of ``replica`` was answered with nothing and can be answered again."""
+        """Whether the last fetch of ``replica`` waits for an answer, or for one after that with nothing."""
         waiter = self.waiters.of(replica)
         return waiter is not None and waiter.max_bytes > 0
 
@@ -145,7 +156,7 @@ class FetchDesk:
         """There is more: to whoever waits for it."""
         for waiter in self.waiters.signal(self._log.log_end_offset):
             if waiter.max_bytes:
-                self.followers[waiter.replica].told_high_watermark = self._log.high_watermark
+                self.followers[waiter.replica].told(self._log.high_watermark)
                 out.append(
                     AnswerWaiter(
                         replica=waiter.replica,

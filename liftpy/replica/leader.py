@@ -31,7 +31,6 @@ from liftpy.replica.effects import (
     SendNotice,
     StartServing,
     StepAside,
-    TellWaiter,
 )
 from liftpy.replica.events import (
     Deadline,
@@ -52,8 +51,9 @@ from liftpy.replica.role import Effects, ReplicaRole, Shared, nanoseconds
 from liftpy.replica.slow_flushes import SlowFlushes, successor, to_keep_out
 
 _LAG_CHECKS_PER_LAG_TIME = 4
-_NOTICE_DELAY_NS = 5_000_000
-"""A raised HW waits this long before idle followers are told, so that a burst of commits is one notice."""
+_NOTICE_DELAY_NS = 2_000_000
+"""So long a follower at the log end waits for word, of a raised HW or as the answer to its fetch: records that come meanwhile bring it
+along, so that a busy partition sends none, and a burst of commits is one."""
 _ISR_RETRY_NS = 250_000_000
 """After the metadata group refused or did not answer."""
 _PROBE_AGAIN_NS = 100_000_000
@@ -267,8 +267,10 @@ class LeaderRole(ReplicaRole):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            if any(map(self._should_be_told, self.desk.followers)):
-                self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+            for replica, progress in self.desk.followers.items():
+                if self._lacks_high_watermark(replica):
+                    progress.is_owed(now_ns)
+                    self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
         self._acknowledge(now_ns, out)
@@ -328,7 +330,8 @@ class LeaderRole(ReplicaRole):
         if event.flush_ns and self.desk.newest_offset_of(event.replica) != before:
             self.flushes.flushed(event.replica, event.flush_ns, now_ns, in_isr=event.replica in self.shared.held.isr)
         self._advance(now_ns, out)
-        self.desk.answer(event, out)
+        if self.desk.answer(event, now_ns, out):
+            self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         self._release(out)
         lost = not self._commits_by_quorum and lag.has_lost(self.desk.followers[event.replica], self.log.high_watermark)
         if lost or event.replica not in self.shared.held.isr:
@@ -348,33 +351,37 @@ class LeaderRole(ReplicaRole):
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
-    def _should_be_told(self, replica: str) -> bool:
-        """Whether a notice would tell ``replica``, if it lives, something that its next fetch will not tell it soon."""
-        if replica not in self.shared.live:
-            return False
+    def _lacks_high_watermark(self, replica: str) -> bool:
+        """Whether ``replica`` waits at the log end, if it lives, and does not know the HW that its next fetch would tell."""
         progress = self.desk.followers[replica]
-        if progress.position is None:
-            return True
-        return progress.told_high_watermark < self.log.high_watermark and self.desk.waiters.of(replica) is not None
+        lacks = progress.told_high_watermark < self.log.high_watermark
+        return lacks and replica in self.shared.live and self.desk.waiters.of(replica) is not None
 
     def _want_notice(self, at_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
-        """NewLeadershipTerm to those that have not fetched in this epoch, HW to idle ones behind: as an answer to the fetch that waits
-        where one does, so that none has to fetch for it, else as CommitPosition."""
-        log = self.log
-        behind = list(filter(self._should_be_told, self.desk.followers))
-        out.extend(
-            TellWaiter(replica=replica, leader_epoch=self.leader_epoch)
-            for replica in behind
-            if self.desk.awaits_answer(replica)
-        )
-        told = tuple(replica for replica in behind if not self.desk.awaits_answer(replica))
+        """NewLeadershipTerm to those that have not fetched in this epoch, HW to those at the log end to whom word is owed for long enough:
+        as an answer to the fetch that waits where one does, so that none has to fetch for it, else as CommitPosition."""
+        log, told = self.log, []
+        for replica, progress in self.desk.followers.items():
+            if replica not in self.shared.live:
+                continue
+            if progress.position is None:
+                self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+                told.append(replica)
+            elif not progress.owed_ns or self.desk.waiters.of(replica) is None:
+                continue
+            elif now_ns < (due_ns := progress.owed_ns + _NOTICE_DELAY_NS):
+                self._want_notice(due_ns, out)
+            elif self.desk.awaits_answer(replica):
+                self.desk.tell(replica, out)
+            else:
+                told.append(replica)
         if told:
             out.append(
                 SendNotice(
-                    replicas=told,
+                    replicas=tuple(told),
                     leader_epoch=self.leader_epoch,
                     epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,
@@ -382,10 +389,8 @@ class LeaderRole(ReplicaRole):
                     log_start_offset=log.log_start_offset,
                 )
             )
-        for replica in behind:
-            self.desk.followers[replica].told_high_watermark = log.high_watermark
-        if any(replica in self.shared.live and p.position is None for replica, p in self.desk.followers.items()):
-            self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+        for replica in told:
+            self.desk.followers[replica].told(log.high_watermark)
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:

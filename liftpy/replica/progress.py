@@ -55,6 +55,8 @@ class FollowerProgress:
     """When the first request came that was not believed, since the last one that was; None: none."""
     told_high_watermark: int = -2
     """HW of the last answer or notice that was sent to it; -2: nothing was."""
+    owed_ns: int = 0
+    """Since when its fetch waits at the log end for its first answer, or HW is above what it was told there; 0: neither."""
 
     def live_is(self, incarnation: int, now_ns: int) -> None:
         """The cluster counts this process of the follower's as live; 0: none."""
@@ -81,7 +83,15 @@ class FollowerProgress:
         self.position = None
         self.was_caught_up = False
         self.progressed_ns, self.mark_end_offset = 0, -1
-        self.told_high_watermark = -2
+        self.told_high_watermark, self.owed_ns = -2, 0
+
+    def told(self, high_watermark: int) -> None:
+        """An answer or a notice was sent to it that says so."""
+        self.told_high_watermark, self.owed_ns = high_watermark, 0
+
+    def is_owed(self, now_ns: int) -> None:
+        """It waits for word, from now on if it did not before."""
+        self.owed_ns = self.owed_ns or now_ns
 
     def believes(self, request_id: int, now_ns: int) -> bool:
         """Whether a request of this id can be the follower's next one: neither one that was overtaken on its way, nor one from the

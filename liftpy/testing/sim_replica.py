@@ -501,9 +501,13 @@ class SimReplica(Asking):
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)
         self.cluster.checkers.fetch_accepted(self, request)
-        if effect.kept_for:
-            self._kept[effect.kept_for] = (request, reply)
         self._send_batches(effect, request, reply)
+        self.publishers.ingest.settle()
+
+    def keep_fetch(self, effect: do.KeepFetch) -> None:
+        request, reply = self._tokens.pop(effect.token)
+        self.cluster.checkers.fetch_accepted(self, request)
+        self._kept[effect.replica] = (request, reply)
         self.publishers.ingest.settle()
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:

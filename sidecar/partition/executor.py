@@ -214,6 +214,10 @@ class Executor:
         self._t.replication.send_response(effect, self._t.log, self._t.high_watermark())
         self._t.ingest.settle()
 
+    def keep_fetch(self, effect: do.KeepFetch) -> None:
+        self._t.replication.keep(effect)
+        self._t.ingest.settle()
+
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         self._t.replication.answer_waiter(effect, self._t.log, self._t.high_watermark())
 

@@ -166,15 +166,19 @@ class ReplicationDesk:
         asker = self._tokens.pop(effect.token, None)
         if asker is None:
             return
-        if effect.kept_for:
-            self._kept[effect.kept_for] = asker
         if effect.from_offset >= log.log_end_offset:
             self._send_empty(asker, effect.leader_epoch, high_watermark)
         else:
             self._send_batches(effect, asker, log, high_watermark)
 
+    def keep(self, effect: do.KeepFetch) -> None:
+        """Keep the way back to a fetch that waits."""
+        asker = self._tokens.pop(effect.token, None)
+        if asker is not None:
+            self._kept[effect.replica] = asker
+
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
-        """Answer the fetch again that was answered with nothing, now that there is more."""
+        """Answer the fetch that waits, now that there is more."""
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, asker, log, high_watermark)

@@ -140,7 +140,7 @@ def put_back_times(replica: Replica) -> None:
     for progress in role.desk.followers.values():
         progress.caught_up_ns = progress.last_fetch_ns = progress.last_asked_ns = progress.last_request_ns = NOW
         progress.mark_ns, progress.progressed_ns, progress.told_high_watermark = NOW, 0, -2
-        progress.doubted_ns = None
+        progress.doubted_ns, progress.owed_ns = None, 0
         # It may have been at the log end for a moment: who joins the ISR must be safe without that.
         progress.was_caught_up = progress.position is not None
         progress.mark_end_offset, progress.log_end_offset_at_last_fetch = -1, 0
@@ -474,9 +474,14 @@ class Shell:
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         name, rid = self._asker
         self.cell.kept = tuple(pair for pair in self.cell.kept if pair[0] != name)
-        if effect.kept_for:
-            self.cell.kept = tuple(sorted((*self.cell.kept, (name, rid))))
         self._send_records(name, rid, effect.from_offset, effect.leader_epoch)
+
+    def keep_fetch(self, effect: do.KeepFetch) -> None:
+        name, rid = self._asker
+        others = tuple(pair for pair in self.cell.kept if pair[0] != name)
+        self.cell.kept = tuple(sorted((*others, (name, rid))))
+        assert self.cell.replica is not None
+        self._send_records(name, rid, len(self.cell.log), self.cell.replica._role.leader_epoch)  # TellWaiter's, which may come at once
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         for name, rid in self.cell.kept:
@@ -528,6 +533,7 @@ _ACTS: dict[type, Any] = {
     do.SendFetch: Shell.send_fetch,
     do.SendEpochQuery: Shell.send_epoch_query,
     do.SendFetchResponse: Shell.send_fetch_response,
+    do.KeepFetch: Shell.keep_fetch,
     do.AnswerWaiter: Shell.answer_waiter,
     do.SendEpochAnswer: Shell.send_epoch_answer,
     do.SendFetchRefusal: Shell.send_fetch_refusal,

@@ -67,9 +67,13 @@ def test_nobody_is_told_no_while_a_replica_outside_the_isr_may_keep_it() -> None
         s.run(1)
         s.cut_metadata(a, d)
         joining.drop()
+        joins = [s.hold("changeIsr", sender=leader) for leader in (b, c)]
         other = c if s.wait_for_leader(b, c) == b else b
         s.isolate(e)
         s.until(lambda: e not in s.isr and s.position(other) is not None)
+        s.run(6)  # longer than the lag time: e is wanted no more
+        for join in joins:
+            join.drop()
         sent = s.send()
         s.until(lambda: set(sent.ids) <= set(s.ids(a)) and set(sent.ids) <= set(s.ids(d)))
         s.run(0.1)

@@ -163,9 +163,13 @@ class Peers:
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         asker = self._askers.pop(effect.token, None)
         if asker is not None:
-            if effect.kept_for:
-                self._kept[effect.kept_for] = asker
             self._send_batches(asker, effect.leader_epoch, effect.from_offset, effect.max_bytes)
+        self.publishers.ingest.settle()
+
+    def keep_fetch(self, effect: do.KeepFetch) -> None:
+        asker = self._askers.pop(effect.token, None)
+        if asker is not None:
+            self._kept[effect.replica] = asker
         self.publishers.ingest.settle()
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:

@@ -86,7 +86,7 @@ MUTANTS = [
         "sidecar/partition/replication.py",
         ("askers who are never answered stay", "        if len(self._tokens) > _MAX_TOKENS:\n            del self._tokens[next(iter(self._tokens))]\n", "", "memory grows with fetches that are not answered"),
         ("microseconds are nanoseconds", "flush_ns=request.flushMicros * 1000,", "flush_ns=request.flushMicros,", "a slow disk of a follower is never seen"),
-        ("a second answer has no asker", "            self._kept[effect.kept_for] = asker\n", "            pass\n", "idle followers hear of new records half a second late"),
+        ("a second answer has no asker", "            self._kept[effect.replica] = asker\n", "            pass\n", "idle followers hear of new records half a second late"),
         ("answers may go to anybody", "allowed = self._inboxes.allows(reply) and reply.startswith(f\"{self._subjects.inbox(replica)}.\".encode())", "allowed = self._inboxes.allows(reply)", "a forged fetch sends a partition's records to another node"),
         ("damaged batches are an unreadable answer", "            event = events.RequestFailed(request_id=request_id, reason=str(error), bad_offset=error.offset)", "            event = events.RequestFailed(request_id=request_id, reason=str(error))", "a leader never learns that it serves damage"),
         ("what was fetched is not checked", "split_batches(response.batches, verify=True)", "split_batches(response.batches, verify=False)", "damage spreads from the leader to all replicas"),

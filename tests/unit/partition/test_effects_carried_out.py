@@ -91,6 +91,7 @@ CALLS: dict[type[Any], Any] = {
     do.ConfirmQuiet: lambda e, feed: [("quiet.confirm", (e,))],
     do.SendEpochQuery: lambda e, feed: [("fetches.send_epoch_query", (e,))],
     do.SendFetchResponse: lambda e, feed: [("replication.send_response", (e, "log", 42)), ("ingest.settle", ())],
+    do.KeepFetch: lambda e, feed: [("replication.keep", (e,)), ("ingest.settle", ())],
     do.AnswerWaiter: lambda e, feed: [("replication.answer_waiter", (e, "log", 42))],
     do.TellWaiter: lambda e, feed: [("replication.tell_waiter", (e, 42))],
     do.SendFetchRefusal: lambda e, feed: [("replication.send_refusal", (e,))],

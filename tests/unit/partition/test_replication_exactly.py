@@ -50,9 +50,9 @@ class Leader:
         token: int = self.ask(pb.ReplicationRequest(replicaID="n2", partition=3, requestId=5, **more)).token
         return token
 
-    def answer(self, token: int, from_offset: int = 0, max_bytes: int = 1 << 20, **more: Any) -> list[bytes]:
+    def answer(self, token: int, from_offset: int = 0, max_bytes: int = 1 << 20) -> list[bytes]:
         effect = do.SendFetchResponse(
-            token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7, **{"kept_for": "", **more}
+            token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7
         )
         self.desk.send_response(effect, self.log, 9)
         return self.bus.take(REPLY)  # type: ignore[no-any-return]
@@ -162,7 +162,8 @@ def test_a_log_that_can_not_be_read_answers_nothing_and_counts() -> None:
 
 def test_a_fetch_that_is_kept_is_answered_once_more_by_replica() -> None:
     leader = Leader()
-    leader.answer(leader.fetch(), kept_for="n2")
+    leader.desk.keep(do.KeepFetch(token=leader.fetch(), replica="n2"))
+    assert leader.bus.take(REPLY) == []
     add(leader.log, 2)
     again = do.AnswerWaiter(replica="n2", from_offset=0, max_bytes=1 << 20, leader_epoch=8)
     leader.desk.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=8), 33)

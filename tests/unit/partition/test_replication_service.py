@@ -1,4 +1,4 @@
-"""The leader's shell keeps the way back to a fetch that was answered with nothing, for one more answer."""
+"""The leader's shell keeps the way back to a fetch that waits, for one answer with records and any number with HW alone."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ KEY = PartitionKey("s", "u1", 0)
 
 
 def fetch(desk: Desk, replica: str, kept_for: str) -> bytes:
-    """A fetch at the log end and its empty answer."""
+    """A fetch at the log end, kept for ``kept_for`` if that is somebody, and an empty answer."""
     request = pb.ReplicationRequest(
         replicaID=replica, offset=desk.log.newest_offset, leaderEpoch=1, requestId=1, awaitsMore=True
     )
     desk.bus.deliver(desk.subjects.replicate("orders", 0), frames.encode(request), f"liftpy.inbox.{replica}.1.1")
     event = desk.fetches.pop()
     assert event.awaits_more
-    effect = do.SendFetchResponse(
-        token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1, kept_for=kept_for
-    )
-    desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
+    if kept_for:
+        desk.replication.keep(do.KeepFetch(token=event.token, replica=kept_for))
+        assert desk.bus.take(f"liftpy.inbox.{replica}") == []
+        desk.replication.tell_waiter(do.TellWaiter(replica=kept_for, leader_epoch=1), desk.log.high_watermark)
+    else:
+        effect = do.SendFetchResponse(token=event.token, from_offset=event.offset + 1, max_bytes=1 << 20, leader_epoch=1)
+        desk.replication.send_response(effect, desk.log, desk.log.high_watermark)
     (answer,) = desk.bus.take(f"liftpy.inbox.{replica}")
     return answer
 
@@ -180,11 +183,7 @@ async def test_answers_say_what_they_are_for_to_who_asked_so() -> None:
         fetched, queried = asked(desk, **fields)
         assert isinstance(fetched, events.FetchReceived)
         assert isinstance(queried, events.EpochQueryReceived)
-        desk.replication.send_response(
-            do.SendFetchResponse(token=fetched.token, from_offset=0, max_bytes=1 << 20, leader_epoch=1, kept_for="n2"),
-            desk.log,
-            -1,
-        )
+        desk.replication.keep(do.KeepFetch(token=fetched.token, replica="n2"))
         desk.replication.tell_waiter(do.TellWaiter(replica="n2", leader_epoch=1), 3)
         desk.replication.send_epoch_answer(
             do.SendEpochAnswer(token=queried.token, leader_epoch=1, last_offset=4, current_epoch=1, log_start_offset=0)

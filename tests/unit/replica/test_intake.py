@@ -60,7 +60,7 @@ def test_a_leader_ahead_of_its_followers_holds_back_and_goes_on_in_order() -> No
 
 
 def test_the_answer_to_a_fetch_comes_before_what_it_makes_room_for() -> None:
-    """Else a second answer would be sent to a fetch that has no first one."""
+    """Else a fetch would be answered to which no way back is kept yet."""
     leader = Stepped("a", SMALL).leads()
     leader.fetch("b", -1, awaits_more=True)
     leader.fetch("c", -1, awaits_more=True)
@@ -68,8 +68,8 @@ def test_the_answer_to_a_fetch_comes_before_what_it_makes_room_for() -> None:
         publish(leader)
     leader.fetch("b", 2, awaits_more=True)
     leader.fetch("c", 2, awaits_more=True)
-    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.SendFetchResponse)]
-    assert kinds[0] is do.SendFetchResponse
+    kinds = [type(effect) for effect in leader.sent() if isinstance(effect, do.AppendBatch | do.KeepFetch)]
+    assert kinds[0] is do.KeepFetch
     assert do.AppendBatch in kinds
 
 

@@ -7,6 +7,7 @@ import pytest
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.replica import leader as leader_role
 from liftpy.replica.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import KEY, S, Stepped, state
 
@@ -194,7 +195,7 @@ def test_a_leader_with_an_empty_log_or_epoch_answers_rightly() -> None:
 def test_an_idle_follower_is_woken_once_per_sleep() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1)
-    assert leader.only(do.SendFetchResponse).kept_for == ""
+    assert leader.has(do.SendFetchResponse), "of an older version: it is answered with nothing at once"
     leader.publish(1, flush=False)
     assert leader.only(do.NotifyReplica).replica == "b", "its flush runs beside this one"
     leader.publish(1, flush=False)
@@ -204,17 +205,42 @@ def test_an_idle_follower_is_woken_once_per_sleep() -> None:
     assert leader.has(do.NotifyReplica)
 
 
-def test_a_follower_that_awaits_more_gets_a_second_answer_instead() -> None:
+def test_a_follower_that_awaits_more_is_answered_when_there_is_more() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, awaits_more=True, max_bytes=500)
-    assert leader.only(do.SendFetchResponse).kept_for == "b"
+    assert leader.only(do.KeepFetch).replica == "b"
+    assert not leader.has(do.SendFetchResponse)
     leader.publish(2, flush=False)
     assert leader.only(do.AnswerWaiter) == do.AnswerWaiter(replica="b", from_offset=0, max_bytes=500, leader_epoch=2)
     assert not leader.has(do.NotifyReplica)
     leader.publish(1, flush=False)
     assert not leader.has(do.AnswerWaiter), "one for one fetch"
     leader.fetch("b", 1, awaits_more=True)
-    assert leader.only(do.SendFetchResponse).kept_for == "", "this answer is not empty"
+    assert leader.only(do.SendFetchResponse).from_offset == 2
+    assert not leader.has(do.KeepFetch), "this answer is not empty"
+
+
+def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() -> None:
+    """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
+    leader = Stepped("a").leads()
+    for follower in "bc":
+        leader.fetch(follower, -1, awaits_more=True)
+    for offset in range(5):
+        leader.publish(1, flush=False)
+        told = [effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)]
+        assert sorted(told) == ["b", "c"]
+        leader.step(ev.LogFlushed(end_offset=offset + 1))
+        for follower in "bc":
+            leader.fetch(follower, offset, awaits_more=True)
+        leader.now_ns += leader_role._NOTICE_DELAY_NS * 2 // 3
+        if leader.replica._shared.deadlines._at_ns[Deadline.NOTICE] <= leader.now_ns:
+            leader.step(ev.DeadlineReached(kind=Deadline.NOTICE))
+            assert not leader.has(do.TellWaiter)
+            assert leader.replica._shared.deadlines._at_ns[Deadline.NOTICE] > leader.now_ns
+    leader.fire(Deadline.NOTICE)
+    assert {effect.replica for effect in leader.out if isinstance(effect, do.TellWaiter)} == {"b", "c"}
+    with pytest.raises(KeyError):
+        leader.fire(Deadline.NOTICE)  # everybody knows all there is
 
 
 def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
@@ -222,7 +248,7 @@ def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
     leader.fetch("b", -1, awaits_more=True)
     leader.told(state(leader_epoch=2), live={"a": 1, "c": 1})
     leader.fetch("b", -1, awaits_more=True)
-    assert leader.only(do.SendFetchResponse).kept_for == ""
+    assert leader.has(do.SendFetchResponse)
     leader.publish(1, flush=False)
     assert not leader.has(do.AnswerWaiter)
 
@@ -255,9 +281,9 @@ def test_who_waits_for_an_answer_hears_of_it_by_one_and_waits_on() -> None:
     leader.fetch("b", 0, awaits_more=True)
     leader.fetch("c", 0, awaits_more=True)
     leader.fire(Deadline.NOTICE)
-    assert leader.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=2), (
-        "c's own fetch raised it: its answer carried it"
-    )
+    assert [effect for effect in leader.out if isinstance(effect, do.TellWaiter)] == [
+        do.TellWaiter(replica=replica, leader_epoch=2) for replica in "bc"
+    ]
     assert not leader.has(do.SendNotice), "it need not fetch to know"
     leader.publish(1, flush=False)
     assert {effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)} == {"b", "c"}

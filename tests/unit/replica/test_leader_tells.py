@@ -76,7 +76,8 @@ def test_of_a_higher_hw_each_idle_follower_hears_once_and_in_its_own_way() -> No
     stepped.fetch("b", 6, 4, awaits_more=True)
     stepped.fire(ev.Deadline.NOTICE)
     assert [e for e in stepped.out if not isinstance(e, do.SetDeadline)] == [
-        do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1)
+        do.TellWaiter(replica="b", leader_epoch=4),
+        do.SendNotice(replicas=("c",), leader_epoch=4, epoch=9, epoch_start_offset=5, high_watermark=6, log_start_offset=1),
     ]
 
 

@@ -271,7 +271,7 @@ def test_after_a_long_quiet_the_next_fetch_is_believed_at_once() -> None:
     for _ in range(1200):
         assert confirms(leader, asked(), after_s=3)
     leader.fetch("b", 2, request_id=80 + 3600 * S, awaits_more=True)
-    assert leader.has(do.SendFetchResponse)
+    assert leader.has(do.KeepFetch)
     assert leader.replica._role.desk.followers["b"].last_request_id == 80 + 3600 * S
 
 

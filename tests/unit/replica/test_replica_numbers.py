@@ -22,7 +22,7 @@ liftpy.replica.intake: RECORD_OVERHEAD_BYTES 32, _NODE_PARTS 2, _FULL 0.75, _PAT
   NodeIntake.released_bytes 0, NodeIntake.full_count 0
 liftpy.replica.lag: ABSENCES 2, STAY_AT_LEAST 2, _PATIENCE 6, wanted_isr(by_quorum) no, wanted_isr(replica_count) 1,
   wanted_isr(min_isr) 1
-liftpy.replica.leader: _LAG_CHECKS_PER_LAG_TIME 4, _NOTICE_DELAY_NS 5e6, _ISR_RETRY_NS 250e6, _PROBE_AGAIN_NS 0.1e9,
+liftpy.replica.leader: _LAG_CHECKS_PER_LAG_TIME 4, _NOTICE_DELAY_NS 2e6, _ISR_RETRY_NS 250e6, _PROBE_AGAIN_NS 0.1e9,
   _ASIDE_AGAIN_NS 10e9, _HAND_OVER_AGAIN_NS 3e9, _RELEASE_BYTES 1Mi
 liftpy.replica.lineage: Judgement.end_offset 0
 liftpy.replica.local_log: LocalLog.log_start_offset 0, LocalLog.log_end_offset 0, LocalLog.flushed_end_offset 0,
@@ -34,7 +34,7 @@ liftpy.replica.progress: REACH_NS 10e9, DOUBT_NS 5e9, FollowerProgress.copy_epoc
   FollowerProgress.live no, FollowerProgress.was_caught_up no, FollowerProgress.last_fetch_ns 0,
   FollowerProgress.last_asked_ns 0, FollowerProgress.absences 0, FollowerProgress.probed no, FollowerProgress.progressed_ns 0,
   FollowerProgress.mark_end_offset -1, FollowerProgress.mark_ns 0, FollowerProgress.log_end_offset_at_last_fetch 0,
-  FollowerProgress.last_request_id 0, FollowerProgress.last_request_ns 0, FollowerProgress.told_high_watermark -2
+  FollowerProgress.last_request_id 0, FollowerProgress.last_request_ns 0, FollowerProgress.told_high_watermark -2, FollowerProgress.owed_ns 0
 liftpy.replica.quiet: MAX_PER_QUESTION 512, MISSES 2, ASK_AGAIN_NS 60e9, QUIET_WAIT 0.6, _Link.asked_ns 0, _Link.misses 0
 liftpy.replica.reads: MAX_WAIT_MS 30000, MAX_WAITING 4Ki, MAX_WAITING_BYTES 32Mi, MAX_REQUEST_BYTES 11520, WAITING_COST_BYTES
   1500, _HEADER_ROOM_BYTES 4Ki, _DEFAULT_BYTES 1Mi, ReadBudget.max_bytes 32Mi, ReadBudget.used_bytes 0, Reads._head(error) 0
