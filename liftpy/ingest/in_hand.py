@@ -23,6 +23,8 @@ class IngestCounters:
     """Answered with a negative ack for another reason."""
     duplicates: int = 0
     """Left out, because a record with their message id is stored or in hand."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that nobody waits for, and that are not stored."""
 
@@ -41,3 +43,5 @@ class InHand:
     """(record index, publisher) who have sent one of them again meanwhile."""
     numbering: Numbering | None = None
     """By a producer."""
+    arrived_ns: int = 0
+    """Monotonic."""

@@ -29,6 +29,7 @@ from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
 from liftpy.ingest.sorting import TakenOver
+from liftpy.instruments import PublishTimes
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
@@ -72,6 +73,7 @@ class Ingest:
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         may_leave: Callable[[], bool] = lambda: False,
+        times: PublishTimes | None = None,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -85,6 +87,7 @@ class Ingest:
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
         self._on_drop = on_drop
+        self.times = times or PublishTimes()
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters()
         self._listener: Subscription | None = None
@@ -215,6 +218,7 @@ class Ingest:
             self._listener = None
         self._left = False
         self._taken_over = None
+        self.times.forget()
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()
@@ -320,7 +324,8 @@ class Ingest:
         token = self._next_token
         self._next_token += 1
         asks = any(other.sequence is not None for other in columns.of_others.values())
-        self._tokens[token] = in_hand = InHand(body, columns.publishers, columns.ids, asks, numbering=numbering)
+        in_hand = InHand(body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.times.now_ns())
+        self._tokens[token] = in_hand
         if columns.ids:
             self._derived.ids.hold_in_hand(columns.ids.values())
             for index, message_id in columns.ids.items():
@@ -507,6 +512,7 @@ class Ingest:
                 publishers = replace(publishers, replies=kept)
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
+            self._count_as_refused(RejectReason.OVERLOADED, len(messages) - plain)
             if self._may.refuse_for_now():
                 self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self._count_dropped(RejectReason.OVERLOADED, plain)
@@ -518,6 +524,10 @@ class Ingest:
     def _count_dropped(self, reason: RejectReason, count: int) -> None:
         if count:
             self._count_as(reason.name.lower(), count)
+
+    def _count_as_refused(self, reason: RejectReason, count: int) -> None:
+        if count:
+            self.counters.refused[reason.name.lower()] += count
 
     def _count_as(self, name: str, count: int) -> None:
         self.counters.dropped[name] += count
@@ -532,6 +542,7 @@ class Ingest:
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
         plain = publishers.plain_count
         self._count_dropped(reason, plain)
+        self._count_as_refused(reason, publishers.record_count - plain)
         if reason is RejectReason.OVERLOADED:
             self.counters.overloaded += publishers.record_count
         else:
@@ -556,7 +567,7 @@ class Ingest:
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
-        self._acks.add(base_offset, in_hand.publishers)
+        self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
         self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
         for index, publishers in in_hand.again:
@@ -564,6 +575,11 @@ class Ingest:
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1
+        self.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW, inclusive, has risen."""
+        self.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""

@@ -816,26 +816,6 @@ _DRAWN = {
             "a batch query leaves records out in silence",
         ),
     ],
-    "sidecar/status/metrics.py": [
-        (
-            "on the loop and not",
-            'text, value=int(place["on_loop"]))',
-            'text, value=int(not place["on_loop"]))',
-            "an operator looks for a slow disk",
-        ),
-        (
-            "connections are not shown",
-            '        yield from self._connections(report["connections"])\n',
-            "",
-            "alerts on the bus never fire",
-        ),
-        (
-            "every traffic is the same",
-            'f"nats-py\'s {name}.", value=nats[name])',
-            'f"nats-py\'s {name}.", value=nats["in_msgs"])',
-            "graphs of traffic are wrong",
-        ),
-    ],
     "sidecar/status/report.py": [
         (
             "the bytes of one link",
