@@ -38,7 +38,7 @@ class Histogram:
         self.total += value * times
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Instruments:
     """Of one node, all its partitions together; seconds where nothing else is said."""
 

@@ -282,12 +282,19 @@ class Node:
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(
-            settings=settings,
+        self.status.reporter = self._make_reporter(links, group, partitions)
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping.start()
+        self._scrub.start()
+
+    def _make_reporter(self, links: Links, group: MetadataGroup, partitions: Partitions) -> Reporter:
+        return Reporter(
+            settings=self.settings,
             incarnation=self.incarnation,
             group=group,
             links=links,
-            partitions=self.partitions,
+            partitions=partitions,
             counters=self.counters,
             scrub=self._scrub,
             descriptors=self._descriptors,
@@ -299,10 +306,6 @@ class Node:
             read_budget=self._read_budget,
             cluster_watch=self._cluster_watch,
         )
-        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
-        self._housekeeping.start()
-        self._scrub.start()
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
         return QuietTalk(

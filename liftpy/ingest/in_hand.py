@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.derived_part import Numbering
+from liftpy.instruments import PublishTimes
 from liftpy.wire.batch import Body
 
 
@@ -27,6 +29,19 @@ class IngestCounters:
     """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that nobody waits for, and that are not stored."""
+    on_drop: Callable[[str, int], None] = lambda reason, count: None
+    times: PublishTimes = field(default_factory=PublishTimes)
+
+    def drop(self, reason: str, count: int) -> None:
+        """So many that nobody waits for are not stored."""
+        if count:
+            self.dropped[reason] += count
+            self.on_drop(reason, count)
+
+    def refuse(self, reason: str, count: int) -> None:
+        """So many that somebody waits for are not stored."""
+        if count:
+            self.refused[reason] += count
 
 
 @dataclass(slots=True)

@@ -86,10 +86,8 @@ class Ingest:
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
-        self._on_drop = on_drop
-        self.times = times or PublishTimes()
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
-        self.counters = IngestCounters()
+        self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._listener: Subscription | None = None
         self._taken_over: TakenOver | None = None
         """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
@@ -218,7 +216,7 @@ class Ingest:
             self._listener = None
         self._left = False
         self._taken_over = None
-        self.times.forget()
+        self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()
@@ -324,7 +322,9 @@ class Ingest:
         token = self._next_token
         self._next_token += 1
         asks = any(other.sequence is not None for other in columns.of_others.values())
-        in_hand = InHand(body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.times.now_ns())
+        in_hand = InHand(
+            body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.counters.times.now_ns()
+        )
         self._tokens[token] = in_hand
         if columns.ids:
             self._derived.ids.hold_in_hand(columns.ids.values())
@@ -403,7 +403,7 @@ class Ingest:
         if not ids.is_blind(now_wall_ns):
             self._refuse(columns.publishers, Unfit(RejectReason.OVERLOADED, why, (503, 10023)))
         else:  # it may be stored: nobody may be told no [A2]
-            self._count_as(IDS_LOST, columns.publishers.record_count)
+            self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
@@ -512,26 +512,14 @@ class Ingest:
                 publishers = replace(publishers, replies=kept)
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
-            self._count_as_refused(RejectReason.OVERLOADED, len(messages) - plain)
+            self.counters.refuse("overloaded", len(messages) - plain)
             if self._may.refuse_for_now():
                 self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
-        self._count_dropped(RejectReason.OVERLOADED, plain)
+        self.counters.drop("overloaded", plain)
 
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""
-        self._count_as(INGEST_OVERFLOW, count)
-
-    def _count_dropped(self, reason: RejectReason, count: int) -> None:
-        if count:
-            self._count_as(reason.name.lower(), count)
-
-    def _count_as_refused(self, reason: RejectReason, count: int) -> None:
-        if count:
-            self.counters.refused[reason.name.lower()] += count
-
-    def _count_as(self, name: str, count: int) -> None:
-        self.counters.dropped[name] += count
-        self._on_drop(name, count)
+        self.counters.drop(INGEST_OVERFLOW, count)
 
     def _refuse(self, publishers: Publishers, unfit: Unfit) -> None:
         self._count_refused(publishers, unfit.reason)
@@ -541,8 +529,8 @@ class Ingest:
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
         plain = publishers.plain_count
-        self._count_dropped(reason, plain)
-        self._count_as_refused(reason, publishers.record_count - plain)
+        self.counters.drop(reason.name.lower(), plain)
+        self.counters.refuse(reason.name.lower(), publishers.record_count - plain)
         if reason is RejectReason.OVERLOADED:
             self.counters.overloaded += publishers.record_count
         else:
@@ -575,17 +563,17 @@ class Ingest:
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1
-        self.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
+        self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
 
     def committed(self, high_watermark: int) -> None:
         """HW, inclusive, has risen."""
-        self.times.committed(high_watermark)
+        self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
         in_hand = self._taken_out(token)
         if in_hand is not None and reason is not None:
-            self._count_dropped(reason, in_hand.publishers.plain_count)
+            self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:

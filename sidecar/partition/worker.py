@@ -133,8 +133,7 @@ class PartitionWorker:
         self._node = node
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
-        own_subject = data_subject(subject, key.partition)
-        node_id = node.settings.node_id
+        own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
         """Give the replica an event."""

@@ -1,4 +1,4 @@
-"""How late the node's event loop is: a timer ten times a second says it, and that the loop turns at all.
+"""How late the node's event loop is: a timer ten times a second says it.
 
 The same timer looks who leads the metadata group, so that changes of that are counted.
 """
@@ -6,7 +6,6 @@ The same timer looks who leads the metadata group, so that changes of that are c
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from liftpy.instruments import Instruments
@@ -23,8 +22,6 @@ class LoopWatch:
         self._leader = ""
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self.turned_at = time.monotonic()
-        """When the loop was here last."""
 
     def start(self) -> None:
         """Begin."""
@@ -36,7 +33,6 @@ class LoopWatch:
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
-        self.turned_at = time.monotonic()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)

@@ -109,10 +109,3 @@ def by_partition(partitions: list[dict[str, Any]]) -> bytes:
             family.add_metric([row["stream"], str(row["partition"])], value)
         made.append(family)
     return text_of(made)
-
-
-def series_count(found: Figures) -> int:
-    """How many series ``exposition`` shows, but for those of the process."""
-    numbers = sum(map(len, found.numbers.values()))
-    buckets = sum(len(histogram.counts) + 2 for row in found.histograms.values() for histogram in row.values())
-    return numbers + buckets

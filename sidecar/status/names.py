@@ -1,14 +1,13 @@
 """Every metric of a node: its name (``liftpy_`` before it), kind, labels, and what it says. docs/metrics.md shows the same table.
 
 A label's values come from code, and of one label there are at most ``MOST_VALUES``: what comes later is counted as ``(other)``, so that
-a node has at most ``MOST_SERIES`` series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.
+a node has at most 500 series, whatever it holds. ``stream`` is a label only where ``metrics_streams`` asks for it.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_SERIES = 500
 MOST_VALUES = 18
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
