@@ -7,12 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.ingest.acks import Publishers
+from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_part import Numbering
 from liftpy.instruments import PublishTimes
 from liftpy.wire.batch import Body
 
+RECORD_OVERHEAD_BYTES = 24
+"""What a record adds to its columns at most, besides its bytes."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class IngestCounters:
     """For status and metrics; all counts since the process started."""
 
@@ -60,3 +64,9 @@ class InHand:
     """By a producer."""
     arrived_ns: int = 0
     """Monotonic."""
+
+
+def message_size_bytes(message: RawMessage) -> int:
+    """About what it takes in a batch."""
+    subject, _, payload, headers = message
+    return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES

@@ -21,7 +21,7 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
-from liftpy.ingest.in_hand import IngestCounters, InHand
+from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, message_size_bytes
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
@@ -37,8 +37,6 @@ from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
-_RECORD_OVERHEAD_BYTES = 24
-"""What a record adds to its columns at most, besides its bytes."""
 _UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
@@ -141,7 +139,7 @@ class Ingest:
             self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
         if taken.fresh:
             self._raw = taken.fresh
-            self._raw_bytes = sum(map(_size_bytes, taken.fresh))
+            self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
     def settle(self) -> None:
@@ -230,7 +228,7 @@ class Ingest:
             self._overload([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))
-        self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
+        self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
             self._drain_soon()
 
@@ -250,7 +248,7 @@ class Ingest:
             self._take(raw[start:end])
             start = end
         if start < len(raw) and self._listener is not None:
-            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(_size_bytes, raw[:start]))
+            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
             self._drain_soon()
 
     def _drain_soon(self) -> None:
@@ -272,7 +270,7 @@ class Ingest:
         """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
         total = 0
         for index in range(start, min(len(raw), start + self._config.batch_max_records)):
-            total += _size_bytes(raw[index])
+            total += message_size_bytes(raw[index])
             if total > batch_bytes:
                 return max(index, start + 1)
         return min(len(raw), start + self._config.batch_max_records)
@@ -594,8 +592,3 @@ class Ingest:
                 if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
                     del self._ids_in_hand[message_id]
         return in_hand
-
-
-def _size_bytes(message: RawMessage) -> int:
-    subject, _, payload, headers = message
-    return len(subject) + len(payload) + len(headers) + _RECORD_OVERHEAD_BYTES

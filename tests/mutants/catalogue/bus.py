@@ -214,7 +214,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/ingest.py",
-        ("headers are free", "self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES", "self._raw_bytes += len(payload)", "a flood of empty messages has no bound"),
+        ("headers are free", "self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES", "self._raw_bytes += len(payload)", "a flood of empty messages has no bound"),
         ("one record more than the bound", "if total > batch_bytes:\n                return max(index, start + 1)", "if total > batch_bytes:\n                return index + 1", "batches are larger than one message"),
         ("whoever was confirmed before", "self.heard = self.heard or listener is self._listener", "self.heard = True", "a leader that came back answers reads before its subscription stands"),
         ("overloads answer without a lease", "            if self._may.refuse_for_now():\n                self._acks.reject(publishers", "            if True:\n                self._acks.reject(publishers", "a publisher is told no although the next leader stored it"),

@@ -356,13 +356,13 @@ _DRAWN = {
     "liftpy/ingest/ingest.py": [
         (
             "one message too many in a batch",
-            "        for index in range(start, min(len(raw), start + self._config.batch_max_records)):\n            total += _size",
-            "        for index in range(start, min(len(raw), start + self._config.batch_max_records + 1)):\n            total += _size",
+            "        for index in range(start, min(len(raw), start + self._config.batch_max_records)):\n            total += message_size",
+            "        for index in range(start, min(len(raw), start + self._config.batch_max_records + 1)):\n            total += message_size",
             "a batch is larger than its bound",
         ),
         (
             "bytes that nobody counted",
-            "self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES",
+            "self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES",
             "self._raw_bytes += len(payload)",
             "many small publishes pass the bound of memory",
         ),
