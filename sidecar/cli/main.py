@@ -40,6 +40,7 @@ COMMANDS = {
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
     "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),
+    "bench": ("sidecar.cli.bench", "Measure liftpy beside JetStream on this machine."),
     "demo": ("sidecar.cli.demo", "Show the whole way once: publish, replicate, read back, compute."),
 }
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""

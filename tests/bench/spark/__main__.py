@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.session import local_session
+from sidecar.bench.jetstream import JetStreamCluster
 from tests.bench.peer import consume
-from tests.bench.peer.jetstream import JetStreamCluster
 from tests.bench.spark import runs
 from tests.bench.spark.prepared import PreparedSource
 from tests.bench.spark.runs import Meter, Run
@@ -116,7 +116,7 @@ class Bench:
 
     def _pull(self, size_bytes: int) -> Run:
         assert self._jetstream is not None
-        words = [sys.executable, "-m", "tests.bench.peer.consumer", str(self._jetstream.port)]
+        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self._jetstream.port)]
         found = consume.measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
         return Run(found["acked"], found["took_s"], found["all_cpu_s"])
 
