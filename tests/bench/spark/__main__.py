@@ -55,7 +55,7 @@ class Bench:
         jars = self._jars() if not given.alone else []
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._spark = local_session(
-            "bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
+            "bench", fast_start=given.quick, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
         )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
@@ -187,6 +187,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--latencies", type=int, default=15, help="records of a round whose latency is taken")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
+    parser.add_argument("--quick", action="store_true", help="a JVM that starts soon and computes slowly: figures say little")
     parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(words)
