@@ -61,7 +61,7 @@ def test_a_compressed_stream_travels_compressed_to_executors(shared_cluster: Dev
     made = asyncio.run(publish())
     link = link_to(Access(servers=shared_cluster.nats_url, namespace=shared_cluster.namespace))
     partition = made.partitions[0]
-    wanted = PlannedRange(stream_name, made.uid, 0, 0, len(values), 0, partition.leader, tuple(partition.replicas))
+    wanted = PlannedRange(stream_name, made.uid, 0, 0, len(values), 1 << 30, partition.leader, tuple(partition.replicas))
     slices = [piece for pieces in read_range(link, wanted, FetchRules(patience_s=30.0)) for piece in pieces]
     assert [record.value for piece in slices for record in piece.records()] == values
     headers = [piece.batch.header for piece in slices]

@@ -33,8 +33,8 @@ from tests.system.spark_source.judge import Reach, Row, complaints
 
 STREAM, MADE_AGAIN, BESIDE = "kept", "pattern-a", "pattern-b"
 PARTITIONS, REPLICAS, NODES = 2, 3, 4
-_RATE, _TOGETHER = 2000, 200
-_TASK_RECORDS = "500"
+_RATE, _TOGETHER = 800, 100
+_TASK_RECORDS = "1000"
 _LEFT_RECORDS = 3000
 """Of a partition, by retention, from the first round on."""
 _STEP_S = 180.0
