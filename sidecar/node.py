@@ -23,12 +23,15 @@ from liftpy.client.ending import end_tasks
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
+from liftpy.cluster.watched import ClusterWatch
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
+from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
 from liftpy.replica.intake import NodeIntake
+from liftpy.replica.reads import ReadBudget
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -52,6 +55,7 @@ from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
+from sidecar.partition.counted import NodeCounts, StreamLabels
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
@@ -69,6 +73,7 @@ from sidecar.partition.worker import NodeTools
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
 from sidecar.settings import NodeSettings, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
+from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.tasks import attended, fatal_on
 
@@ -89,6 +94,9 @@ class Node:
         self.settings = settings
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
+        self.instruments = Instruments()
+        self._cluster_watch = ClusterWatch(self.instruments.failovers)
+        self._loop_watch = LoopWatch(self.instruments, lambda: self.group.leader if self.group is not None else "")
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: GroupThread | None = None
@@ -107,6 +115,7 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
         self._intake = NodeIntake()
+        self._read_budget = ReadBudget()
         self._drops = Drops()
         self._links: Links | None = None
         self._thread: GroupThread | None = None
@@ -118,7 +127,7 @@ class Node:
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._timers = Timers()
-        self._flush_times = NodeFlushTimes(self.counters)
+        self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
         self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of)
@@ -132,6 +141,7 @@ class Node:
         """Bring everything up; return what ``--json`` says when the node is ready."""
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
+        self._loop_watch.start()
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder)
         self._identity = identity = NodeFile(folder, settings.node_id)
@@ -140,12 +150,17 @@ class Node:
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
+        began = time.monotonic()
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop))
         try:  # side by side: the group may have to elect a leader first, which is waiting
-            self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
+            self._thread = GroupThread(
+                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments),
+                self.instruments,
+            )
             self.group = await self._thread.open(self.fatal)
             self._membership = Membership(settings, self.group, self._heard, self.fatal)
             await asyncio.shield(recovery)
+            self.instruments.recovery_s = time.monotonic() - began
         finally:
             await end_tasks([recovery])
         held = self._recovered.names.__contains__
@@ -172,6 +187,8 @@ class Node:
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
+        self._watch_cluster(self.group.image, self.group.image)
+        self.group.watch(self._watch_cluster)
         self._coordinators.follow(ClusterImage(), self.group.image)
         self.group.watch(self._coordinators.follow)
         await self.partitions.settled()
@@ -185,6 +202,10 @@ class Node:
             self._jetstream.open()
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
+        if self.group is not None and self.group.is_controller:
+            self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: DataFolder) -> None:
         """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
@@ -240,8 +261,11 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(links.reads, self.subjects, self._inboxes, self._timers, self.counters),
+            reads=ReadTools(
+                links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments
+            ),
             flush_place=self._flush_place,
+            instruments=self.instruments,
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
@@ -252,29 +276,36 @@ class Node:
             recovered=self._recovered,
             promises=promises,
         )
-        self.partitions = Partitions(tools)
+        self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)))
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(
-            settings=settings,
+        self.status.reporter = self._make_reporter(links, group, partitions)
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping.start()
+        self._scrub.start()
+
+    def _make_reporter(self, links: Links, group: MetadataGroup, partitions: Partitions) -> Reporter:
+        return Reporter(
+            settings=self.settings,
             incarnation=self.incarnation,
             group=group,
             links=links,
-            partitions=self.partitions,
+            partitions=partitions,
             counters=self.counters,
             scrub=self._scrub,
             descriptors=self._descriptors,
             flush_times=self._flush_times,
             flush_place=self._flush_place,
             coordinators=self._coordinators,
+            instruments=self.instruments,
+            intake=self._intake,
+            read_budget=self._read_budget,
+            cluster_watch=self._cluster_watch,
         )
-        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
-        self._housekeeping.start()
-        self._scrub.start()
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
         return QuietTalk(
@@ -404,6 +435,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loop_watch.close()
         self._unwatch()
         took_s = time.monotonic() - began
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)

@@ -152,7 +152,8 @@ LARGE_CLASSES = {
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "liftpy.testing.process.Process": "26: what one life of a simulated node has",
-    "sidecar.partition.worker.NodeTools": "27: what all partitions of a node share",
+    "sidecar.partition.set.Partitions": "26: what runs, what is to run, and what they have counted",
+    "sidecar.partition.worker.NodeTools": "28: what all partitions of a node share",
 }
 
 

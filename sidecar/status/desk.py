@@ -1,6 +1,7 @@
 """Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus.
+The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus, of one
+stream by partition ``/metrics/partitions?stream=S``.
 The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
 """
 
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
@@ -21,7 +22,8 @@ from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.settings import STATUS_OFF, NodeSettings
-from sidecar.status.metrics import exposition
+from sidecar.status.figures import NodeFigures
+from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
 
 _HOST = "127.0.0.1"
@@ -46,6 +48,7 @@ class StatusDesk:
         self._server: asyncio.Server | None = None
         self._connections = 0
         self.reporter: Reporter | None = None
+        self._figures: NodeFigures | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -77,7 +80,8 @@ class StatusDesk:
         try:
             if self._connections <= _MAX_CONNECTIONS:
                 request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_TIMEOUT_S)
-                writer.write(self._respond(request))
+                answer = self._respond(request)
+                writer.write(answer if isinstance(answer, bytes) else await answer)
                 await asyncio.wait_for(writer.drain(), _REQUEST_TIMEOUT_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a visitor that goes away or speaks no HTTP
@@ -85,26 +89,35 @@ class StatusDesk:
             self._connections -= 1
             writer.close()
 
-    def _respond(self, request: bytes) -> bytes:
+    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
+        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        if self._figures is None:
+            self._figures = NodeFigures(reporter)
+        found = await self._figures.gather()
+        return _http("200 OK", _TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
+
+    def _respond(self, request: bytes) -> bytes | Awaitable[bytes]:
         words = request.split(b"\r\n", 1)[0].split()
         pages: dict[bytes, Callable[[Reporter, _Part], tuple[str, bytes]]] = {
             b"/": lambda r, part: (_HTML, _page(r.page(*part), part[1])),
             b"/status": lambda r, part: (_JSON, json.dumps(r.page(*part)).encode()),
-            b"/metrics": lambda r, _: (_TEXT, exposition(r)),
+            b"/metrics/partitions": lambda r, _: (_TEXT, by_partition(r.of_stream(_stream(query), MOST_PARTITIONS))),
         }
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if _host_of(request) not in _OWN_NAMES:
             return _http("421 Misdirected Request", _TEXT, b"this page has the names 127.0.0.1 and localhost only\n")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
-        if path not in pages:
-            return _http("404 Not Found", _TEXT, b"/, /status and /metrics\n")
+        if path not in pages and path != b"/metrics":
+            return _http("404 Not Found", _TEXT, b"/, /status, /metrics and /metrics/partitions?stream=S\n")
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
             return _http("400 Bad Request", _TEXT, text.encode())
         if self.reporter is None:
             return _http("503 Service Unavailable", _TEXT, b"starting\n")
+        if path == b"/metrics":
+            return self._metrics(self.reporter, words[0] == b"GET")
         kind, body = pages[path](self.reporter, part)
         return _http("200 OK", kind, body if words[0] == b"GET" else b"")
 
@@ -157,6 +170,10 @@ def _part(query: bytes) -> _Part | None:
     except ValueError:
         return None
     return (after, wanted) if slash and 1 <= wanted <= MOST_ON_A_PAGE else None
+
+
+def _stream(query: bytes) -> str:
+    return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
 def _http(status: str, kind: str, body: bytes) -> bytes:

@@ -1,0 +1,61 @@
+"""Bugs in what operators see and are told: metrics, health, logs, bounds of a node."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import rows
+
+_METRICS = ("tests/unit/node/test_metrics.py",)
+
+MUTANTS = [
+    *rows(
+        "sidecar/partition/counted.py",
+        ("who is gone takes its counts along", "        self.ended.add(self.labels.of(worker.key.stream), worker)\n", "", "counters fall when a stream is deleted"),
+        ("labels of streams are not bounded", "len(self._given) < MOST_LABELS and any", "any", "ten thousand streams make ten thousand series"),
+        ("all streams have labels", "any(fnmatchcase(stream, pattern) for pattern in self.patterns)", "True", "a stream that nobody asked for costs series"),
+        ("refusals are not summed", "            self.refused.update(ingest.refused)\n", "            pass\n", "nobody is alerted that publishes are refused"),
+        tests=_METRICS,
+    ),
+    *rows(
+        "sidecar/partition/set.py",
+        ("a partition that is stopped counts nowhere", "        self.counts.has_ended(worker)\n", "        self.counts.ending.remove(worker)\n", "counters fall when a stream is deleted"),
+        tests=_METRICS,
+    ),
+    *rows(
+        "sidecar/status/figures.py",
+        ("a partition that is being stopped is left out", "        for worker in ending:\n            counts.add(labels.of(worker.key.stream), worker)\n", "", "counters fall while a log is closed"),
+        ("gathering keeps the loop", "                await asyncio.sleep(0)\n", "", "a scrape of thousands of partitions delays acks"),
+        ("labels have no bound", "            if len(given) >= self._most:\n                return OTHERS\n", "", "a node makes as many series as there are reasons"),
+        ("a source that begins anew makes a counter fall", "            self._before += self._last\n", "            pass\n", "a change of role looks like a restart"),
+        ("followers count as under-replicated", "        if role is RoleName.LEADER and state is not None:\n", "        if state is not None:\n", "one short ISR counts on each node"),
+        ("commits that stand still look well", "row[5] += spare < 0", "row[5] += spare < -1", "the page alert does not fire"),
+        ("an ISR with nobody to spare looks whole", "spare == 0 and len", "spare == 1 and len", "the warning comes too late"),
+        ("learners are followers", "            if state is not None and state.copy_of(worker.node_id):\n", "            if False:\n", "a copy under way looks like a replica"),
+        ("errors of servers have their own words as labels", '"server" if kind.startswith("server: ") else "other"', 'kind', "labels are unbounded free text"),
+        ("lag is the last partition's", "row[2] = max(row[2], records)", "row[2] = records", "the slowest follower is not seen"),
+        ("messages count as bytes", 'found.put("nats_bytes_total", nats[f"{direction}_bytes"]', 'found.put("nats_bytes_total", 1 + nats[f"{direction}_msgs"]', "graphs of traffic are wrong"),
+        tests=_METRICS,
+    ),
+    *rows(
+        "sidecar/status/metrics.py",
+        ("buckets are not added up", "map(float, accumulate(histogram.counts))", "map(float, histogram.counts)", "percentiles of graphs are far too low"),
+        ("a stream's partitions are not bounded", "shown = partitions[:MOST_PARTITIONS]", "shown = partitions", "one scrape brings a hundred thousand series"),
+        ("everybody leads", 'int(row["role"] == "LEADER")', "1", "who leads can't be told"),
+        tests=_METRICS,
+    ),
+    *rows(
+        "liftpy/instruments.py",
+        ("a value on a bound counts above it", "bisect_left(self.bounds, value)", "bisect_left(self.bounds, value + 1e-9)", "buckets are not Prometheus's"),
+        ("a batch counts as one record", "instruments.queued.observe((now_ns - arrived_ns) * _S, record_count)", "instruments.queued.observe((now_ns - arrived_ns) * _S)", "large batches weigh nothing"),
+        ("another leader's commits count", "        self._uncommitted.clear()\n", "        pass\n", "commit times of minutes after a fail-over"),
+        ("what is above HW counts as committed", "while waiting and waiting[0][0] <= high_watermark:", "while waiting:", "commits look faster than they are"),
+        tests=_METRICS,
+    ),
+    *rows(
+        "liftpy/cluster/watched.py",
+        ("a hand-over is an election", 'return "transfer" if before and before != new.leader and before in new.isr else "clean"', 'return "clean"', "each planned move raises an alarm"),
+        ("unclean elections are clean", 'kind = "unclean" if change.key in self._unclean else _kind(old, new)', "kind = _kind(old, new)", "lost records alert nobody"),
+        ("a fail-over lasts no time", "            self._without.setdefault(change.key, now_ns)\n", "            self._without[change.key] = now_ns\n", "slow elections are not seen"),
+        ("what is offline stays so", "        for state, step in ((old, -1), (new, 1)):\n", "        for state, step in ((old, 0), (new, 1)):\n", "an alert never ends"),
+        tests=("tests/unit/cluster/test_watched.py",),
+    ),
+]  # fmt: skip
