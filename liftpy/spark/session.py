@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 _JAVA_ANSWER_S = 20.0
-_FAST_START = (
+FAST_START = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
     " -XX:+IgnoreUnrecognizedVMOptions"
 )
@@ -62,7 +62,7 @@ def local_session(
     else:
         laptop = {name: value for name, value in laptop.items() if name not in _LOOPBACK}
     builder = SparkSession.builder.appName(app_name).master(master)
-    chosen = {**laptop, **({"spark.driver.extraJavaOptions": _FAST_START} if fast_start else {}), **(settings or {})}
+    chosen = {**laptop, **({"spark.driver.extraJavaOptions": FAST_START} if fast_start else {}), **(settings or {})}
     for name, value in chosen.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()

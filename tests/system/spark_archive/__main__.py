@@ -27,6 +27,7 @@ from liftpy.client import Client
 from liftpy.spark.pipelines.naming import DATA, batch_mark, end_mark
 from liftpy.spark.pipelines.opening import state_of, table_at
 from liftpy.spark.pipelines.orphans import find_orphans, remove_orphans
+from liftpy.spark.session import FAST_START
 from liftpy.strict_json import load_json
 from sidecar.dev.cluster import DevCluster
 from tests.system import spark_rounds
@@ -64,7 +65,7 @@ class Archive(SparkDriver):
         self.table = folder / "table"
         options = ["--table", str(self.table), "--nats", url, "--every", "0", "--batch-records", str(_BATCH_RECORDS)]
         options += ["--master", "local[2]", "--orphan-age", "0.5", "--json"]
-        for setting in ("spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", f"spark.local.dir={folder}"):
+        for setting in (f"spark.driver.extraJavaOptions={FAST_START}", f"spark.local.dir={folder}"):
             options += ["--conf", setting]
         command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "spark", "archive", STREAM, *options]
         super().__init__(command, folder, self.table / "_checkpoint")

@@ -57,7 +57,7 @@ def test_a_local_session_is_small_and_of_this_interpreter(builder: Builder, monk
     found: Any = session.local_session("app", settings=given)
     assert found is builder
     assert builder.said == {
-        "app": "app", "master": "local[2]", **session.LAPTOP_SETTINGS, "spark.driver.extraJavaOptions": session._FAST_START, **given,
+        "app": "app", "master": "local[2]", **session.LAPTOP_SETTINGS, "spark.driver.extraJavaOptions": session.FAST_START, **given,
     }  # fmt: skip
     assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("kept", "kept")
     builder.said.clear()
