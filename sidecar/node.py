@@ -24,6 +24,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
 from liftpy.cluster.watched import ClusterWatch
+from liftpy.health import Signs
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
@@ -70,11 +71,13 @@ from sidecar.partition.services import ServiceDesk
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
-from sidecar.restarting import EXIT_TO_REPAIR, momentary
-from sidecar.settings import NodeSettings, was_said_to_be_open
+from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
+from sidecar.settings import NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
+from sidecar.status.health import Health, LastHeard
 from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
+from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
 
 logger = logging.getLogger("liftpy.node")
@@ -101,6 +104,13 @@ class Node:
         self.partitions: Partitions | None = None
         self.group: GroupThread | None = None
         self.status = StatusDesk(settings)
+        self.health = self.status.health = Health(
+            self._signs, lambda: () if self.partitions is None else self.partitions.replicas()
+        )
+        self.supervisor = Supervisor(*supervised())
+        self._metadata_heard = LastHeard()
+        self._opened = False
+        """What the image showed at the start."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
@@ -142,6 +152,7 @@ class Node:
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._loop_watch.start()
+        self.supervisor.start(self.health.live, self.health.ready, self._doing)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder)
         self._identity = identity = NodeFile(folder, settings.node_id)
@@ -192,6 +203,7 @@ class Node:
         self._coordinators.follow(ClusterImage(), self.group.image)
         self.group.watch(self._coordinators.follow)
         await self.partitions.settled()
+        self._opened = True
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
@@ -202,6 +214,29 @@ class Node:
             self._jetstream.open()
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _signs(self) -> Signs:
+        """For health."""
+        workers = list(self.partitions) if self.partitions is not None else []
+        return Signs(
+            failure=str(self._failure or ""),
+            longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
+            registered=self.incarnation > 0,
+            nats=self._links is not None and self._links.are_up,
+            metadata_heard_s=self._metadata_heard.age_s,
+            session_s=self.settings.replication.session_s,
+            opening=self.partitions.opening_count if self.partitions is not None else 0,
+            opened=self._opened,
+            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+        )
+
+    def _doing(self) -> str:
+        """What a start is at, in words; '': nothing that takes long."""
+        done, count = self._recovered.progress
+        if not self.incarnation and done < count:
+            return f"recovering log {done + 1} of {count}"
+        opening = self.partitions.opening_count if self.partitions is not None and not self._opened else 0
+        return f"opening partitions, {opening} left" if opening else ""
 
     def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.group is not None and self.group.is_controller:
@@ -356,6 +391,7 @@ class Node:
             services.reported(report)
 
     def _heard(self, sent_ns: int) -> None:
+        self._metadata_heard.now()
         if self.partitions is not None:
             self.partitions.metadata_heard(sent_ns)
 
@@ -390,6 +426,7 @@ class Node:
     async def stop(self) -> int:
         """Take everything down; return the exit code. May be called after a failed start."""
         began = time.monotonic()
+        self.supervisor.stopping()
         clean = self._failure is None and self.partitions is not None
         if self.group is not None:
             self.group.retire()
@@ -440,7 +477,7 @@ class Node:
         took_s = time.monotonic() - began
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
-            return EXIT_TO_REPAIR if momentary(self._failure) else 1
+            return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
 
 

@@ -181,6 +181,14 @@ def child_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
 
 
+def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
+    """(socket of whoever supervises this process, '' if nobody does; within how many s it wants to hear of it, 0: it does not)"""
+    environment = os.environ if environment is None else environment
+    interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
+    mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
+    return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
+
+
 def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:
     """Whether somebody else has warned that this NATS server has no authorization."""
     return bool((os.environ if environment is None else environment).get(_OPEN_NATS_SAID))

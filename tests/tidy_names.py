@@ -76,6 +76,7 @@ UNREFERENCED = {
     "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
     "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
     "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,

@@ -305,6 +305,10 @@ class Client(GivingUp, Grouping, Internals, Pauses, ServiceCalls):
             status["more"] = page.get("more", False)
         return status
 
+    async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
+        """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
+        return await self._status_page(node_id, b'{"health": true}', timeout_s)
+
     async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
         answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), question, timeout_s)
         try:

@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from sidecar.restarting import EXIT_TO_REPAIR, count_restart, pause_s
+from liftpy.errors import LiftError
+from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
 from sidecar.settings import NodeSettings, load_node_settings, restarted_environment, restarts_in_a_row
 
 logger = logging.getLogger("liftpy.node")
@@ -57,6 +58,10 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
 
     Every option is also a setting in the file and an environment variable: LIFTPY_NODE_ID, LIFTPY_DATA, LIFTPY_NATS,
     LIFTPY_CONTROLLERS... and LIFTPY_REPLICATION_<NAME> for time-outs and bounds.
+
+    Exit codes: 0 stopped cleanly; 1 failed, a restart may help; 2 wrong usage or setting; 3 nobody answered; 75 restart me, to repair;
+    78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs; 130
+    interrupted before it had started.
     """
     settings = load_node_settings(config, flags)
     _configure_logging(settings)
@@ -68,7 +73,13 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
         if as_json:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
-    code = _run(run_node(settings, say_ready))
+    try:
+        code = _run(run_node(settings, say_ready))
+    except LiftError as error:
+        if not never_again(error):
+            raise
+        click.echo(f"Error: {error}", err=True)
+        return EXIT_NEVER_AGAIN
     if code == EXIT_TO_REPAIR:
         stay_in_the_process()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)

@@ -109,6 +109,17 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._workers)
 
+    @property
+    def opening_count(self) -> int:
+        """Those that are being opened or stopped, or are to be."""
+        return len(self._busy) + len(self._deferred)
+
+    def replicas(self) -> Iterator[tuple[PartitionKey, bool]]:
+        """Those here, learners left out, and whether each is in sync."""
+        for worker in self:
+            if worker.state is not None and self._node_id in worker.state.replicas:
+                yield worker.key, worker.is_in_sync
+
     def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
         """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
         worker = self._by_name.get((stream, partition))

@@ -1,7 +1,7 @@
 """Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
 The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus, of one
-stream by partition ``/metrics/partitions?stream=S``.
+stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and stops it.
 The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
+from liftpy.health import told
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -23,6 +24,7 @@ from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.settings import STATUS_OFF, NodeSettings
 from sidecar.status.figures import NodeFigures
+from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
 
@@ -35,6 +37,7 @@ _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """In one answer over NATS, and on a page of the status port that names no other number."""
 MOST_ON_A_PAGE = 5000
+_HEALTH = (b"/livez", b"/readyz")
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -49,6 +52,7 @@ class StatusDesk:
         self._connections = 0
         self.reporter: Reporter | None = None
         self._figures: NodeFigures | None = None
+        self.health: Health | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -70,6 +74,8 @@ class StatusDesk:
                 return
             if payload == QUESTION:
                 bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
+            elif payload == ASKED and self.health is not None:
+                bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
@@ -96,6 +102,16 @@ class StatusDesk:
         found = await self._figures.gather()
         return _http("200 OK", _TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
+    def _healthy(self, path: bytes, query: bytes) -> bytes:
+        """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
+        assert self.health is not None
+        asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
+        synced = path == b"/readyz" and "synced" in asked
+        checks = self.health.synced() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
+        well = all(check.ok for check in checks)
+        body = told(checks) if "verbose" in asked or not well else "ok\n"
+        return _http("200 OK" if well else "503 Service Unavailable", _TEXT, body.encode())
+
     def _respond(self, request: bytes) -> bytes | Awaitable[bytes]:
         words = request.split(b"\r\n", 1)[0].split()
         pages: dict[bytes, Callable[[Reporter, _Part], tuple[str, bytes]]] = {
@@ -108,8 +124,10 @@ class StatusDesk:
             return _http("421 Misdirected Request", _TEXT, b"this page has the names 127.0.0.1 and localhost only\n")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
+        if path in _HEALTH and self.health is not None:
+            return self._healthy(path, query)
         if path not in pages and path != b"/metrics":
-            return _http("404 Not Found", _TEXT, b"/, /status, /metrics and /metrics/partitions?stream=S\n")
+            return _http("404 Not Found", _TEXT, b"/, /status, /livez, /readyz, /metrics and /metrics/partitions?stream=S\n")
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
