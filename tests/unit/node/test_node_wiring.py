@@ -143,7 +143,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "settings": node.settings, "incarnation": 7, "group": built.group, "links": built.links, "partitions": node.partitions,
         "counters": node.counters, "scrub": made["Scrub"], "descriptors": node._descriptors, "flush_times": node._flush_times,
         "flush_place": node._flush_place, "coordinators": node._coordinators, "instruments": node.instruments,
-        "intake": node._intake, "read_budget": node._read_budget, "cluster_watch": node._cluster_watch,
+        "intake": node._intake, "read_budget": node._read_budget, "cluster_watch": node._cluster_watch, "room": node._room,
     }  # fmt: skip
     assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
     assert built.told == [

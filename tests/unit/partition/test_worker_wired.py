@@ -49,7 +49,7 @@ class Wired:
         self.log: Any = SimpleNamespace(log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
             "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
-            "pool", "counters", "instruments", "flush_place", "promises", "step_aside", "fatal", "repair",
+            "pool", "counters", "instruments", "room", "flush_place", "promises", "step_aside", "fatal", "repair",
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n7", replication=REPLICATION), incarnation=12,
@@ -130,7 +130,12 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
         wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns,
     ]  # fmt: skip
     assert wired.joined == [wired.node.derived]
-    times = wired.given["Ingest"].pop("times")
+    times, room = wired.given["Ingest"].pop("times"), wired.given["Ingest"].pop("room")
+    assert (room.node, room._own_bytes, room._queued) == (
+        "the node's room",
+        REPLICATION.ingest_queue_bytes,
+        wired.worker._queued_bytes,
+    )
     assert (times._instruments, times.now_ns) == ("the node's instruments", clock.now_ns)
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = (
