@@ -55,7 +55,7 @@ class BoundsQuestion:
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
         """(offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
-        known = (one.lasts[key] for one in self.known if one.uids.get(key[0]) == uid and key in one.lasts)
+        known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
 
 

@@ -44,6 +44,8 @@ OPTIONS = {
     "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
     "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
     "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
+    "isolation": "committed (default), the only one: records that are not committed may vanish, and a range that is read again, after a "
+    "failure, would not have the same rows",
     "readFrom": "nearest (default): any in-sync replica, spread over them; leader: the leader only",
     "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
@@ -181,6 +183,7 @@ class SourceOptions:
                     f"load({path!r}) and the option stream = {values['stream']!r} name two streams: drop one of them"
                 )
             values["stream"] = path
+        _check_isolation(values)
         return cls(
             access=access_of(values),
             wanted=_selection(values),
@@ -277,6 +280,15 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
     if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
         raise ConfigError(f'assign = {text!r}: use JSON such as {{"orders": [0, 2]}}')
     return tuple(sorted(pairs))
+
+
+def _check_isolation(values: Mapping[str, str]) -> None:
+    """Raise ConfigError for anything but committed."""
+    if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
+        raise ConfigError(
+            "isolation = 'uncommitted' is not for Spark, which runs tasks and micro-batches again and takes what they read for the same: "
+            "records that are not committed may vanish. Leave it out here; client.consume(..., isolation=\"uncommitted\") reads them"
+        )
 
 
 def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:

@@ -41,7 +41,7 @@ from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.planning import PlannedRange, Views, cut_text, plan_ranges, resolve_ends, resolve_starts, with_epochs
+from liftpy.spark.planning import PlannedRange, Views, before_cuts, cut_text, plan_ranges, resolve_ends, resolve_starts, with_epochs
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
@@ -123,7 +123,7 @@ class LiftReader(DataSourceReader):
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
         with coded():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting=starting, ending=ending)
+            views = catalog.views(starting=starting, ending=ending, known=_known((starting, ending)))
             _check_spec_uids((starting, ending), views)
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
@@ -159,11 +159,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         with coded():
-            views = self._asked().views(starting=starting)
+            views = self._asked().views(starting=starting, known=_known((starting,)))
             _check_spec_uids((starting,), views)
             starts = resolve_starts(starting, views)
             ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
             plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
+            starts = before_cuts(starts, views)
             kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
             epochs = epochs_before(kept, _uids(views), self._asked().measure)
             return StreamOffsets(starts, _uids(views), epochs).to_json()
@@ -309,6 +310,11 @@ def _uids(views: Views) -> dict[str, str]:
 def _ends(views: Views) -> StreamOffsets:
     ends = {key: view.end_offset for key, view in views.items()}
     return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
+
+
+def _known(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
+    """What the user says of the LeaderEpochs of what was read before: the leaders look whether it still is there [R6]."""
+    return [spec.known for spec in specs if spec.known is not None]
 
 
 def _check_spec_uids(specs: tuple[OffsetSpec, ...], views: Views) -> None:

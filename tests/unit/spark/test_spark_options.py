@@ -41,6 +41,7 @@ def test_every_known_option_is_accepted() -> None:
         "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 5}}',
         "startingOffsetsByTimestampStrategy": "error", "maxRecordsPerPartition": "5", "minOffsetsPerTrigger": "5",
         "maxTriggerDelay": "5m", "maxBytesPerTrigger": "5m", "onRecreated": "earliest", "topicColumn": "false",
+        "isolation": "committed",
     }  # fmt: skip
     for name in OPTIONS:
         if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
@@ -246,3 +247,22 @@ def test_limits_of_micro_batches_mean_nothing_to_a_batch_query() -> None:
     for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
         with pytest.raises(ConfigError, match="are for streaming queries"):
             parse(**{option: "5"}).check_batch()
+
+
+def test_only_committed_records_are_read() -> None:
+    assert parse(isolation="COMMITTED") == parse()
+    with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not for Spark.*may vanish"):
+        parse(isolation="uncommitted")
+    with pytest.raises(ConfigError, match="isolation = 'dirty': use committed or uncommitted"):
+        parse(isolation="dirty")
+
+
+def test_epochs_in_given_offsets_belong_to_offsets() -> None:
+    given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
+    assert given is not None
+    assert given.known is not None
+    assert given.known.lasts == {("orders", 0): (19, 3)}
+    with pytest.raises(ConfigError, match="epochs of orders/1, for which no offset is given"):
+        parse(startingOffsets='{"orders": {"0": 20, "epochs": {"1": 3}}}')
+    with pytest.raises(ConfigError, match="is not a partition number and its offset"):
+        parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
