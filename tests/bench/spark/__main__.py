@@ -106,6 +106,9 @@ class Bench:
                         yield f"{case}, {label}", system.name, found
         if "latency" in self._cases:
             for system in (one for one in self._systems if one.streams):
+                if system is self._ours and not self._given.nodes:
+                    self._say("latency is left out: a node that serves from memory takes no records")
+                    continue
                 yield "latency", system.name, runs.latency(self._meter, self._spark, system, self._given.latencies)
         if self._jetstream is not None:
             for size in {shape.size_bytes for shape in self._shapes}:
@@ -157,6 +160,9 @@ def _row(case: str, system: str, same: list[Run]) -> Row:
     }
     if each := [one for run in same for one in run.each_ms]:
         row["p50_ms"] = statistics.median(each)
+    steps = {step: [one for run in same for one in run.steps_ms.get(step, ())] for run in same for step in run.steps_ms}
+    if steps:
+        row["steps_ms"] = {step: statistics.median(took) for step, took in sorted(steps.items())}
     return row
 
 
@@ -208,6 +214,8 @@ def main() -> None:
         if "ours_to_theirs" in row:
             line += f"  liftpy: {row['ours_to_theirs']:.2f} x, CPU {row['cpu_ours_to_theirs']:.2f} x"
         print(line)
+        if "steps_ms" in row:
+            print("    of a micro-batch: " + ", ".join(f"{step} {ms:,.0f} ms" for step, ms in row["steps_ms"].items()))
 
 
 if __name__ == "__main__":
