@@ -350,7 +350,9 @@ class Reads(Generic[Asker]):
         if request.byTimestamp:
             offset = min(offset, end_offset)
         if request.boundsOnly:
-            self._tell_bounds(asker, request, self._head(offset))
+            waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
+            if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
+                self._tell_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")

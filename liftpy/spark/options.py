@@ -44,8 +44,7 @@ OPTIONS = {
     "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
     "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
     "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
-    "isolation": "committed (default), the only one: records that are not committed may vanish, and a range that is read again, after a "
-    "failure, would not have the same rows",
+    "isolation": "committed (default), the only one: other records may vanish, a task that is run again would not have the same rows",
     "readFrom": "nearest (default): any in-sync replica, spread over them; leader: the leader only",
     "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
@@ -286,8 +285,8 @@ def _check_isolation(values: Mapping[str, str]) -> None:
     """Raise ConfigError for anything but committed."""
     if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
         raise ConfigError(
-            "isolation = 'uncommitted' is not for Spark, which runs tasks and micro-batches again and takes what they read for the same: "
-            "records that are not committed may vanish. Leave it out here; client.consume(..., isolation=\"uncommitted\") reads them"
+            "isolation = 'uncommitted' is not for Spark, which runs tasks and micro-batches again and takes what they read for the "
+            "same: records that are not committed may vanish. A Client reads them, by ReadOptions(isolation='uncommitted')"
         )
 
 

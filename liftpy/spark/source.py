@@ -41,7 +41,16 @@ from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.planning import PlannedRange, Views, before_cuts, cut_text, plan_ranges, resolve_ends, resolve_starts, with_epochs
+from liftpy.spark.planning import (
+    PlannedRange,
+    Views,
+    before_cuts,
+    cut_text,
+    plan_ranges,
+    resolve_ends,
+    resolve_starts,
+    with_epochs,
+)
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
@@ -186,7 +195,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             uids = {**begun.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
                 ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
-            return StreamOffsets(ends, uids, self._epochs_at(ends, begun, end)).to_json()
+            found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end))
+            self._asked().vouch(found)
+            return found.to_json()
 
     def _views_from(self, begun: StreamOffsets) -> Views:
         """What is there for a query that has read up to ``begun``; DataLossError if what it has read is not there any more [R6]."""
@@ -204,6 +215,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 epochs[key] = begun.epochs.get(key, 0)
             elif end.next_offsets.get(key) == offset:
                 epochs[key] = end.epochs.get(key, 0)
+            elif _between(key, offset, begun, end):
+                epochs[key] = end.epochs[key]
             else:
                 chosen[key] = offset
         return {**epochs, **epochs_before(chosen, end.uids, self._asked().measure)}
@@ -277,8 +290,14 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _asked(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = Catalog(link_to(self.options.access), self.options)
+            self._catalog = Catalog(link_to(self.options.access), self.options, watches=True)
         return self._catalog
+
+
+def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
+    """Whether ``offset`` lies between two positions of the same LeaderEpoch: then it is that of all records between them [D14]."""
+    epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
+    return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
 def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Coroutine, Iterator
@@ -35,6 +36,7 @@ from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
 _Error = client_pb2.ReadResponse.Error
+_POLL_S = 0.005
 
 
 @dataclass(slots=True)
@@ -139,6 +141,7 @@ class FakeNode:
     id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
     it says, once, instead of serving anything.
     ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
+    ``waits``: whether it waits with bounds until there is more, likewise.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -153,6 +156,8 @@ class FakeNode:
         self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
         self.measures = True
+        self.waits = True
+        self._polls: set[asyncio.Task[None]] = set()
         self._turn = 0
 
     def add_stream(self, name: str, uid: str = "", partitions: int = 1) -> FakeStream:
@@ -167,6 +172,11 @@ class FakeNode:
         await self._connection.subscribe(f"{namespace}.*.*.read", cb=self._on_read)
         await self._connection.subscribe(f"{namespace}.*.*.read.*", cb=self._on_read)
         await self._connection.flush()
+
+    async def stop(self) -> None:
+        """Nobody waits any more."""
+        for waiting in self._polls:
+            waiting.cancel()
 
     async def _on_control(self, message: Msg) -> None:
         request = frames.decode(message.data, cluster_pb2.ControlRequest)
@@ -204,8 +214,22 @@ class FakeNode:
         if node in self.silent:
             return
         request = frames.decode(message.data, client_pb2.ReadRequest)
+        if request.boundsOnly and request.waitMs and self.waits:
+            waiting = asyncio.create_task(self._tell_later(message, node, stream, int(partition), request), name="a long poll")
+            self._polls.add(waiting)
+            waiting.add_done_callback(self._polls.discard)
+            return
         head, batches = self._answer(node, stream, int(partition), request)
         await message.respond(frames.read_response_header(head) + b"".join(batches))
+
+    async def _tell_later(self, message: Msg, node: str, name: str, number: int, request: client_pb2.ReadRequest) -> None:
+        """When there is more than what is below the request's offset, or its time is over."""
+        give_up_at = time.monotonic() + request.waitMs / 1000
+        head, _ = self._answer(node, name, number, request)
+        while head.error == _Error.OK and head.highWatermark < request.offset and time.monotonic() < give_up_at:
+            await asyncio.sleep(_POLL_S)
+            head, _ = self._answer(node, name, number, request)
+        await message.respond(frames.read_response_header(head))
 
     def _answer(
         self, node: str, name: str, number: int, request: client_pb2.ReadRequest
@@ -274,6 +298,7 @@ def fake_node_in_thread(url: str, namespace: str = "liftpy") -> Iterator[FakeNod
         call(node.start())
         yield node
     finally:
+        call(node.stop())
         call(connection.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)

@@ -25,8 +25,8 @@ _PAUSE_S = (0.15, 0.4)
 
 @dataclass(slots=True)
 class Run:
-    """``records`` in ``took_s``, of which all processes worked ``cpu_s``; ``each_ms``: latencies. ``steps_ms``: what Spark says that the
-    steps of a micro-batch took, one by one; all of it is triggerExecution."""
+    """``records`` in ``took_s``, of which all processes worked ``cpu_s``; ``each_ms``: latencies. ``steps_ms``: what Spark says
+    that the steps of a micro-batch took, one by one; all of it is triggerExecution."""
 
     records: int
     took_s: float = 0.0

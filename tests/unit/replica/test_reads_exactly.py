@@ -222,11 +222,31 @@ def test_only_who_asks_to_wait_waits_and_only_at_the_end() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=8)[0].nextOffset == 8
     assert shell.one(offset=6, waitMs=1000)[1] == [6]
-    assert shell.one(boundsOnly=True, offset=8, waitMs=1000)[0].nextOffset == 8
+    assert shell.one(boundsOnly=True, offset=7, waitMs=1000)[0].nextOffset == 7
+    assert shell.one(boundsOnly=True, offset=8)[0].nextOffset == 8
+    assert shell.one(boundsOnly=True, offset=2, rangeEnd=8, waitMs=1000)[0].rangeBytes
+    assert shell.one(boundsOnly=True, timestamp=41, byTimestamp=True, waitMs=1000)[0].nextOffset == 8
     shell.sent.clear()
     shell.ask(offset=8, waitMs=1000)
     shell.ask(timestamp=41, byTimestamp=True, waitMs=1000)
     assert (shell.sent, shell.reads.waiting_count) == ([], 2)
+
+
+def test_who_waits_for_bounds_is_told_of_more_and_of_the_end_of_his_time() -> None:
+    source = Dated()
+    shell = Raw(source)
+    shell.ask(boundsOnly=True, offset=8, waitMs=1000)
+    source.high_watermark = 7
+    shell.reads.advanced()
+    assert (shell.sent, shell.reads.waiting_count) == ([], 1)
+    source.high_watermark = 8
+    shell.reads.advanced()
+    ((head, body),) = shell.sent
+    assert (head.highWatermark, head.error, body, shell.reads.waiting_count) == (8, E.OK, b"", 0)
+    shell.sent.clear()
+    shell.ask(boundsOnly=True, offset=9, waitMs=100)
+    shell.pass_time(0.1)
+    assert [told.highWatermark for told, _ in shell.sent] == [8]
 
 
 def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,7 +251,7 @@ def test_limits_of_micro_batches_mean_nothing_to_a_batch_query() -> None:
 
 def test_only_committed_records_are_read() -> None:
     assert parse(isolation="COMMITTED") == parse()
-    with pytest.raises(ConfigError, match="isolation = 'uncommitted' is not for Spark.*may vanish"):
+    with pytest.raises(ConfigError, match=r"isolation = 'uncommitted' is not for Spark.*may vanish"):
         parse(isolation="uncommitted")
     with pytest.raises(ConfigError, match="isolation = 'dirty': use committed or uncommitted"):
         parse(isolation="dirty")
