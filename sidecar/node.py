@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.client.ending import end_tasks
+from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
@@ -240,7 +241,14 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(links.reads, self.subjects, self._inboxes, self._timers, self.counters),
+            reads=ReadTools(
+                links.reads,
+                self.subjects,
+                self._inboxes,
+                self._timers,
+                self.counters,
+                host=this_host() if settings.offer_files else "",
+            ),
             flush_place=self._flush_place,
             fatal=self.fatal,
             repair=self.repair,

@@ -24,7 +24,7 @@ from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
-from liftpy.client.ranges import RangeFacts, facts_of
+from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
@@ -246,6 +246,11 @@ class PartitionReader:
         request.borderBytes, request.borderRecords = every_bytes, every_records
         request.minHighWatermark = end - 1
         return facts_of(await self._told(request, uid), start, end)
+
+    async def files(self, start: int, end: int, uid: str) -> RangeFiles:
+        """Of [``start``, ``end``) the files of ``options.node``, which must have it as committed. Errors as of ``measure``."""
+        request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, asksFiles=True, minHighWatermark=end - 1)
+        return files_of(await self._told(request, uid))
 
     async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
         """The leader's answer to a question with ``boundsOnly``."""

@@ -37,6 +37,7 @@ from pyspark.sql.types import StructType
 
 from liftpy.errors import ConfigError, DataLossError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
+from liftpy.spark.cursor import CursorWriter
 from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
@@ -160,6 +161,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._catalog: Catalog | None = None
+        self._cursor: CursorWriter | None = None
         self._target: StreamOffsets | None = None
         self._triggered_s: float | None = None
         self._clock = time.monotonic
@@ -283,6 +285,13 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
             ranges = _split(with_epochs(ranges, same, _met(ended, ranges)), self.options, self._asked())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The micro-batch up to ``end`` is done; Spark says so when it begins the next one. Only the option ``cursor`` follows it."""
+        if self.options.cursor:
+            if self._cursor is None:
+                self._cursor = CursorWriter(link_to(self.options.access), self.options.cursor)
+            self._cursor.write(StreamOffsets.from_json(end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range."""

@@ -25,6 +25,8 @@ from liftpy.client.transport import open_connection
 from liftpy.cluster.codec import image_from_pb
 from liftpy.cluster.pages import describer
 from liftpy.ids import NO_OFFSET
+from liftpy.log.log import Log
+from liftpy.log.spans import spans_of
 from liftpy.replica.reads import filter_of
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
@@ -141,6 +143,7 @@ class FakeNode:
     id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
     it says, once, instead of serving anything.
     ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
+    ``files``: node id -> (host, folder, log) of a node that offers the files of its partition.
     ``waits``: whether it waits with bounds until there is more, likewise.
     """
 
@@ -156,6 +159,7 @@ class FakeNode:
         self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
         self.measures = True
+        self.files: dict[str, tuple[str, str, Log]] = {}
         self.waits = True
         self._polls: set[asyncio.Task[None]] = set()
         self._turn = 0
@@ -188,6 +192,13 @@ class FakeNode:
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self.node_ids[0]
         await message.respond(frames.encode(response))
+
+    def _tell_files(self, own: tuple[str, str, Log], request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
+        head.host, head.folder, log = own
+        for span in spans_of(log, request.offset, request.rangeEnd):
+            head.fileBases.append(span.base_offset)
+            head.fileBegins.append(span.begin)
+            head.fileEnds.append(span.end)
 
     def _image(self) -> cluster_pb2.Image:
         image = cluster_pb2.Image(index=1, nodes=[cluster_pb2.Node(nodeId=n, incarnation=1) for n in self.node_ids])
@@ -261,6 +272,8 @@ class FakeNode:
                 head.error = _Error.OFFSET_OUT_OF_RANGE
             elif request.HasField("rangeEnd") and self.measures:
                 partition.measure(request, head)
+            if request.asksFiles and node in self.files:
+                self._tell_files(self.files[node], request, head)
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         elif (name, number, node) in self.damaged:

@@ -8,6 +8,7 @@ that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A
 Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
 them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
 0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions. ``--nodes 0``: a node that serves from memory, no cluster.
+``--files``: tasks read segment files of a node on their host instead of over NATS.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Bench:
         )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
-        self._ours = Ours(stack, given.nodes)
+        self._ours = Ours(stack, given.nodes, offer_files=given.files)
         self._kafka = Kafka(stack) if jars else None
         self._peers = [] if given.alone else [self._kafka, Parquet(folder), Prepared()]
         self._systems = [one for one in (self._ours, *self._peers) if one is not None]
@@ -194,6 +195,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
     parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
+    parser.add_argument("--files", action="store_true", help="our nodes offer their segment files, and tasks read those")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(words)
     if unknown := set(given.cases.split(",")) - set(CASES):

@@ -222,6 +222,27 @@ MUTANTS = [
         fresh=True,
     ),
     *rows(
+        "liftpy/spark/local_files.py",
+        ("a gap is passed over", "            if batch.base_offset > position:\n", "            if batch.base_offset < 0:\n", "records are missing where a file is"),
+        ("any folder will do", "folder.parts[-2:] != Path(key.folder).parts", "folder.parts[-1:] != Path(key.folder).parts[-1:]", "records of a stream that was deleted are read as those of another"),
+        ("any host will do", "elif files.host != this_host():", "elif not files.host:", "another machine's folder of the same name is read"),
+        ("what files lack is left out", "    if position < planned.end_offset:\n", "    if position == planned.start_offset:\n", "a task is short, in silence"),
+        ("rewritten records are read", "        self._epoch = check_pieces(self._planned, found, self._epoch)\n", "", "a micro-batch that is run again holds other rows"),
+        ("compacted logs are read by file", "if rules.files and not planned.compacted:", "if rules.files:", "what compaction dropped counts as a gap, or is read"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/log/spans.py",
+        ("the batch at the end is left out", "at + batch.size_bytes]", "at]", "no range is read from files to its end"),
+        ("the first file from its beginning", "[reached[0].locate(start), *(0", "[0, *(0", "much is read that nobody wants"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/cursor.py",
+        ("a cluster that is down is asked each time", "self._not_before_s = self._clock() + RETRY_S", "self._not_before_s = 0.0", "each micro-batch waits for a cluster that does not take its cursor"),
+        fresh=True,
+    ),
+    *rows(
         "liftpy/spark/options.py",
         ("what is not committed is read as if it were", "(\"committed\", \"uncommitted\")) == \"uncommitted\":", "(\"committed\", \"uncommitted\")) == \"\":", "a job that wants what is not committed is not told that it never gets it"),
         fresh=True,

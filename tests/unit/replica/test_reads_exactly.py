@@ -249,6 +249,22 @@ def test_who_waits_for_bounds_is_told_of_more_and_of_the_end_of_his_time() -> No
     assert [told.highWatermark for told, _ in shell.sent] == [8]
 
 
+def test_files_are_told_by_nodes_that_offer_them_to_who_asks() -> None:
+    for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
+        shell = Raw(Dated(), files=files)
+        asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
+        head, _ = shell.one(**asked, asksFiles=True)
+        assert (head.host, head.folder) == (told, "/data/s" if told else "")
+        assert (list(head.fileBases), list(head.fileBegins)) == (([0], [head.fileBegins[0]]) if told else ([], []))
+        if told:
+            assert head.fileEnds[0] - head.fileBegins[0] == head.rangeBytes
+        assert shell.counters[module.FILES_TOLD] == (1 if told else 0)
+        assert not shell.one(**asked)[0].host
+        assert refused(shell, boundsOnly=True, offset=2, rangeEnd=9, asksFiles=True)[0] == E.OFFSET_OUT_OF_RANGE, (
+            "not committed"
+        )
+
+
 def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 2)
     shell = Raw(Dated())
