@@ -206,6 +206,10 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
+    def _read_tools(self, links: Links) -> ReadTools:
+        host = this_host() if self.settings.offer_files else ""
+        return ReadTools(links.reads, self.subjects, self._inboxes, self._timers, self.counters, host=host)
+
     def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
@@ -241,14 +245,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(
-                links.reads,
-                self.subjects,
-                self._inboxes,
-                self._timers,
-                self.counters,
-                host=this_host() if settings.offer_files else "",
-            ),
+            reads=self._read_tools(links),
             flush_place=self._flush_place,
             fatal=self.fatal,
             repair=self.repair,

@@ -342,7 +342,7 @@ def _ends(views: Views) -> StreamOffsets:
 
 def _known(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
     """What the user says of the LeaderEpochs of what was read before: the leaders look whether it still is there [R6]."""
-    return [spec.known for spec in specs if spec.known is not None]
+    return [one.known for one in specs if one.known is not None]
 
 
 def _check_spec_uids(specs: tuple[OffsetSpec, ...], views: Views) -> None:

@@ -212,7 +212,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/spark/source.py",
-        ("epochs of the user's are passed over", "if spec.known is not None]", "if spec.known is not None and spec.word]", "a query that goes on from given offsets reads over a hole"),
+        ("epochs of the user's are passed over", "if one.known is not None]", "if one.known is not None and one.word]", "a query that goes on from given offsets reads over a hole"),
         ("an epoch is that of the end", "return bool(epoch) and same and epoch == end.epochs.get(key) and", "return bool(epoch) and same and", "a checkpoint says of a record what is said of another"),
         fresh=True,
     ),

@@ -12,7 +12,7 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.log.rechecks import Recheck
 from liftpy.replica import reads as module
 from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, ReadBudget, Reads
+from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_header, split_batches

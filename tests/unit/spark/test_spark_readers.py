@@ -35,15 +35,6 @@ def append(log: FakePartition, count: int) -> None:
     log.append(build_batch([b"v%d" % i for i in range(first, first + count)], base_offset=first, leader_epoch=log.leader_epoch))
 
 
-@pytest.fixture
-def source(access: Access) -> Open:
-    def opened(stream: str = "orders", **options: str) -> LiftDataSource:
-        given = {"nats": access.servers, "namespace": access.namespace, "stream": stream, "patience": "3", **options}
-        return LiftDataSource({name.lower(): value for name, value in given.items()})
-
-    return opened
-
-
 def streaming(source: LiftDataSource) -> LiftStreamReader:
     reader = source.streamReader(source.schema())
     assert isinstance(reader, LiftStreamReader)
@@ -361,7 +352,8 @@ def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode)
     refused = pytest.raises(SourceError, match=r"^\[NOT_FOUND\] .*deleted and made again")
     with refused:
         offsets(reader, plan)
-    wait_for(lambda: reader._asked()._watched([]) is None)  # until that is told, planning is as before, and reading is refused
+    while reader._asked()._watched([]) is not None:  # until that is told, planning is as before, and reading is refused
+        time.sleep(0.002)
     with refused:
         reader.partitions(start, end)
     with refused:
@@ -563,59 +555,3 @@ def test_epochs_that_a_user_gives_with_offsets_are_looked_at(cut_query: Any, sou
     assert ranges(batch(may_lose).partitions()) == [(0, 10, 30)], "all of what came in the place of what is lost"
     assert streaming(may_lose).initialOffset() == {"orders": {"0": 10, "epochs": {"0": 1}, "uid": "uid-orders"}}
     assert ranges(batch(source(endingOffsets=given, failOnDataLoss="false")).partitions()) == [(0, 0, 10)]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.002)
-
-
-def test_leaders_tell_a_streaming_query_of_what_is_new(source: Open, node: FakeNode) -> None:
-    stream = node.add_stream("orders", partitions=2)
-    append(stream.partitions[0], 10)
-    reader = streaming(source(startingOffsets="earliest"))
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ALL)
-    wait_for(lambda: sum(node.asked.values()) >= 6)  # both wait
-    asked = sum(node.asked.values())
-    append(stream.partitions[0], 10)
-    wait_for(lambda: reader.latestOffset(end, ALL) != end)
-    later = reader.latestOffset(end, ReadMaxRows(7))
-    assert later == {"orders": {"0": 17, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
-    assert ranges(reader.partitions(end, later)) == [(0, 10, 17)]
-    assert json.dumps(reader.reportLatestOffset()["orders"]["0"]) == "20"
-    assert sum(node.asked.values()) - asked <= 3, "its own questions alone, a second each: nobody asks for each micro-batch"
-    restarted = streaming(source(startingOffsets="earliest"))
-    assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
-
-
-def test_a_watched_stream_that_is_made_again_or_cut_is_noticed(source: Open, node: FakeNode) -> None:
-    log = node.add_stream("orders").partitions[0]
-    append(log, 30)
-    reader = streaming(source(startingOffsets="earliest"))
-    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
-    assert reader.latestOffset(start, ReadMaxRows(5))["orders"]["0"] == 25
-    rewrite(log, 10, 4, 40)
-
-    def refused() -> str:
-        try:
-            reader.latestOffset(start, ALL)
-        except SourceError as error:
-            return error.code
-        return ""
-
-    wait_for(lambda: refused() == "DATA_LOSS")
-    node.add_stream("orders", "another")
-    wait_for(lambda: refused() == "NOT_FOUND")
-
-
-def test_nodes_that_do_not_wait_are_watched_too(source: Open, node: FakeNode) -> None:
-    node.waits = False
-    log = node.add_stream("orders").partitions[0]
-    reader = streaming(source(startingOffsets="earliest"))
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, ALL) == start
-    append(log, 5)
-    wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
