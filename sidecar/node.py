@@ -50,6 +50,7 @@ from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
+from sidecar.logs import LOGS
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink
@@ -194,6 +195,7 @@ class Node:
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session
         self._build(links, self.group, folder, identity, self._promises)
+        LOGS.facts["incarnation"] = self.incarnation
         logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
@@ -475,6 +477,7 @@ class Node:
         self._loop_watch.close()
         self._unwatch()
         took_s = time.monotonic() - began
+        LOGS.suppression.tell(all_of_it=True)
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1

@@ -110,7 +110,6 @@ UNREAD = {
     "liftpy.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
     "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
-    "sidecar.partition.chatter.Chatter.left_out_count": _FOR_TESTS,
     "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
     "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
 }

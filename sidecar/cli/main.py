@@ -35,6 +35,7 @@ COMMANDS = {
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
+    "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),
     "node": (
         "sidecar.cli.node",
         "Drain a node, ask whether it may stop, remove one that is gone for good; say its weight and rack.",
@@ -65,7 +66,7 @@ class LazyGroup(click.Group):
         """Imported now."""
         if cmd_name not in self._rows:
             return None
-        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from liftpy.errors import LiftError
+from sidecar.logs import LOGS
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
-from sidecar.settings import NodeSettings, load_node_settings, restarted_environment, restarts_in_a_row
+from sidecar.settings import load_node_settings, restarted_environment, restarts_in_a_row
 
 logger = logging.getLogger("liftpy.node")
 
@@ -52,6 +53,7 @@ logger = logging.getLogger("liftpy.node")
 @click.option("--tls-cert", "tls_cert_file", default=None, metavar="FILE", help="Own certificate (PEM).")
 @click.option("--tls-key", "tls_key_file", default=None, metavar="FILE", help="Key of the own certificate (PEM).")
 @click.option("--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option("--log-format", default=None, type=click.Choice(["text", "json"]), help="How it is logged.")
 @click.option("--json", "as_json", is_flag=True, help="Say on the standard output when the node is ready, as one line of JSON.")
 def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """Run one node. SIGTERM stops it cleanly; a node that was killed comes back, registers anew and catches up.
@@ -64,7 +66,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     interrupted before it had started.
     """
     settings = load_node_settings(config, flags)
-    _configure_logging(settings)
+    LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     from sidecar.node import run_node, stay_in_the_process  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
@@ -96,15 +98,3 @@ def _run(main: Any) -> int:
     except ImportError:
         return int(asyncio.run(main))
     return int(uvloop.run(main))
-
-
-def _configure_logging(settings: NodeSettings) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
-    for noisy in ("nats", "pysyncobj", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

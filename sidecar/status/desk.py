@@ -22,6 +22,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
+from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
 from sidecar.status.figures import NodeFigures
 from sidecar.status.health import ASKED, Health
@@ -80,6 +81,12 @@ class StatusDesk:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
         bus.listen(subjects.status(self._settings.node_id), asked)
+
+        def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            if any(rule.allows(reply) for rule in inboxes):
+                bus.send(reply.decode(), (json.dumps(_change_level(payload)).encode(),))
+
+        bus.listen(subjects.control_level(self._settings.node_id), told)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
@@ -172,6 +179,23 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
         stream, partition = load_json(payload)["after"]
         return str(stream), whole_number(partition, -1, 1 << 31)
     return "", -1
+
+
+MOST_S = 24 * 3600.0
+"""A level that was asked for holds at most so long."""
+
+
+def _change_level(payload: bytes) -> dict[str, Any]:
+    """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
+    try:
+        asked = load_json(payload)
+        level, for_s = asked["level"], float(asked["for_s"])
+        if level not in LEVELS or not 0 < for_s <= MOST_S:
+            raise ValueError("out of bounds")
+    except (ValueError, TypeError, KeyError):
+        return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
+    LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    return {"level": level, "for_s": for_s}
 
 
 _Part = tuple[tuple[str, int], int]

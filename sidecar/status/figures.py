@@ -20,6 +20,7 @@ from liftpy.partition import PartitionState, Pause
 from liftpy.replica.phases import RoleName
 from liftpy.wire.refusals import by_reason
 from sidecar import clock
+from sidecar.logs import LEVELS, LOGS
 from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
@@ -123,6 +124,9 @@ class NodeFigures:
         _coordinators(found, reporter.coordinators())
         counters = reporter.counted()
         found.each("frames_refused_total", by_reason(counters).items())
+        for level in (*LEVELS, "critical"):
+            found.put("log_messages_total", LOGS.suppression.messages[level], level)
+        found.put("log_suppressed_total", LOGS.suppression.left_out_count)
         for name, label in INCIDENTS.items():
             found.put("incidents_total", counters.get(name, 0), label)
         return found

@@ -1,6 +1,7 @@
 """How late the node's event loop is: a timer ten times a second says it.
 
-The same timer looks who leads the metadata group, so that changes of that are counted.
+The same timer looks who leads the metadata group, so that changes of that are counted, and has the lines of the log told that were left
+out.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from liftpy.instruments import Instruments
+from sidecar.logs import LOGS
 
 EVERY_S = 0.1
 
@@ -33,6 +35,7 @@ class LoopWatch:
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
+        LOGS.suppression.tell()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)

@@ -166,6 +166,8 @@ TABLE: dict[str, Row] = {
         ("nats_bytes_total", "direction", "Over all connections for data."),
         ("nats_errors_total", "kind", "Errors and drops of the connections for data."),
         ("frames_refused_total", "reason", "Frames that were not taken."),
+        ("log_messages_total", "level", "Lines that this process logged."),
+        ("log_suppressed_total", "", "Lines that it left out, since there were too many like them."),
         ("incidents_total", "kind", "Rare things that a node does or meets."),
     ),
     **_rows(

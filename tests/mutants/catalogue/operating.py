@@ -83,4 +83,14 @@ MUTANTS = [
         ("a stop is not announced", '        self.tell("STOPPING=1", "STATUS=stopping")\n', "", "systemd takes a stop for a failure"),
         tests=("tests/unit/node/test_supervisor.py",),
     ),
+    *rows(
+        "sidecar/logs.py",
+        ("a flood is logged", "left >= 1\n", "True\n", "a storm of warnings fills the disk"),
+        ("errors are left out", "takes = record.levelno >= logging.ERROR or self._takes(key)", "takes = self._takes(key)", "the one error that matters is not there"),
+        ("what was left out is never told", "        if told is not None:\n            self._tell(*told)\n", "", "nobody knows that lines are missing"),
+        ("all partitions share their lines", "key = event_of(record), partition_of(record)", "key = event_of(record), None", "one noisy partition hides the others"),
+        ("a level stays for ever", '        logging.getLogger().setLevel(self._level.upper())\n', "        pass\n", "a node logs debug until somebody notices the disk"),
+        ("names are not bounded", "        if len(self._buckets) > MOST_KEYS:\n", "        if False:\n", "memory grows with each partition that ever logged"),
+        tests=("tests/unit/node/test_logs.py",),
+    ),
 ]  # fmt: skip
