@@ -20,6 +20,8 @@ The file::
     offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
+    metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
+    log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
@@ -96,6 +98,8 @@ class NodeSettings:
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
+    log_format: str = "text"
+    metrics_streams: tuple[str, ...] = ()
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
@@ -121,6 +125,8 @@ class NodeSettings:
             raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"log_format = {self.log_format!r}: use text or json")
         check_inbox_prefixes(self.inbox_prefixes)
         if self.jetstream_api:
             check_name(self.jetstream_api, "jetstream_api")
@@ -180,6 +186,14 @@ def search_path() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
+    """(socket of whoever supervises this process, '' if nobody does; within how many s it wants to hear of it, 0: it does not)"""
+    environment = os.environ if environment is None else environment
+    interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
+    mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
+    return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
 def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:

@@ -54,11 +54,9 @@ UNREFERENCED = {
     "liftpy.spark.source.LiftStreamReader.initialOffset": _SPARK,
     "liftpy.spark.source.LiftStreamReader.prepareForTriggerAvailableNow": _SPARK,
     "liftpy.spark.source.LiftStreamReader.reportLatestOffset": _SPARK,
-    "liftpy.testing.fake_node.FakeNode.add_stream": "for tests",
     "liftpy.testing.fake_node.fake_node_in_thread": "for tests",
     "liftpy.testing.run.run_seed": "the door of the simulator",
     "liftpy.testing.run.shrink": "the simulator's command is in tests/",
-    "liftpy.testing.memory.cluster.MemoryCluster.kill_leader": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.restart_nats": _FAULTS,
     "liftpy.testing.memory.cluster.MemoryCluster.serve_groups": "for applications",
     "liftpy.testing.memory.cluster.MemoryCluster.sync_client": "for applications",
@@ -78,11 +76,11 @@ UNREFERENCED = {
     "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
     "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
     "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.main.LazyGroup.list_commands": _CLICK,
-    "sidecar.dev.under_test.ClusterUnderTest.kill_leader": _FAULTS,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
     "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
@@ -112,7 +110,6 @@ UNREAD = {
     "liftpy.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
     "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
-    "sidecar.partition.chatter.Chatter.left_out_count": _FOR_TESTS,
     "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
     "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
 }
@@ -156,7 +153,8 @@ LARGE_CLASSES = {
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "liftpy.testing.process.Process": "26: what one life of a simulated node has",
-    "sidecar.partition.worker.NodeTools": "27: what all partitions of a node share",
+    "sidecar.partition.set.Partitions": "26: what runs, what is to run, and what they have counted",
+    "sidecar.partition.worker.NodeTools": "28: what all partitions of a node share",
 }
 
 

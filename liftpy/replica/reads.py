@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey, shown
+from liftpy.instruments import Instruments
 from liftpy.log.borders import measure
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
@@ -221,10 +223,16 @@ class Reads(Generic[Asker]):
         shell: ReadShell[Asker],
         counters: Counter[str],
         budget: ReadBudget | None = None,
+        instruments: Instruments | None = None,
         files: OwnFiles | None = None,
     ) -> None:
-        """``budget``: shared by all partitions of a node. ``files``: None: they are not offered."""
+        """``budget`` and ``instruments``: shared by all partitions of a node. ``files``: None: they are not offered."""
         self._files = files
+        self._times = (instruments or Instruments()).reads
+        self.record_count = 0
+        """Records that were sent to readers, again and again where they were."""
+        self.size_bytes = 0
+        """Of batches that were."""
         self._budget = budget or ReadBudget()
         self._key = key
         self._node_id = node_id
@@ -408,6 +416,7 @@ class Reads(Generic[Asker]):
         if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered
             self._counters[NOT_SERVED] += 1
             return
+        began_ns = self._shell.now_ns()
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
@@ -427,6 +436,9 @@ class Reads(Generic[Asker]):
         elif request.byTimestamp and read.chunks:
             head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
         self._send(asker, request, head, read.chunks)
+        self.record_count += _records_in(read, offset, is_whole=not is_selective(request) and not self._source.compacted)
+        self.size_bytes += read.size_bytes
+        self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
     def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
         log = self._source.log
@@ -470,3 +482,18 @@ class Reads(Generic[Asker]):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         head.selected = is_selective(request)
         self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))
+
+
+def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
+    """How many records a reader is sent. ``is_whole``: all from ``offset`` on. What comes in pieces counts with the first of them."""
+    if read.piece is not None:
+        return 0 if read.piece.position else parse_header(read.chunks[0]).record_count
+    if is_whole:
+        return max(read.next_offset - offset, 0)
+    count = 0
+    for chunk in read.chunks:
+        position = 0
+        while position < len(chunk):
+            header = parse_header(chunk, position)
+            count, position = count + header.record_count, position + header.size_bytes
+    return count

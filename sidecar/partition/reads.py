@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.ids import PartitionKey
+from liftpy.instruments import Instruments
 from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY
@@ -31,6 +32,7 @@ class ReadTools:
     counters: Counter[str]
     budget: ReadBudget = field(default_factory=ReadBudget)
     """Of readers that wait."""
+    instruments: Instruments = field(default_factory=Instruments)
     host: str = ""
     """Whose readers may open the files themselves; '': nobody's (``offer_files``)."""
 
@@ -49,12 +51,22 @@ class ReadSubjects:
         self._timers = tools.timers
         self._counters = tools.counters
         files = OwnFiles(tools.host, folder) if tools.host and folder else None
-        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, files)
+        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """To be called when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._arrived)
         self._shared: Listener | None = None
+
+    @property
+    def record_count(self) -> int:
+        """Records that readers were sent."""
+        return self._reads.record_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the batches that they were sent."""
+        return self._reads.size_bytes
 
     @property
     def waiting_count(self) -> int:

@@ -6,8 +6,13 @@ import sys
 
 import pytest
 
+from sidecar.bench.measuring import measured
+from sidecar.bench.open_loop import Acks, quantiles
+from sidecar.bench.plot import bars
+from sidecar.bench.publisher import CountedAnswers
+from sidecar.bench.running import rows as rows_of
 from tests.bench.peer import consume
-from tests.bench.peer.batches import OURS, measured, median, row, with_ratios
+from tests.bench.peer.batches import OURS, median, row, with_ratios
 from tests.clients.build import MissingError, Program
 
 _PRINTS = 'print(\'go\', flush=True); print(\'{"acked": 200, "took_s": 4.0, "cpu_s": 0.5}\')'
@@ -65,3 +70,42 @@ def test_readers_are_compared_with_those_of_their_kind_and_size() -> None:
         (4.0, 4.0),
         (2.0, 2.0),
     ]
+
+
+def test_answers_are_counted_once_wherever_they_are_cut() -> None:
+    stamp = 5_000_000_000
+    answer = b'MSG _INBOX.open.%019d 1 26\r\n{"stream":"bench","seq":1}\r\n' % stamp
+    other = b'MSG _INBOX.open.x 1 26\r\n{"stream":"bench","seq":2}\r\n'
+    whole = answer + other + answer
+    for cut in range(len(whole) + 1):
+        acks, answers = Acks(), CountedAnswers()
+        for piece in (whole[:cut], whole[cut:]):
+            acks.take(piece, stamp + 2_000_000)
+            answers.take(piece)
+        assert (acks.count, acks.times_ns, answers.acked) == (3, [2_000_000, 2_000_000], 3), cut
+    with pytest.raises(SystemExit, match="refused"):
+        Acks().take(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
+
+
+def test_quantiles_name_what_they_are() -> None:
+    assert quantiles([], "ack_") == {}
+    found = quantiles([number * 1_000_000 for number in range(1000)][::-1], "end_")
+    assert found == {"end_p50_ms": 500.0, "end_p99_ms": 990.0, "end_p999_ms": 999.0}
+
+
+def test_a_report_has_medians_and_ratios_of_one_case() -> None:
+    runs = {
+        ("acked", "peer"): [{"per_s": 10.0, "p50_ms": 4.0}, {"per_s": 30.0, "p50_ms": 2.0}, {"per_s": 20.0, "p50_ms": 3.0}],
+        ("acked", "liftpy"): [{"per_s": 50.0, "p50_ms": 9.0}, {"per_s": 40.0, "p50_ms": 6.0}, {"per_s": 30.0, "p50_ms": 1.0}],
+        ("idle", "peer"): [{"core": 0.02}],
+        ("idle", "liftpy"): [{"core": 0.04}],
+    }
+    found = rows_of(runs)
+    assert [(row["case"], row["system"], row["ratios"]) for row in found] == [
+        ("acked", "liftpy", {}),
+        ("acked", "peer", {"per_s": 2.0, "p50_ms": 2.0}),
+        ("idle", "liftpy", {}),
+        ("idle", "peer", {"core": 2.0}),
+    ]
+    assert found[0]["figures"] == {"per_s": 40.0, "p50_ms": 6.0}
+    assert bars({"rows": found}) == [("acked (p50_ms)", "peer", 0.5, False), ("idle (core)", "peer", 0.5, False)]

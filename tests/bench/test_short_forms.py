@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.bench.cases import CASES, Asked
+from sidecar.bench.systems import Liftpy
 from tests.bench.peer import __main__ as peer
 from tests.bench.peer import consume
 from tests.bench.placement.__main__ import plans as placement_plans
@@ -53,18 +55,36 @@ def test_plans_move_little_more_than_they_must_and_end_even() -> None:
 
 
 @pytest.mark.processes
-async def test_acknowledged_publishes_beside_jetstream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "CASES", ((100, 1000),))
-    monkeypatch.setattr(peer, "PRODUCERS", ((100, "many"),))
-    monkeypatch.setattr(peer, "CLIENTS", {peer.OURS: ("publisher",), peer.SAFE: ("nats-py",), peer.AS_IT_COMES: ()})
-    found = await peer.rows(0.2, 1)
-    cases = {(row["system"], row["case"]) for row in found}
-    expected = ("100 B, window 1000", peer.REPLAY)
-    shared = {(system, case) for system in (peer.OURS, peer.SAFE, peer.AS_IT_COMES) for case in expected}
-    single = {(peer.OURS, peer.client_case("publisher")), (peer.SAFE, peer.client_case("nats-py"))}
-    assert cases == shared | single | {(peer.OURS, peer.producer_case(100, "many"))}
-    assert all(0 < row["cpu_us"] <= row["all_cpu_us"] for row in found if "all_cpu_us" in row)
-    assert all(row["records_per_s"] > 0 for row in found)
+def test_liftpy_beside_jetstream(tmp_path: Path) -> None:
+    """All cases of ``liftpy bench`` but the fail-over and the reading, which others here have; the peer is one server."""
+    picture = tmp_path / "ratios.png"
+    options = ["--system", "liftpy", "--system", "jetstream-r1", "--sizes", "100", "--windows", "500", "--loads", "50"]
+    options += [word for case in CASES if case not in ("failover", "consume") for word in ("--case", case)]
+    options += ["--seconds", "0.2", "--rounds", "1", "--plot", str(picture), "--json"]
+    found = json.loads(printed("-c", "from sidecar.cli.main import main; main()", "bench", *options))
+    rows = {(row["case"], row["system"]): row for row in found["rows"]}
+    expected = ("acked, 100 B, 500 in flight", "plain, 100 B", "producer, 100 B", "latency, 100 B, 50% of its peak", "idle")
+    assert set(rows) == {(case, system) for case in expected for system in ("liftpy", "jetstream-r1")}
+    for (case, system), row in rows.items():
+        if case == "idle":
+            continue  # a fifth of a second may cost nothing that can be measured
+        assert all(value > 0 for value in row["figures"].values()), (case, system)
+        assert bool(row["ratios"]) == (system != "liftpy")
+        if case.startswith("latency"):
+            assert row["figures"]["ack_p50_ms"] <= row["figures"]["ack_p99_ms"], row
+            assert row["figures"]["end_p50_ms"] > 0, "a reader saw the stamped ones"
+    assert found["load_alone"]["100"]["per_s"] > rows["acked, 100 B, 500 in flight", "liftpy"]["figures"]["per_s"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.processes
+def test_a_client_library_beside_the_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "CLIENTS", ("publisher",))
+    with Liftpy() as system:
+        system.prepare()
+        (row,) = peer.clients(system, Asked(seconds=0.2))
+    figures = row["figures"]
+    assert 0 < figures["client_cpu_us"] <= figures["cpu_us"]
 
 
 @pytest.mark.processes
@@ -123,7 +143,7 @@ def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []
     words = ["--nodes", "0", "--records", "8000", "--sizes", "100", "--cases", "sum,micro"]
-    words += ["--micro", "4000", "--rounds", "1", "--warm", "0"]
+    words += ["--micro", "4000", "--rounds", "1", "--warm", "0", "--quick"]
     found = spark_bench.rows(spark_bench.parsed(words), said.append)
     assert said[0] == "Spark's Kafka source is left out: no a-tool-that-nobody-has here"
     by_case = {(row["case"].split(",")[0], row["system"]) for row in found}

@@ -12,8 +12,8 @@ from typing import Any
 import nats
 
 from liftpy.client import connect
+from sidecar.bench.jetstream import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
-from tests.bench.peer.jetstream import JetStreamCluster
 from tests.clients.build import PROGRAMS, READS, MissingError, Program
 
 STREAM, DOMAIN = "orders", "liftpy"

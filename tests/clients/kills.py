@@ -22,7 +22,7 @@ from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
 from sidecar.dev.cluster import DevCluster, DevNode
 from sidecar.dev.embedded import NatsServer
-from tests.bench.ports import free_ports
+from sidecar.dev.ports import free_ports
 from tests.clients.answered import Tap
 from tests.clients.build import MissingError, Program
 from tests.clients.protocol import Answer, Process

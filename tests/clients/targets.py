@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import nats
 
 from liftpy.client import Client, connect
+from sidecar.bench.jetstream import JetStreamCluster
 from sidecar.dev.cluster import DevCluster
-from tests.bench.peer.jetstream import JetStreamCluster
 
 
 @dataclass(frozen=True, slots=True)

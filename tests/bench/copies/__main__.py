@@ -31,8 +31,8 @@ from liftpy.client.plans import PlacementWish
 from liftpy.cluster.image import StreamImage
 from liftpy.config import StreamConfig
 from liftpy.wire.subjects import data_subject
+from sidecar.bench.measuring import cpu_s
 from sidecar.dev.cluster import DevCluster
-from tests.bench.node.__main__ import cpu_s
 
 LOAD, LOAD_SUBJECT = "load", "data.load"
 BULK, BULK_SUBJECT = "bulk", "data.bulk"

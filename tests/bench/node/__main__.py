@@ -10,28 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from asyncio.subprocess import PIPE
-from pathlib import Path
 
 import nats
 
 from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
+from sidecar.bench.measuring import cpu_s
 from sidecar.dev.cluster import DevCluster
 from tests.bench.node.publisher import BLOCK
 
 _FEWEST_ACKS = 100
 """Fewer say little of a median."""
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 async def throughput(cluster: DevCluster, count: int, size_bytes: int, stored: int) -> int:

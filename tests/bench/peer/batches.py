@@ -14,16 +14,14 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
+from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.measuring import measured
 from sidecar.dev.cluster import DevCluster
-from tests.bench.node.__main__ import cpu_s
-from tests.bench.peer.jetstream import JetStreamCluster
 from tests.bench.peer.kafka import KAFKA, PROGRAMS, KafkaCluster
 from tests.clients.build import MissingError, Program
 
@@ -39,21 +37,6 @@ OURS = "liftpy"
 _SINGLE_WINDOW = 4000
 _KAFKA_WARM_S = 3.0
 Row = dict[str, Any]
-
-
-def measured(words: list[str], folder: Path | None, pids: list[int]) -> Row:
-    """What the process printed as JSON, with ``all_cpu_s`` of it and of ``pids`` meanwhile, from its line ``go`` on where it warms up
-    first. Raises SystemExit when it fails."""
-    before, last = sum(map(cpu_s, pids)), ""
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for last in process.stdout:
-            if last.strip() == "go":
-                before = sum(map(cpu_s, pids))
-    if process.returncode:
-        raise SystemExit(f"{words[:3]} fails with {process.returncode}")
-    found: Row = json.loads(last)
-    return {**found, "all_cpu_s": found["cpu_s"] + sum(map(cpu_s, pids)) - before}
 
 
 def row(system: str, size_bytes: int, run: Row) -> Row:
@@ -74,7 +57,7 @@ def ours(seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
         assert cluster.nats is not None
         asyncio.run(create(cluster.nats_url))
         pids = [cluster.nats.pid, *(node.pid for node in cluster.nodes.values())]
-        words = [sys.executable, "-m", "tests.bench.peer.producer", str(cluster.nats.port), "bench"]
+        words = [sys.executable, "-m", "sidecar.bench.producer", str(cluster.nats.port), "bench"]
         measured([*words, "1", "100", "many"], None, pids)  # warm
         for size_bytes in sizes:
             yield row(OURS, size_bytes, measured([*words, str(seconds), str(size_bytes), "many"], None, pids))
@@ -85,7 +68,7 @@ def jetstream(sync_always: bool, seconds: float, sizes: Iterable[int]) -> Iterat
     name = "JetStream, sync always" if sync_always else "JetStream as it comes"
     with JetStreamCluster(sync_always=sync_always) as cluster:
         asyncio.run(cluster.create("bench", "bench", batches=True))
-        words = [sys.executable, "-m", "tests.bench.peer.publisher", str(cluster.port), "bench"]
+        words = [sys.executable, "-m", "sidecar.bench.publisher", str(cluster.port), "bench"]
         measured([*words, "1", "100", str(_SINGLE_WINDOW)], None, cluster.pids)  # warm
         for size_bytes in sizes:
             run = measured([*words, str(seconds), str(size_bytes), str(_SINGLE_WINDOW)], None, cluster.pids)

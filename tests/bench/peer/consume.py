@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
+from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.measuring import measured
 from sidecar.dev.cluster import DevCluster
-from tests.bench.peer.batches import measured, median
-from tests.bench.peer.jetstream import JetStreamCluster
+from tests.bench.peer.batches import median
 from tests.bench.peer.kafka import PROGRAMS
 from tests.clients.build import MissingError, Program
 
@@ -117,7 +118,7 @@ class Peers:
 
     def round(self, seconds: float) -> Iterator[Row]:
         """One run of each reader at each size."""
-        words = [sys.executable, "-m", "tests.bench.peer.consumer"]
+        words = [sys.executable, "-m", "sidecar.bench.consumer"]
         for size_bytes in self.sizes:
             given = [stream_of(size_bytes), str(seconds)]
             for how, name in OURS.items():

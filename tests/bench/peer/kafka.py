@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from tests.bench.ports import free_ports
+from sidecar.dev.ports import free_ports
 from tests.clients.build import MissingError, Program
 
 PROGRAMS = Path(__file__).parent / "programs"

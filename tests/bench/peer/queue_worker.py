@@ -20,7 +20,7 @@ import nats.errors
 import nats.js.api
 
 from liftpy.client import QueueOptions, connect
-from tests.bench.peer.consumer import _Clock
+from sidecar.bench.consumer import Stopwatch
 
 _ANSWER_S = 20.0
 Batch = tuple[int, Callable[[], Awaitable[object]]]
@@ -56,7 +56,7 @@ async def work(batches: AsyncGenerator[Batch, None], seconds: float) -> dict[str
 async def _worked(batches: AsyncGenerator[Batch, None], seconds: float) -> dict[str, float]:
     _, acknowledge = await anext(batches)
     await acknowledge()
-    clock, count, times_s = _Clock(seconds), 0, list[float]()
+    clock, count, times_s = Stopwatch(seconds), 0, list[float]()
     async for size, acknowledge in batches:
         began = time.perf_counter()
         await acknowledge()

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.measuring import measured
 from sidecar.dev.cluster import DevCluster
-from tests.bench.peer.batches import measured, median
+from tests.bench.peer.batches import median
 from tests.bench.peer.consume import fill_ours, fill_theirs, stream_of
-from tests.bench.peer.jetstream import JetStreamCluster
 
 SIZE_BYTES = 100
 SYSTEMS = {"liftpy": "liftpy, client.queue", "py-pull": "JetStream, sync always, nats-py's pull consumer"}

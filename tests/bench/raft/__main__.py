@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.dev.embedded import NatsServer
-from tests.bench.ports import free_ports
+from sidecar.dev.ports import free_ports
 
 
 class Group:

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.session import local_session
+from sidecar.bench.jetstream import JetStreamCluster
 from tests.bench.peer import consume
-from tests.bench.peer.jetstream import JetStreamCluster
 from tests.bench.spark import runs
 from tests.bench.spark.prepared import PreparedSource
 from tests.bench.spark.runs import Meter, Run
@@ -56,7 +56,7 @@ class Bench:
         jars = self._jars() if not given.alone else []
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._spark = local_session(
-            "bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
+            "bench", fast_start=given.quick, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
         )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
@@ -120,7 +120,7 @@ class Bench:
 
     def _pull(self, size_bytes: int) -> Run:
         assert self._jetstream is not None
-        words = [sys.executable, "-m", "tests.bench.peer.consumer", str(self._jetstream.port)]
+        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self._jetstream.port)]
         found = consume.measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
         return Run(found["acked"], found["took_s"], found["all_cpu_s"])
 
@@ -194,6 +194,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--latencies", type=int, default=15, help="records of a round whose latency is taken")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
+    parser.add_argument("--quick", action="store_true", help="a JVM that starts soon and computes slowly: figures say little")
     parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
     parser.add_argument("--files", action="store_true", help="our nodes offer their segment files, and tasks read those")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -138,6 +138,7 @@ MUTANTS = [
         "liftpy/spark/link.py",
         ("a forked worker uses its parent's connection", "    _links.clear()\n\n", "    pass\n\n", "tasks in forked workers hang"),
         ("links have no bound", "while len(_links) > MAX_LINKS:", "while len(_links) > MAX_LINKS * MAX_LINKS:", "a driver keeps a connection and a thread for each query ever made"),
+        ("tasks of a closed link are left", "        self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))\n", "", "what waits for them waits for ever"),
         ("secrets keep their line end", ".read_text(encoding=\"utf-8\").strip()", ".read_text(encoding=\"utf-8\")", "a password from a file never fits"),
     ),
     *rows(
@@ -294,6 +295,25 @@ MUTANTS = [
     *rows(
         "liftpy/spark/session.py",
         ("Java 8 is Java 1", "return int(second) if first == 1 and second else first", "return first", "the error names a Java that nobody has"),
+        ("any Spark's workers take the installed package", "str(_WORKER) if usable and beside", "str(_WORKER) if usable", "a Spark of another place gets workers of another version"),
+    ),
+    *rows(
+        "liftpy/spark/pipelines/failing.py",
+        ("a worker that was late is an error like others", "found is None and _NOT_STARTED in text", "found is None and _NOT_STARTED == text", "an archive on a busy machine ends instead of going on"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/archiving.py",
+        ("starts are counted over micro-batches", "0 if done.repeated else done.record_count), 0", "0 if done.repeated else done.record_count), starts", "an archive of weeks ends at its fifth late start"),
+        ("starts have no bound", "if starts >= STARTS:", "if starts > STARTS * STARTS:", "an archive that can't begin says so to nobody"),
+        fresh=True,
+    ),
+    *rows(
+        "liftpy/spark/pipelines/iceberg.py",
+        ("a late transaction is tried again on what came between", "_NO_RETRY = {\"commit.retry.num-retries\": \"0\"}", "_NO_RETRY = {\"commit.retry.num-retries\": \"4\"}", "two archives put records in twice"),
+        ("marks without files make no snapshot", "                        change.update_snapshot().fast_append().commit()\n", "                        pass\n", "the marks of another archive are overwritten"),
+        ("what replaces is added", "        if replace:\n", "        if replace and not schema:\n", "a table of the latest holds all"),
+        fresh=True,
     ),
     *rows(
         "liftpy/spark/pipelines/committing.py",

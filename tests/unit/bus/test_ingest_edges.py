@@ -36,7 +36,7 @@ def unfit(payload: bytes, block: bytes = b"") -> Any:
 async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:
     bench = Bench()
     told: list[Any] = []
-    bench.ingest._on_drop = lambda *what: told.append(what)
+    bench.ingest.counters.on_drop = lambda *what: told.append(what)
     bench.ingest._given_up(3)
     bench.ingest._given_up(2)
     assert bench.ingest.counters.dropped == {"ingest_overflow": 5}

@@ -1,5 +1,5 @@
 """A process that reads a stream through a client library for some seconds:
-``python -m tests.bench.peer.consumer PORT STREAM SECONDS HOW``.
+``python -m sidecar.bench.consumer PORT STREAM SECONDS HOW``.
 
 HOW: ``liftpy-batch`` (``batches()``, the records counted), ``liftpy-values`` (the same, every value as ``bytes``), ``liftpy-record``
 (``async for record``, its value looked at), ``liftpy-many`` (``getmany``); ``py-pull`` and ``py-ordered`` are nats-py's pull consumer
@@ -77,7 +77,7 @@ async def ours(url: str, stream: str, end_s: float, how: str) -> dict[str, float
     count = rounds = 0
     async with connect(url) as client:
         await client.consume(stream, start="earliest", until="end").begin()
-        clock = _Clock(end_s)
+        clock = Stopwatch(end_s)
         while clock.goes_on:
             count += await OURS[how](client.consume(stream, start="earliest", until="end"), clock.end)
             rounds += 1
@@ -90,7 +90,7 @@ async def theirs(url: str, stream: str, end_s: float, how: str) -> dict[str, flo
     connection = await nats.connect(url)
     jetstream = connection.jetstream()
     stored = (await jetstream.stream_info(stream)).state.messages
-    clock = _Clock(end_s)
+    clock = Stopwatch(end_s)
     while clock.goes_on:
         count += await (_pull if how == "py-pull" else _ordered)(jetstream, stream, stored, clock.end)
         rounds += 1
@@ -121,16 +121,20 @@ async def _ordered(jetstream: Any, stream: str, stored: int, end: float) -> int:
     return count
 
 
-class _Clock:
+class Stopwatch:
+    """Time and CPU of this process from when it is made."""
+
     def __init__(self, seconds: float) -> None:
         self._began, self._cpu_s = time.perf_counter(), _cpu_s()
         self.end = self._began + seconds
 
     @property
     def goes_on(self) -> bool:
+        """Whether the seconds are not over."""
         return time.perf_counter() < self.end
 
     def figures(self, count: int, rounds: int) -> dict[str, float]:
+        """See the module's docstring."""
         return {
             "acked": count,
             "took_s": time.perf_counter() - self._began,

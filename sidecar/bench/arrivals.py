@@ -1,0 +1,89 @@
+"""A reader that times stamped messages: ``python -m sidecar.bench.arrivals PORT STREAM liftpy|jetstream``.
+
+It prints ``go`` when it is ready for new records, and when a line comes on its standard input one line of JSON: ``acked`` (records
+read), ``cpu_s``, ``end_p50_ms``, ``end_p99_ms``, ``end_p999_ms``: from when a message was due until it was read. liftpy's client reads
+batches of committed records; of JetStream a push consumer is read from a bare socket, the cheapest reader that it can have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+import time
+
+import nats
+import nats.js.api
+
+from liftpy.client import connect
+from sidecar.bench.open_loop import SMALLEST_BYTES, STAMP, quantiles
+
+_STAMPED = re.compile(rb"\r\nT(\d{19})")
+_INBOX = "_INBOX.arrivals"
+
+
+class Arrivals:
+    """What came, and how old it was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.times_ns: list[int] = []
+
+    def figures(self) -> dict[str, float]:
+        """See the module's docstring."""
+        return {"acked": self.count, "cpu_s": time.process_time(), **quantiles(self.times_ns, "end_")}
+
+
+async def read_ours(port: int, stream: str, found: Arrivals) -> None:
+    """Batches of new records, for ever."""
+    async with connect(f"nats://127.0.0.1:{port}") as client:
+        consumer = client.consume(stream, start="new")
+        await consumer.begin()
+        print("go", flush=True)
+        async for piece in consumer.batches():
+            now_ns, values = time.monotonic_ns(), piece.values()
+            found.count += len(values)
+            found.times_ns += [now_ns - int(value[1:SMALLEST_BYTES]) for value in values if value and value[:1] == STAMP]
+
+
+async def read_jetstream(port: int, stream: str, found: Arrivals) -> None:
+    """What a push consumer gets, for ever."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    await reader.readline()
+    writer.write(b'CONNECT {"verbose":false}\r\nSUB %s 1\r\nPING\r\n' % _INBOX.encode())
+    while b"PONG" not in await reader.readline():
+        pass
+    connection = await nats.connect(f"nats://127.0.0.1:{port}")
+    config = nats.js.api.ConsumerConfig(
+        deliver_subject=_INBOX,
+        deliver_policy=nats.js.api.DeliverPolicy.NEW,
+        ack_policy=nats.js.api.AckPolicy.NONE,
+        replay_policy=nats.js.api.ReplayPolicy.INSTANT,
+    )
+    await connection.jetstream().add_consumer(stream, config)
+    print("go", flush=True)
+    tail = b"\r\n"
+    while received := await reader.read(1 << 20):
+        now_ns, data = time.monotonic_ns(), tail + received
+        if b"\r\nPING\r\n" in data:
+            writer.write(b"PONG\r\n")
+        data, tail = data[: (end := data.rfind(b"\r\n"))], data[end:]
+        found.count += data.count(b"\r\nMSG ")
+        found.times_ns += [now_ns - int(stamp) for stamp in _STAMPED.findall(data)]
+
+
+async def run(port: int, stream: str, system: str) -> dict[str, float]:
+    """Read until a line comes on the standard input."""
+    found, loop = Arrivals(), asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as until:
+            loop.add_reader(sys.stdin, lambda: until.reschedule(loop.time()))
+            await (read_ours if system == "liftpy" else read_jetstream)(port, stream, found)
+    except TimeoutError:
+        return found.figures()
+    raise SystemExit("the reader ended by itself")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(run(int(sys.argv[1]), sys.argv[2], sys.argv[3]))))

@@ -1,0 +1,221 @@
+"""What is measured of a system. Each case yields rows of figures: ``case`` names it, the same for every system, ``figures`` has
+
+``per_s`` (records a second), ``cpu_us`` (of all processes, per record), latencies by name in ``_ms``, ``core`` (CPU while idle).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import nats
+import nats.errors
+
+from liftpy.errors import UnavailableError
+from sidecar.bench.measuring import Figures, all_cpu_s, measured, measured_together
+from sidecar.bench.systems import OURS, STREAM, System
+from sidecar.dev.embedded import NatsServer
+
+_WARM_S = 1.0
+PLAIN_EACH, PLAIN_WINDOW = 1000, 32_000
+"""Plain publishes: each thousandth asks for an ack, and at most so many are not known to be stored. Without that both systems would
+drop what is beyond them, each at its own bounds."""
+PEAK_WINDOW = 4000
+_PRODUCER_PEER = "producer, {size_bytes} B"
+_ANSWER_S = 0.1
+_AGAIN_S = 0.005
+_BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
+_READERS = {
+    "liftpy": {"batches": "liftpy-values", "one by one": "liftpy-record"},
+    "jetstream": {"batches": "py-pull", "one by one": "py-ordered"},
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked for. ``loads``: parts of a system's own peak, for latencies."""
+
+    seconds: float = 3.0
+    sizes: Sequence[int] = (100, 1000)
+    windows: Sequence[int] = (1, 64, 4000)
+    publishers: int = 1
+    loads: Sequence[float] = (0.1, 0.5, 0.8)
+
+
+Row = dict[str, object]
+Case = Callable[[System, Asked], Iterator[Row]]
+
+
+def _row(case: str, figures: Figures) -> Row:
+    return {"case": case, "figures": figures}
+
+
+def _rate(runs: Sequence[Figures]) -> Figures:
+    """Of publishers or readers that ran together."""
+    count = sum(run["acked"] for run in runs)
+    found = {"per_s": sum(run["acked"] / run["took_s"] for run in runs), "cpu_us": runs[0]["all_cpu_s"] / count * 1e6}
+    found["generator_cpu_us"] = sum(run["cpu_s"] for run in runs) / count * 1e6
+    return found | {name: value for name, value in runs[0].items() if name.endswith("_ms")}
+
+
+def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
+    """The window is shared by the publishers; each is at the next nats-server."""
+    share = max(window // asked.publishers, 1)
+    commands = [
+        [
+            *(sys.executable, "-m", "sidecar.bench.publisher", str(system.ports[number % len(system.ports)]), STREAM),
+            *map(str, (asked.seconds, size_bytes, share, each)),
+        ]
+        for number in range(asked.publishers)
+    ]
+    return _rate(measured_together(commands, None, system.pids))
+
+
+def acked(system: System, asked: Asked) -> Iterator[Row]:
+    """An ack for every message, so many unanswered at most."""
+    for size_bytes in asked.sizes:
+        for window in asked.windows:
+            yield _row(f"acked, {size_bytes} B, {window:,} in flight", _publishers(system, asked, size_bytes, window))
+
+
+def load_alone(asked: Asked) -> dict[int, Figures]:
+    """The publisher against nothing that stores, by size: what it could send, so that a reader of the figures sees that
+    it was not the limit."""
+    found = {}
+    with NatsServer() as server:
+        words = [sys.executable, "-m", "sidecar.bench.answerer", str(server.port), STREAM]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as answering:
+            try:
+                assert answering.stdout is not None
+                if answering.stdout.readline().strip() != "go":
+                    raise SystemExit("the answerer did not start")
+                for size_bytes in asked.sizes:
+                    publishing = [sys.executable, "-m", "sidecar.bench.publisher", str(server.port), STREAM]
+                    given = map(str, (asked.seconds, size_bytes, PEAK_WINDOW))
+                    found[size_bytes] = _rate([measured([*publishing, *given], None, [server.pid, answering.pid])])
+            finally:
+                answering.kill()
+    return found
+
+
+def plain(system: System, asked: Asked) -> Iterator[Row]:
+    """Nobody waits for acks, but each thousandth is asked for, so that all is known to be stored."""
+    for size_bytes in asked.sizes:
+        figures = _publishers(system, asked, size_bytes, PLAIN_WINDOW, each=PLAIN_EACH)
+        yield _row(f"plain, {size_bytes} B", figures)
+
+
+def producer(system: System, asked: Asked) -> Iterator[Row]:
+    """liftpy's producer, record batches made by the client; of JetStream what is fastest with an ack for each message."""
+    for size_bytes in asked.sizes:
+        case = _PRODUCER_PEER.format(size_bytes=size_bytes)
+        if system.kind == OURS:
+            words = [sys.executable, "-m", "sidecar.bench.producer", str(system.ports[0]), STREAM, str(asked.seconds)]
+            yield _row(case, _rate([measured([*words, str(size_bytes), "many"], None, system.pids)]))
+        else:
+            yield _row(case, _publishers(system, asked, size_bytes, PEAK_WINDOW))
+
+
+def consume(system: System, asked: Asked) -> Iterator[Row]:
+    """What was published is read from the first record on, by each system's Python client."""
+    for name, how in _READERS[system.kind].items():
+        words = [sys.executable, "-m", "sidecar.bench.consumer", str(system.ports[0]), STREAM, str(asked.seconds), how]
+        yield _row(f"consume, {name}", _rate([measured(words, None, system.pids)]))
+
+
+def latency(system: System, asked: Asked) -> Iterator[Row]:
+    """Acks, and arrivals at a reader, at parts of the system's own peak."""
+    for size_bytes in asked.sizes:
+        peak = _publishers(system, asked, size_bytes, PEAK_WINDOW)["per_s"]
+        for load in asked.loads:
+            yield _row(f"latency, {size_bytes} B, {load:.0%} of its peak", _at_rate(system, asked, size_bytes, peak * load))
+
+
+def _at_rate(system: System, asked: Asked, size_bytes: int, rate: float) -> Figures:
+    reading = [sys.executable, "-m", "sidecar.bench.arrivals", str(system.ports[-1]), STREAM, system.kind]
+    with subprocess.Popen(reading, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        if reader.stdout.readline().strip() != "go":
+            raise SystemExit("the reader of arrivals did not start")
+        writing = [sys.executable, "-m", "sidecar.bench.open_loop", str(system.ports[0]), STREAM]
+        run = measured([*writing, *map(str, (asked.seconds, size_bytes, rate))], None, [*system.pids, reader.pid])
+        said, _ = reader.communicate("end\n")
+    arrived = json.loads(said)
+    figures = _rate([run]) | {name: value for name, value in arrived.items() if name.endswith("_ms")}
+    return figures | {"kept": run["acked"] / run["took_s"] / rate}
+
+
+def idle(system: System, asked: Asked) -> Iterator[Row]:
+    """CPU of all processes while nothing is published or read, in cores."""
+    time.sleep(_WARM_S)
+    before, began = all_cpu_s(system.pids), time.monotonic()
+    time.sleep(asked.seconds)
+    yield _row("idle", {"core": (all_cpu_s(system.pids) - before) / (time.monotonic() - began)})
+
+
+def failover(system: System, asked: Asked) -> Iterator[Row]:
+    """The longest time between two acks around a kill -9 of the leader, one message in flight. It ends the system for other cases."""
+    try:
+        gap_s = asyncio.run(_gap(system))
+    except UnavailableError:
+        return
+    yield _row("fail-over", {"gap_ms": gap_s * 1000})
+
+
+async def _gap(system: System) -> float:
+    killing = asyncio.get_running_loop().run_in_executor
+    connections = {
+        port: await nats.connect(f"nats://127.0.0.1:{port}", allow_reconnect=False, error_cb=_quiet) for port in system.ports
+    }
+    port, longest, last = system.ports[0], 0.0, time.monotonic()
+    kill: asyncio.Future[int] | None = None
+    kill_at, ends_at, given_up_at = last + _BEFORE_S, 0.0, last + _OVER_S
+    while not ends_at or time.monotonic() < ends_at:
+        if kill is None and time.monotonic() >= kill_at:
+            kill = killing(None, system.kill_leader)
+        if kill is not None and kill.done() and port != kill.result():
+            port = kill.result()
+        try:
+            answer = await connections[port].request(STREAM, b"x" * 100, timeout=_ANSWER_S)
+        except (nats.errors.Error, OSError):
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            if b'"error"' in answer.data:
+                await asyncio.sleep(_AGAIN_S)
+                continue
+            now = time.monotonic()
+            longest, last = max(longest, now - last), now
+            if kill is not None and kill.done() and not ends_at:
+                ends_at = now + _AFTER_S
+        if time.monotonic() > given_up_at:
+            raise SystemExit(f"no ack within {_OVER_S:.0f} s of the leader's death")
+    for connection in connections.values():
+        if not connection.is_closed:
+            await connection.close()
+    return longest
+
+
+async def _quiet(_: Exception) -> None:
+    """A server that is killed on purpose is no news."""
+
+
+CASES: dict[str, Case] = {
+    "acked": acked,
+    "plain": plain,
+    "producer": producer,
+    "consume": consume,
+    "latency": latency,
+    "idle": idle,
+    "failover": failover,
+}
+"""In the order in which they run; a fail-over comes last."""
+
+
+def warm(system: System) -> None:
+    """What the first second of a process costs is nobody's figure; and there is something to read."""
+    _publishers(system, Asked(seconds=_WARM_S), 100, PEAK_WINDOW)

@@ -1,0 +1,99 @@
+"""A publisher that keeps a rate, whatever comes back: ``python -m sidecar.bench.open_loop PORT SUBJECT SECONDS SIZE RATE``.
+
+Each millisecond it sends what is due; a message counts from when it was due, so that a system that stands still is charged for all
+that waited meanwhile. The first message of each millisecond carries that time (``STAMP`` and digits, for readers) and asks for an ack
+of its own; the others ask for acks that are only counted. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s``, ``ack_p50_ms``,
+``ack_p99_ms``, ``ack_p999_ms`` and ``asked_per_s``; who does not keep up has ``acked`` / ``took_s`` below that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+import time
+
+STAMP = b"T"
+STAMP_DIGITS = 19
+"""Of nanoseconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+SMALLEST_BYTES = len(STAMP) + STAMP_DIGITS
+_INBOX = b"_INBOX.open"
+_STAMPED = re.compile(rb"_INBOX\.open\.(\d{19}) ")
+_TICK_S = 0.001
+_LEFT_S = 10.0
+"""How long it waits for the answers that are left."""
+
+
+def quantiles(times_ns: list[int], name: str) -> dict[str, float]:
+    """``{name}p50_ms``, ``{name}p99_ms`` and ``{name}p999_ms``; empty where nothing was measured."""
+    if not times_ns:
+        return {}
+    ordered = sorted(times_ns)
+    return {
+        f"{name}p{text}_ms": ordered[int(len(ordered) * part)] / 1e6
+        for text, part in (("50", 0.5), ("99", 0.99), ("999", 0.999))
+    }
+
+
+class Acks:
+    """Counts answers, and times those of stamped messages, in a stream of bytes that is cut anywhere."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.times_ns: list[int] = []
+        self._tail = b""
+
+    def take(self, received: bytes, now_ns: int) -> None:
+        """Whole lines are looked at; what begins one waits for its end. Raises SystemExit for a refusal."""
+        data = self._tail + received
+        end = data.rfind(b"\r\n") + 2 if b"\r\n" in data else 0
+        data, self._tail = data[:end], data[end:]
+        if b'"error"' in data:
+            raise SystemExit(f"refused: {data[:300]!r}")
+        self.count += data.count(b'"seq"')
+        self.times_ns += [now_ns - int(stamp) for stamp in _STAMPED.findall(data)]
+
+
+def publish(port: int, subject: str, seconds: float, size_bytes: int, rate: float) -> dict[str, float]:
+    """Publish ``rate`` messages a second for ``seconds``; wait for what is unanswered then."""
+    name, size_bytes = subject.encode(), max(size_bytes, SMALLEST_BYTES)
+    plain = b"PUB %s %s.x %d\r\n%s\r\n" % (name, _INBOX, size_bytes, b"x" * size_bytes)
+    padding, acks, sent = b"x" * (size_bytes - SMALLEST_BYTES), Acks(), 0
+    with socket.create_connection(("127.0.0.1", port), timeout=_LEFT_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.recv(4096)
+        connection.sendall(b'CONNECT {"verbose":false}\r\nSUB %s.* 1\r\nPING\r\n' % _INBOX)
+        while b"PONG" not in connection.recv(4096):
+            pass
+        began = time.monotonic()
+        end, total = began + seconds, int(rate * seconds)
+        while acks.count < total and (now := time.monotonic()) < end + _LEFT_S:
+            due = min(int((now - began) * rate), total) - sent
+            if due > 0:
+                due_ns = int((began + (sent + 1) / rate) * 1e9)
+                stamped = b"PUB %s %s.%019d %d\r\nT%019d%s\r\n" % (name, _INBOX, due_ns, size_bytes, due_ns, padding)
+                connection.settimeout(_LEFT_S)
+                connection.sendall(stamped + plain * (due - 1))
+                sent += due
+            connection.settimeout(max(min(began + (sent + 1) / rate, now + _TICK_S) - time.monotonic(), _TICK_S / 10))
+            try:
+                received = connection.recv(1 << 20)
+            except TimeoutError:
+                continue
+            if not received:
+                raise SystemExit("the nats-server closed the connection")
+            acks.take(received, time.monotonic_ns())
+        took_s = time.monotonic() - began
+    return {
+        "acked": acks.count,
+        "took_s": took_s,
+        "cpu_s": time.process_time(),
+        "asked_per_s": rate,
+        **quantiles(acks.times_ns, "ack_"),
+    }
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    print(json.dumps(publish(int(given[0]), given[1], float(given[2]), int(given[3]), float(given[4]))))

@@ -1,0 +1,132 @@
+"""``liftpy bench``: this cluster beside JetStream on this machine, in one run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from liftpy.errors import ConfigError
+from sidecar.bench.cases import CASES, Asked
+from sidecar.bench.plot import draw, require_plots
+from sidecar.bench.running import better, report
+from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, SYSTEMS
+from sidecar.cli.options import json_option
+
+_UNITS = {
+    "per_s": "{:,.0f}/s",
+    "cpu_us": "{:.2f} us CPU",
+    "generator_cpu_us": "",
+    "core": "{:.3f} of a core",
+    "kept": "{:.0%} of the rate kept",
+}
+
+
+@click.command()
+@click.option(
+    "--system",
+    "systems",
+    type=click.Choice(list(SYSTEMS)),
+    multiple=True,
+    help="Which; default: liftpy, and JetStream on three servers with and without flushes.",
+)
+@click.option("--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Which; default: all.")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True, help="Of each run.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Systems alternate; figures are medians."
+)
+@click.option("--sizes", default="100,1000", show_default=True, help="Bytes of a message, with commas.")
+@click.option("--windows", default="1,64,4000", show_default=True, help="Messages that may be unanswered, with commas.")
+@click.option("--loads", default="10,50,80", show_default=True, help="Of the case latency: percent of each system's own peak.")
+@click.option("--publishers", type=click.IntRange(1, 64), default=1, show_default=True, help="Processes that share the window.")
+@click.option(
+    "--nats-servers",
+    type=click.Choice(["1", "3"]),
+    default="1",
+    show_default=True,
+    help="Of liftpy: one, or one beside each node.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a picture of the ratios (PNG; needs matplotlib).",
+)
+@json_option
+def bench(
+    systems: tuple[str, ...],
+    cases: tuple[str, ...],
+    seconds: float,
+    rounds: int,
+    sizes: str,
+    windows: str,
+    loads: str,
+    publishers: int,
+    nats_servers: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure liftpy beside JetStream: three replicas each, on this machine, with the same nats-server and the same publisher.
+
+    Every system is started anew on loopback, with its own folders, and removed again. liftpy flushes on the in-sync replicas before
+    each ack; so does jetstream-always; the others flush every two minutes. Ratios are of one run: figures of two runs, or of two
+    machines, say nothing beside each other. What else runs on the machine is in all of them: leave it alone.
+    """
+    parts = [percent / 100 for percent in _numbers(loads, "--loads")]
+    asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
+    if plot is not None:
+        require_plots()
+        if systems and (OURS not in systems or len(set(systems)) == 1):
+            raise ConfigError(f"--plot compares {OURS} with others: give --system {OURS} and at least one more")
+    wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
+    say = functools.partial(click.echo, err=True)
+    found = report(systems or DEFAULT_SYSTEMS, wanted, asked, rounds, int(nats_servers), say)
+    if plot is not None:
+        draw(found, plot)
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        show(found, Console(file=sys.stdout))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or min(found) < 1:
+        raise ConfigError(f"{option} {text!r}: whole numbers from 1 on, with commas between them")
+    return found
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """A table: a line for each case and system."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("case", "system", "figures", "liftpy to it"):
+        table.add_column(name, overflow="fold")
+    last = ""
+    for row in found["rows"]:
+        figures = [_text(name, value) for name, value in row["figures"].items()]
+        ratios = [
+            f"[{'green' if better(name, ratio) else 'red'}]{name} {ratio:.2f}[/]"
+            for name, ratio in row["ratios"].items()
+            if name not in ("generator_cpu_us", "kept")
+        ]
+        table.add_row(
+            "" if row["case"] == last else row["case"], row["system"], ", ".join(filter(None, figures)), ", ".join(ratios)
+        )
+        last = row["case"]
+    console.print(table)
+
+
+def _text(name: str, value: float) -> str:
+    if name in _UNITS:
+        return _UNITS[name].format(value)
+    if not name.endswith("_ms"):
+        return f"{name} {value:.2f}"
+    return f"{name.removesuffix('_ms').replace('_', ' ')} {value:.2f} ms"
