@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.client.ending import end_tasks
+from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
@@ -286,6 +287,12 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
+    def _read_tools(self, links: Links) -> ReadTools:
+        host = this_host() if self.settings.offer_files else ""
+        return ReadTools(
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments, host
+        )
+
     def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
@@ -322,9 +329,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(
-                links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments
-            ),
+            reads=self._read_tools(links),
             flush_place=self._flush_place,
             instruments=self.instruments,
             fatal=self.fatal,

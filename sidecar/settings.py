@@ -17,6 +17,7 @@ The file::
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
     host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
+    offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
@@ -82,6 +83,7 @@ class NodeSettings:
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
+    ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
     """
@@ -105,6 +107,7 @@ class NodeSettings:
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
     host_groups: bool = True
+    offer_files: bool = False
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:

@@ -140,7 +140,7 @@ class PartitionWorker:
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
-        self.reads = ReadSubjects(node.reads, key, node_id, self._source())
+        self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))

@@ -208,6 +208,7 @@ INCIDENTS = {
     "readers of lost records": "reader_of_lost_records",
     "readers answered without their wait": "reader_not_waited",
     "reads dropped, too many answers unsent": "read_dropped",
+    "ranges told as files": "files_told",
     "leaders' nodes silent about quiet fetches": "quiet_silence",
     "scrub: damage found": "scrub_damage",
     "scrub: interrupted": "scrub_interrupted",
