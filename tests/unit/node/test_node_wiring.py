@@ -106,7 +106,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
         ),
         "Requests": (node._step_aside, node._testify, made["QuietTalk"].received, node._service_reported),
         "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
-        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._read_budget, node.instruments),
+        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._read_budget, node.instruments, ""),
         "Deletions": (group, "n1"),
         "NodeTools": (),
         "Partitions": (made["NodeTools"],),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,6 +58,7 @@ class Wired:
                 ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
             ),
             heard=NodeHeard(1 << 30), derived=NodeDerived(),
+            folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
@@ -189,7 +191,9 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     assert (failed(), is_heard()) == (False, "heard")
     wired.parts["Executor"].storage_failed = True
     assert failed()
-    assert list(wired.given["ReadSubjects"].values()) == [wired.node.reads, KEY, "n7", wired.parts["ReplicaSource"]]
+    assert list(wired.given["ReadSubjects"].values()) == [
+        wired.node.reads, KEY, "n7", wired.parts["ReplicaSource"], f"/data/{KEY.folder}",
+    ]  # fmt: skip
     assert list(wired.given["ReplicationDesk"].values()) == [
         "the link of replication", "the node's subjects", KEY, "the node's node_inboxes", wired.worker.feed, "the node's counters",
         "the node's instruments",
