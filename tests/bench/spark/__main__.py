@@ -27,6 +27,7 @@ from typing import Any
 
 from liftpy.spark.session import local_session
 from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.measuring import measured
 from tests.bench.peer import consume
 from tests.bench.spark import runs
 from tests.bench.spark.prepared import PreparedSource
@@ -53,7 +54,8 @@ class Bench:
         sizes = [int(text) for text in given.sizes.split(",")]
         self._shapes = [Shape(size, _records(given.records, size, count), count) for size in sizes for count in counts]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jars = self._jars() if not given.alone else []
+        wanted = [] if given.alone else given.peers.split(",")
+        jars = self._jars() if "kafka" in wanted else []
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._spark = local_session(
             "bench", fast_start=given.quick, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
@@ -62,7 +64,11 @@ class Bench:
         self._spark.dataSource.register(PreparedSource)
         self._ours = Ours(stack, given.nodes, offer_files=given.files)
         self._kafka = Kafka(stack) if jars else None
-        self._peers = [] if given.alone else [self._kafka, Parquet(folder), Prepared()]
+        self._peers = [
+            self._kafka,
+            Parquet(folder) if "parquet" in wanted else None,
+            Prepared() if "prepared" in wanted else None,
+        ]
         self._systems = [one for one in (self._ours, *self._peers) if one is not None]
         self._meter = Meter(lambda: [pid for one in self._systems for pid in one.pids])
         self._jetstream: JetStreamCluster | None = None
@@ -121,7 +127,7 @@ class Bench:
     def _pull(self, size_bytes: int) -> Run:
         assert self._jetstream is not None
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self._jetstream.port)]
-        found = consume.measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
+        found = measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
         return Run(found["acked"], found["took_s"], found["all_cpu_s"])
 
     def warm(self, times: int) -> None:
@@ -195,6 +201,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
     parser.add_argument("--quick", action="store_true", help="a JVM that starts soon and computes slowly: figures say little")
+    parser.add_argument("--peers", default="kafka,parquet,prepared", help="beside ours, with commas")
     parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
     parser.add_argument("--files", action="store_true", help="our nodes offer their segment files, and tasks read those")
     parser.add_argument("--json", action="store_true", help="print JSON")

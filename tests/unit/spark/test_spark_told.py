@@ -92,3 +92,16 @@ def test_nodes_that_do_not_wait_are_watched_too(source: Open, node: FakeNode) ->
     assert reader.latestOffset(start, ALL) == start
     append(log, 5)
     wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
+
+
+def test_what_is_known_of_a_log_that_was_cut_is_asked_again(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    log.batches.clear()
+    log.leader_epoch, log.high_watermark = 4, -1
+    append(log, 40)
+    restarted = streaming(source(failOnDataLoss="false"))
+    assert restarted.latestOffset(start, ALL)["orders"]["0"] == 40
+    assert restarted._asked()._watched([]) is None
