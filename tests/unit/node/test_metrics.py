@@ -143,7 +143,7 @@ def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
 def test_each_figure_comes_from_its_own_source() -> None:
     failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
-    workers = [a_worker(), a_worker("s", 1, isr=("n1", "n2")), a_worker("s", 2, isr=("n1",)), failing, learner]
+    workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
     reporter = a_reporter(workers)
     reporter.partitions.failed = {"s/9": "why"}
     found = shown(gathered(reporter))
@@ -329,3 +329,9 @@ def test_a_batch_is_timed_from_its_arrival_to_its_commit() -> None:
     times.forget()
     times.committed(11)
     assert sum(instruments.commits.counts) == 10, "what another leader commits is not this one's"
+
+
+@pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
+def test_an_isr_without_anybody_to_spare_is_told_from_a_short_one(isr: str, at_min_isr: int) -> None:
+    worker = a_worker(isr=tuple(f"n{number}" for number in isr))
+    assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr
