@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.client.ending import end_tasks
+from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
@@ -28,11 +29,12 @@ from liftpy.health import Signs
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
+from liftpy.ingest.node_room import READERS_SHARE, STANDBY_SHARE, WAITING_PUBLISHER_BYTES, HeldByNode, NodeRoom, limit_of
 from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
 from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import ReadBudget
+from liftpy.replica.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -51,6 +53,7 @@ from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
 from sidecar.logs import LOGS
+from sidecar.memory import memory_bytes
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink
@@ -100,7 +103,9 @@ class Node:
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
         self._cluster_watch = ClusterWatch(self.instruments.failovers)
-        self._loop_watch = LoopWatch(self.instruments, lambda: self.group.leader if self.group is not None else "")
+        self._loop_watch = LoopWatch(
+            self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
+        )
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: GroupThread | None = None
@@ -126,7 +131,11 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
         self._intake = NodeIntake()
-        self._read_budget = ReadBudget()
+        self._room = NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes()))
+        self._read_budget = ReadBudget(min(MAX_WAITING_BYTES, round(self._room.limit_bytes * READERS_SHARE)))
+        self._heard_room = NodeHeard(
+            min(settings.replication.node_standby_bytes, round(self._room.limit_bytes * STANDBY_SHARE))
+        )
         self._drops = Drops()
         self._links: Links | None = None
         self._thread: GroupThread | None = None
@@ -217,6 +226,21 @@ class Node:
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
 
+    def _look_at_room(self) -> None:
+        """What is held for publishes, ten times a second: in sums that are kept anyway, but for publishers that wait."""
+        links, intake = self._links, self._intake
+        waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
+        self._room.look(
+            HeldByNode(
+                unread=links.ingest.waiting_bytes if links is not None else 0,
+                held_back=intake.held_bytes,
+                uncommitted=intake.unreplicated_bytes,
+                publishers=waiting * WAITING_PUBLISHER_BYTES,
+                standby=self._heard_room.size_bytes,
+                readers=self._read_budget.used_bytes,
+            )
+        )
+
     def _signs(self) -> Signs:
         """For health."""
         workers = list(self.partitions) if self.partitions is not None else []
@@ -263,6 +287,12 @@ class Node:
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
 
+    def _read_tools(self, links: Links) -> ReadTools:
+        host = this_host() if self.settings.offer_files else ""
+        return ReadTools(
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments, host
+        )
+
     def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
@@ -283,7 +313,8 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._intake,
-            heard=NodeHeard(settings.replication.node_standby_bytes),
+            heard=self._heard_room,
+            room=self._room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
             drops=self._drops,
@@ -298,9 +329,7 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(
-                links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments
-            ),
+            reads=self._read_tools(links),
             flush_place=self._flush_place,
             instruments=self.instruments,
             fatal=self.fatal,
@@ -341,6 +370,7 @@ class Node:
             instruments=self.instruments,
             intake=self._intake,
             read_budget=self._read_budget,
+            room=self._room,
             cluster_watch=self._cluster_watch,
         )
 

@@ -139,6 +139,7 @@ POSITIONAL_RECORDS = {
     "liftpy.service.sessions._ServiceSession": "made in one place",
     "liftpy.service.snapshot.Snapshot": "its first seven are what a snapshot without outputs is",
     "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
+    "liftpy.spark.offsets.OffsetSpec": "its words alone are given by position",
     "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
     "sidecar.raft.sessions.Peer": "made in one place",
     "sidecar.raft.sessions.PeerSessions": "made in one place",

@@ -24,6 +24,7 @@ from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, message_size_bytes
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
@@ -72,6 +73,7 @@ class Ingest:
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         may_leave: Callable[[], bool] = lambda: False,
         times: PublishTimes | None = None,
+        room: PartitionRoom = NO_LIMIT,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -80,7 +82,7 @@ class Ingest:
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may = May(may_refuse, may_refuse_for_now or may_refuse, may_leave)
+        self._may = May(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
@@ -225,6 +227,9 @@ class Ingest:
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
+            self._overload([(subject, reply, payload, headers)])
+            return
+        if (room := self._may.room).node.is_limited and not room.takes(self._raw_bytes):
             self._overload([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))

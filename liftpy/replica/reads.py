@@ -24,6 +24,7 @@ from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
 from liftpy.log.selecting import read_narrow, read_selected
+from liftpy.log.spans import spans_of
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
@@ -49,6 +50,7 @@ WAITING_COST_BYTES = 1500
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "readers answered without their wait"
 NOT_SERVED = "reads dropped, too many answers unsent"
+FILES_TOLD = "ranges told as files"
 _HEADER_ROOM_BYTES = 4096
 _DEFAULT_BYTES = 1024 * 1024
 _E = pb.ReadResponse
@@ -67,6 +69,14 @@ def filter_of(request: pb.ReadRequest) -> Filter:
 def is_selective(request: pb.ReadRequest) -> bool:
     """Whether it asks for anything but all that follows."""
     return bool(request.backwards or request.filterSubjects or request.filterKeys)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """What a node offers to readers on its host: ``host`` (``liftpy.client.this_host``) and the partition's ``folder``."""
+
+    host: str
+    folder: str
 
 
 class ReadSource(Protocol):
@@ -214,8 +224,10 @@ class Reads(Generic[Asker]):
         counters: Counter[str],
         budget: ReadBudget | None = None,
         instruments: Instruments | None = None,
+        files: OwnFiles | None = None,
     ) -> None:
-        """``budget`` and ``instruments``: shared by all partitions of a node."""
+        """``budget`` and ``instruments``: shared by all partitions of a node. ``files``: None: they are not offered."""
+        self._files = files
         self._times = (instruments or Instruments()).reads
         self.record_count = 0
         """Records that were sent to readers, again and again where they were."""
@@ -358,7 +370,9 @@ class Reads(Generic[Asker]):
         if request.byTimestamp:
             offset = min(offset, end_offset)
         if request.boundsOnly:
-            self._tell_bounds(asker, request, self._head(offset))
+            waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
+            if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
+                self._tell_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
@@ -380,8 +394,18 @@ class Reads(Generic[Asker]):
             head.rangeBytes, head.beforeEpoch = size.size_bytes, self._epoch_below(request.offset)
             head.borders.extend(size.borders)
             head.borderPositions.extend(size.positions)
+            if request.asksFiles and self._files is not None:
+                self._tell_files(request, self._files, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
+
+    def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
+        self._counters[FILES_TOLD] += 1
+        head.host, head.folder = files.host, files.folder
+        for span in spans_of(self._source.log, request.offset, request.rangeEnd):
+            head.fileBases.append(span.base_offset)
+            head.fileBegins.append(span.begin)
+            head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
         """LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""

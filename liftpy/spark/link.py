@@ -49,6 +49,8 @@ class Link:
         self._connecting = asyncio.Lock()
         self._line: Line | None = None
         self._line_lock = threading.Lock()
+        self.elsewhere: dict[str, float] = {}
+        """Node id -> until when, monotonic, its files are not asked for: it is on another host, or does not offer them."""
         self._line_after_s = 0.0
         """No line is opened before that, monotonic."""
         threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()

@@ -109,6 +109,10 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._workers)
 
+    def leading(self) -> list[PartitionWorker]:
+        """Those that this node leads."""
+        return list(self._leading.values())
+
     @property
     def opening_count(self) -> int:
         """Those that are being opened or stopped, or are to be."""

@@ -26,6 +26,7 @@ from liftpy.ingest.derived import DerivedState, derived_state
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, PartitionRoom
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.instruments import Instruments, PublishTimes
@@ -95,6 +96,7 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
+    room: NodeRoom
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
@@ -128,9 +130,8 @@ class PartitionWorker:
         derived: DerivedState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self.set_aside = set_aside
+        self._node, self.set_aside = node, set_aside
         """Files that recovery set aside, which are still there."""
-        self._node = node
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
@@ -139,7 +140,7 @@ class PartitionWorker:
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
-        self.reads = ReadSubjects(node.reads, key, node_id, self._source())
+        self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
@@ -161,6 +162,7 @@ class PartitionWorker:
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
             may_leave=self._may_leave,
             times=times,
+            room=PartitionRoom(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationDesk(
@@ -347,6 +349,10 @@ class PartitionWorker:
         """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
+
+    def _queued_bytes(self) -> int:
+        replica = self.replica
+        return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
         """Its connection is lost: whether others hear what is published, so that it hands over when it can."""

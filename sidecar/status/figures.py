@@ -347,6 +347,8 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.put("derived_bound_bytes", derived.bound_bytes)
     found.each("derived_bytes", sorted(derived.by_kind.items()))
     found.each("derived_refused_total", sorted(derived.refused.items()))
+    found.put("queued_bytes", reporter.room.used_bytes)
+    found.put("queued_bytes_limit", reporter.room.limit_bytes)
     found.put("held_bytes", reporter.intake.held_bytes)
     found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
     found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)

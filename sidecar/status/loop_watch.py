@@ -16,9 +16,11 @@ EVERY_S = 0.1
 
 
 class LoopWatch:
-    """``start`` it on the loop. ``leader``: node id of the metadata leader as known here, '' when there is none."""
+    """``start`` it on the loop. ``leader``: node id of the metadata leader as known here, '' when there is none; ``look``: called
+    each time."""
 
-    def __init__(self, instruments: Instruments, leader: Callable[[], str]) -> None:
+    def __init__(self, instruments: Instruments, leader: Callable[[], str], look: Callable[[], None] = lambda: None) -> None:
+        self._look = look
         self._instruments = instruments
         self._leader_now = leader
         self._leader = ""
@@ -36,6 +38,7 @@ class LoopWatch:
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
         self._instruments.loop_lag.observe(max(0.0, loop.time() - self._due))
         LOGS.suppression.tell()
+        self._look()
         leader = self._leader_now()
         if leader and leader != self._leader:
             self._instruments.leader_changes += bool(self._leader)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_VALUES = 18
+MOST_VALUES = 17
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
@@ -36,6 +36,8 @@ TABLE: dict[str, Row] = {
         ("node_info", "node rack namespace controller", "1."),
         ("standby_buffer_bytes", "", "Memory for what was heard while standing by."),
         ("acks_waiting", "stream", "Publishers that wait for an ack."),
+        ("queued_bytes", "", "What the node holds of publishes on their way, readers and standbys up to their shares."),
+        ("queued_bytes_limit", "", "How much that may be (memory_limit_bytes); from four fifths on partitions take less."),
         ("held_bytes", "", "Publishes that are held back: their partition's ISR is short, or its followers are behind."),
         ("uncommitted_bytes", "", "Appended by leaders here and not committed, about."),
         ("uncommitted_records", "", "Records of led partitions above HW."),
@@ -206,6 +208,7 @@ INCIDENTS = {
     "readers of lost records": "reader_of_lost_records",
     "readers answered without their wait": "reader_not_waited",
     "reads dropped, too many answers unsent": "read_dropped",
+    "ranges told as files": "files_told",
     "leaders' nodes silent about quiet fetches": "quiet_silence",
     "scrub: damage found": "scrub_damage",
     "scrub: interrupted": "scrub_interrupted",

@@ -16,6 +16,7 @@ from liftpy import __version__
 from liftpy.client.urls import shown_address
 from liftpy.cluster.watched import ClusterWatch
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import CopyPace
@@ -58,7 +59,9 @@ class Reporter:
         intake: NodeIntake | None = None,
         read_budget: ReadBudget | None = None,
         cluster_watch: ClusterWatch | None = None,
+        room: NodeRoom | None = None,
     ) -> None:
+        self.room = room or NodeRoom()
         self.settings = self._settings = settings
         self._incarnation = incarnation
         self.group = self._group = group

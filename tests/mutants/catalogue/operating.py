@@ -93,4 +93,17 @@ MUTANTS = [
         ("names are not bounded", "        if len(self._buckets) > MOST_KEYS:\n", "        if False:\n", "memory grows with each partition that ever logged"),
         tests=("tests/unit/node/test_logs.py",),
     ),
+    *rows(
+        "liftpy/ingest/node_room.py",
+        ("a node has no limit", "self.is_limited = used_part >= _FREE", "self.is_limited = False", "a thousand partitions take all memory, and the kernel ends the node"),
+        ("all queues are limited alike", "return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part", "return self.node.open_part > 0", "one flood refuses everybody's publishes"),
+        ("standbys shut publishes out", "min(held.standby, round(self.limit_bytes * STANDBY_SHARE))", "held.standby", "a follower's memory stops the leaders beside it"),
+        ("publishers that wait cost nothing", "            + held.publishers\n", "", "millions of unanswered publishes have no bound"),
+        tests=("tests/unit/ingest/test_node_room.py", "tests/unit/bus/test_ingest_edges.py"),
+    ),
+    *rows(
+        "sidecar/memory.py",
+        ("the control group is not asked", "            found.append(int(text))\n", "            pass\n", "a container is killed for what its machine would have had"),
+        tests=("tests/unit/ingest/test_node_room.py", "tests/unit/bus/test_ingest_edges.py"),
+    ),
 ]  # fmt: skip

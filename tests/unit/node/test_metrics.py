@@ -19,6 +19,7 @@ from liftpy.config import AckPolicy, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.in_hand import IngestCounters
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
 from liftpy.log.flush_place import FlushPlace
 from liftpy.partition import PartitionState
@@ -98,6 +99,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "flush_place": FlushPlace(), "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
+        "room": NodeRoom(74),
         **more,
     })  # fmt: skip
 
@@ -141,7 +143,7 @@ def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
 def test_each_figure_comes_from_its_own_source() -> None:
     failing = a_worker("s", 3, RoleName.FOLLOWER, executor=SimpleNamespace(storage_failed=True), set_aside=("x",))
     learner = a_worker("s", 4, RoleName.FOLLOWER, joining="n1", copy_epoch=3)
-    workers = [a_worker(), a_worker("s", 1, isr=("n1", "n2")), a_worker("s", 2, isr=("n1",)), failing, learner]
+    workers = [a_worker("s", 2, isr=("n1",)), a_worker(), a_worker("s", 1, isr=("n1", "n2")), failing, learner]
     reporter = a_reporter(workers)
     reporter.partitions.failed = {"s/9": "why"}
     found = shown(gathered(reporter))
@@ -157,7 +159,8 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("partitions_under_replicated",): 2, ("partitions_at_min_isr",): 1, ("partitions_under_min_isr",): 1,
         ("partitions_failed",): 2, ("partitions_with_set_aside_files",): 1, ("replica_lag_records",): 25, ("replica_lag_seconds",): 24,
         ("replicas_with_slow_disks",): 3, ("uncommitted_records",): 9, ("held_bytes",): 72, ("uncommitted_bytes",): 71,
-        ("readers_waiting_bytes",): 73, ("copied_bytes_total",): 31, ("nats_connected",): 1, ("connection_up", "ingest"): 1,
+        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74,
+        ("queued_bytes",): 0, ("copied_bytes_total",): 31, ("nats_connected",): 1, ("connection_up", "ingest"): 1,
         ("nats_send_buffer_bytes", "ingest"): 41, ("nats_reconnects_total", "ingest"): 42, ("ingest_buffer_bytes",): 43,
         ("publish_lost_with_connections_total",): 44, ("publish_unknown_losses_total",): 45, ("metadata_late_ticks_total",): 46,
         ("metadata_journal_bytes",): 47, ("metadata_commit_index",): 48, ("metadata_applied_index",): 49,
@@ -326,3 +329,9 @@ def test_a_batch_is_timed_from_its_arrival_to_its_commit() -> None:
     times.forget()
     times.committed(11)
     assert sum(instruments.commits.counts) == 10, "what another leader commits is not this one's"
+
+
+@pytest.mark.parametrize(("isr", "at_min_isr"), [("123", 0), ("12", 1), ("1", 0)])
+def test_an_isr_without_anybody_to_spare_is_told_from_a_short_one(isr: str, at_min_isr: int) -> None:
+    worker = a_worker(isr=tuple(f"n{number}" for number in isr))
+    assert shown(gathered(a_reporter([worker])))["partitions_at_min_isr",] == at_min_isr

@@ -156,12 +156,17 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         def batches(self, pieces: Any) -> Any:
             return (f"row of {piece}" for piece in pieces)
 
-    monkeypatch.setattr(reading, "read_range", fetch)
+    monkeypatch.setattr(reading, "read_nearest", fetch)
     monkeypatch.setattr(reading, "link_to", lambda access: ("link", access))
     monkeypatch.setattr(reading, "RowBuilder", Rows)
     planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))
     options: Any = SimpleNamespace(
-        patience_s=7.0, read_from_leader=True, fail_on_data_loss=False, columns=("value",), access="a"
+        patience_s=7.0,
+        read_from_leader=fails,
+        expects_files=not fails,
+        fail_on_data_loss=False,
+        columns=("value",),
+        access="a",
     )
     found = reading.read_planned(planned, options)
     assert [next(found), next(found)] == ["row of one", "row of two"]
@@ -170,5 +175,8 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
             next(found)
     else:
         assert list(found) == ["row of three"]
-    assert asked == [("s", 2, ("value",)), (("link", "a"), planned, FetchRules(7.0, True, False))]
+    assert asked == [
+        ("s", 2, ("value",)),
+        (("link", "a"), planned, FetchRules(7.0, fails, False, files=not fails, expects_files=not fails)),
+    ]
     assert list(reading.read_planned(None, options)) == []
