@@ -105,3 +105,14 @@ def test_what_is_known_of_a_log_that_was_cut_is_asked_again(source: Open, node: 
     restarted = streaming(source(failOnDataLoss="false"))
     assert restarted.latestOffset(start, ALL)["orders"]["0"] == 40
     assert restarted._asked()._watched([]) is None
+
+
+def test_what_the_watch_has_not_heard_of_yet_is_asked_for(source: Open, node: FakeNode) -> None:
+    node.waits = False
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    reader = streaming(source(startingOffsets="earliest"))
+    reader.latestOffset(reader.initialOffset(), ALL)
+    catalog = reader._asked()
+    append(log, 40)
+    assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
