@@ -26,6 +26,12 @@ class InvalidNameError(ConfigError):
     code = "INVALID_NAME"
 
 
+class ForeignFolderError(ConfigError):
+    """A data folder is that of another node. Blame: the operator. Do: give each node its own."""
+
+    code = "FOREIGN_FOLDER"
+
+
 class ProtocolError(LiftError):
     """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
 

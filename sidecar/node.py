@@ -20,15 +20,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from liftpy.client.ending import end_tasks
+from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.cluster.starts import stopped_cleanly
+from liftpy.cluster.watched import ClusterWatch
+from liftpy.health import Signs
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
+from liftpy.ingest.node_room import READERS_SHARE, STANDBY_SHARE, WAITING_PUBLISHER_BYTES, HeldByNode, NodeRoom, limit_of
+from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
 from liftpy.replica.intake import NodeIntake
+from liftpy.replica.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -46,12 +52,15 @@ from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
+from sidecar.logs import LOGS
+from sidecar.memory import memory_bytes
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, unknown_folders
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
+from sidecar.partition.counted import NodeCounts, StreamLabels
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
@@ -66,10 +75,13 @@ from sidecar.partition.services import ServiceDesk
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
-from sidecar.restarting import EXIT_TO_REPAIR, momentary
-from sidecar.settings import NodeSettings, was_said_to_be_open
+from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
+from sidecar.settings import NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
+from sidecar.status.health import Health, LastHeard
+from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
+from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
 
 logger = logging.getLogger("liftpy.node")
@@ -89,10 +101,22 @@ class Node:
         self.settings = settings
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
+        self.instruments = Instruments()
+        self._cluster_watch = ClusterWatch(self.instruments.failovers)
+        self._loop_watch = LoopWatch(
+            self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
+        )
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: GroupThread | None = None
         self.status = StatusDesk(settings)
+        self.health = self.status.health = Health(
+            self._signs, lambda: () if self.partitions is None else self.partitions.replicas()
+        )
+        self.supervisor = Supervisor(*supervised())
+        self._metadata_heard = LastHeard()
+        self._opened = False
+        """What the image showed at the start."""
         self._inboxes = InboxRule(settings.inbox_prefixes)
         self._node_inboxes = InboxRule((self.subjects.inboxes(),))
         self._rights = RightsWatch(settings.namespace, self.fatal, self.counters)
@@ -107,6 +131,11 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
         self._intake = NodeIntake()
+        self._room = NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes()))
+        self._read_budget = ReadBudget(min(MAX_WAITING_BYTES, round(self._room.limit_bytes * READERS_SHARE)))
+        self._heard_room = NodeHeard(
+            min(settings.replication.node_standby_bytes, round(self._room.limit_bytes * STANDBY_SHARE))
+        )
         self._drops = Drops()
         self._links: Links | None = None
         self._thread: GroupThread | None = None
@@ -118,7 +147,7 @@ class Node:
         self._housekeeping: Housekeeping | None = None
         self._scrub: Scrub | None = None
         self._timers = Timers()
-        self._flush_times = NodeFlushTimes(self.counters)
+        self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
         self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of)
@@ -132,6 +161,8 @@ class Node:
         """Bring everything up; return what ``--json`` says when the node is ready."""
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
+        self._loop_watch.start()
+        self.supervisor.start(self.health.live, self.health.ready, self._doing)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder)
         self._identity = identity = NodeFile(folder, settings.node_id)
@@ -140,12 +171,17 @@ class Node:
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
+        began = time.monotonic()
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop))
         try:  # side by side: the group may have to elect a leader first, which is waiting
-            self._thread = GroupThread(lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters))
+            self._thread = GroupThread(
+                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments),
+                self.instruments,
+            )
             self.group = await self._thread.open(self.fatal)
             self._membership = Membership(settings, self.group, self._heard, self.fatal)
             await asyncio.shield(recovery)
+            self.instruments.recovery_s = time.monotonic() - began
         finally:
             await end_tasks([recovery])
         held = self._recovered.names.__contains__
@@ -168,13 +204,17 @@ class Node:
         identity.begin(self.incarnation)
         self._membership.start()  # now: opening the logs may take longer than a session
         self._build(links, self.group, folder, identity, self._promises)
+        LOGS.facts["incarnation"] = self.incarnation
         logger.info("node %s is up as incarnation %d", settings.node_id, self.incarnation)
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
+        self._watch_cluster(self.group.image, self.group.image)
+        self.group.watch(self._watch_cluster)
         self._coordinators.follow(ClusterImage(), self.group.image)
         self.group.watch(self._coordinators.follow)
         await self.partitions.settled()
+        self._opened = True
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
         await self._membership.live(_LIVE_TIMEOUT_S)
@@ -185,6 +225,48 @@ class Node:
             self._jetstream.open()
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _look_at_room(self) -> None:
+        """What is held for publishes, ten times a second: in sums that are kept anyway, but for publishers that wait."""
+        links, intake = self._links, self._intake
+        waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
+        self._room.look(
+            HeldByNode(
+                unread=links.ingest.waiting_bytes if links is not None else 0,
+                held_back=intake.held_bytes,
+                uncommitted=intake.unreplicated_bytes,
+                publishers=waiting * WAITING_PUBLISHER_BYTES,
+                standby=self._heard_room.size_bytes,
+                readers=self._read_budget.used_bytes,
+            )
+        )
+
+    def _signs(self) -> Signs:
+        """For health."""
+        workers = list(self.partitions) if self.partitions is not None else []
+        return Signs(
+            failure=str(self._failure or ""),
+            longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
+            registered=self.incarnation > 0,
+            nats=self._links is not None and self._links.are_up,
+            metadata_heard_s=self._metadata_heard.age_s,
+            session_s=self.settings.replication.session_s,
+            opening=self.partitions.opening_count if self.partitions is not None else 0,
+            opened=self._opened,
+            stopped_for_space=sum(worker.executor.no_space for worker in workers),
+        )
+
+    def _doing(self) -> str:
+        """What a start is at, in words; '': nothing that takes long."""
+        done, count = self._recovered.progress
+        if not self.incarnation and done < count:
+            return f"recovering log {done + 1} of {count}"
+        opening = self.partitions.opening_count if self.partitions is not None and not self._opened else 0
+        return f"opening partitions, {opening} left" if opening else ""
+
+    def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
+        if self.group is not None and self.group.is_controller:
+            self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: DataFolder) -> None:
         """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
@@ -204,6 +286,12 @@ class Node:
                 "this NATS server lets everybody in and everybody may do everything: delete streams, forge records, depose leaders. "
                 "Give it users with the rights that `liftpy rights` prints; docs/security.md says what they protect"
             )
+
+    def _read_tools(self, links: Links) -> ReadTools:
+        host = this_host() if self.settings.offer_files else ""
+        return ReadTools(
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments, host
+        )
 
     def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
         settings, bus = self.settings, links.replication
@@ -225,7 +313,8 @@ class Node:
             incarnation=self.incarnation,
             links=links,
             intake=self._intake,
-            heard=NodeHeard(settings.replication.node_standby_bytes),
+            heard=self._heard_room,
+            room=self._room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
             drops=self._drops,
@@ -240,8 +329,9 @@ class Node:
             pool=self._pool,
             counters=self.counters,
             flush_times=self._flush_times,
-            reads=ReadTools(links.reads, self.subjects, self._inboxes, self._timers, self.counters),
+            reads=self._read_tools(links),
             flush_place=self._flush_place,
+            instruments=self.instruments,
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
@@ -252,29 +342,37 @@ class Node:
             recovered=self._recovered,
             promises=promises,
         )
-        self.partitions = Partitions(tools)
+        self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)))
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = Reporter(
-            settings=settings,
+        self.status.reporter = self._make_reporter(links, group, partitions)
+        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
+        self._housekeeping.start()
+        self._scrub.start()
+
+    def _make_reporter(self, links: Links, group: MetadataGroup, partitions: Partitions) -> Reporter:
+        return Reporter(
+            settings=self.settings,
             incarnation=self.incarnation,
             group=group,
             links=links,
-            partitions=self.partitions,
+            partitions=partitions,
             counters=self.counters,
             scrub=self._scrub,
             descriptors=self._descriptors,
             flush_times=self._flush_times,
             flush_place=self._flush_place,
             coordinators=self._coordinators,
+            instruments=self.instruments,
+            intake=self._intake,
+            read_budget=self._read_budget,
+            room=self._room,
+            cluster_watch=self._cluster_watch,
         )
-        self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
-        self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
-        self._housekeeping.start()
-        self._scrub.start()
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
         return QuietTalk(
@@ -325,6 +423,7 @@ class Node:
             services.reported(report)
 
     def _heard(self, sent_ns: int) -> None:
+        self._metadata_heard.now()
         if self.partitions is not None:
             self.partitions.metadata_heard(sent_ns)
 
@@ -359,6 +458,7 @@ class Node:
     async def stop(self) -> int:
         """Take everything down; return the exit code. May be called after a failed start."""
         began = time.monotonic()
+        self.supervisor.stopping()
         clean = self._failure is None and self.partitions is not None
         if self.group is not None:
             self.group.retire()
@@ -404,11 +504,13 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loop_watch.close()
         self._unwatch()
         took_s = time.monotonic() - began
+        LOGS.suppression.tell(all_of_it=True)
         logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
-            return EXIT_TO_REPAIR if momentary(self._failure) else 1
+            return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 
-from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
+from liftpy.errors import CorruptionError, FolderLockedError, ForeignFolderError, StorageError, UnknownFormatError
 
+EXIT_NEVER_AGAIN = 78
+"""Exit code of a node that must not be started again before somebody has looked: its folder is not, or not whole, what it has to be."""
 EXIT_TO_REPAIR = 75
 """Exit code of a node that wants to be started again."""
 _FIRST_PAUSE_S = 0.5
@@ -18,6 +20,11 @@ _CALM_S = 60.0
 """A node that ran for so long is counted from the beginning."""
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM}
 _FINAL = (CorruptionError, UnknownFormatError, FolderLockedError)
+
+
+def never_again(error: BaseException | None) -> bool:
+    """Whether another start would end the same way, or do harm."""
+    return isinstance(error, (CorruptionError, UnknownFormatError, ForeignFolderError))
 
 
 def momentary(error: BaseException | None) -> bool:

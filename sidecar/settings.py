@@ -17,8 +17,12 @@ The file::
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
     host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
+    offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
+    metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
+    memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes on their way, 0: 25 % of the cgroup or machine
+    log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
@@ -41,6 +45,7 @@ from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
+from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
 from liftpy.wire.subjects import JETSTREAM_INBOX, Subjects, check_speaker
 
@@ -78,6 +83,7 @@ class NodeSettings:
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
+    ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
     """
@@ -94,10 +100,14 @@ class NodeSettings:
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
+    memory_limit_bytes: int = 0
+    log_format: str = "text"
+    metrics_streams: tuple[str, ...] = ()
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
     host_groups: bool = True
+    offer_files: bool = False
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
@@ -118,6 +128,12 @@ class NodeSettings:
             raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
+        if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
+            raise ConfigError(
+                f"memory_limit_bytes = {self.memory_limit_bytes} is outside {LEAST_LIMIT_BYTES}..{1 << 44}, and not 0"
+            )
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"log_format = {self.log_format!r}: use text or json")
         check_inbox_prefixes(self.inbox_prefixes)
         if self.jetstream_api:
             check_name(self.jetstream_api, "jetstream_api")
@@ -177,6 +193,14 @@ def search_path() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:
+    """(socket of whoever supervises this process, '' if nobody does; within how many s it wants to hear of it, 0: it does not)"""
+    environment = os.environ if environment is None else environment
+    interval, owner = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", str(os.getpid()))
+    mine = interval.isascii() and interval.isdigit() and owner == str(os.getpid())
+    return environment.get("NOTIFY_SOCKET", ""), int(interval) / 1e6 if mine else 0.0
 
 
 def was_said_to_be_open(environment: Mapping[str, str] | None = None) -> bool:

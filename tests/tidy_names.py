@@ -76,6 +76,7 @@ UNREFERENCED = {
     "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
     "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
     "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
@@ -109,7 +110,6 @@ UNREAD = {
     "liftpy.wire.envelope.MessageType.STATUS_RESPONSE": _CODE,
     "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
-    "sidecar.partition.chatter.Chatter.left_out_count": _FOR_TESTS,
     "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
     "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
 }
@@ -139,6 +139,7 @@ POSITIONAL_RECORDS = {
     "liftpy.service.sessions._ServiceSession": "made in one place",
     "liftpy.service.snapshot.Snapshot": "its first seven are what a snapshot without outputs is",
     "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
+    "liftpy.spark.offsets.OffsetSpec": "its words alone are given by position",
     "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
     "sidecar.raft.sessions.Peer": "made in one place",
     "sidecar.raft.sessions.PeerSessions": "made in one place",
@@ -152,7 +153,8 @@ LARGE_CLASSES = {
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "liftpy.testing.process.Process": "26: what one life of a simulated node has",
-    "sidecar.partition.worker.NodeTools": "27: what all partitions of a node share",
+    "sidecar.partition.set.Partitions": "26: what runs, what is to run, and what they have counted",
+    "sidecar.partition.worker.NodeTools": "28: what all partitions of a node share",
 }
 
 

@@ -21,6 +21,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.nearest import Nearest
+from liftpy.client.node_answers import object_of
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
@@ -37,10 +38,9 @@ from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
-from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, UnavailableError
 from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
-from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
 from liftpy.wire.filters import Filter
@@ -305,15 +305,18 @@ class Client(GivingUp, Grouping, Internals, Pauses, ServiceCalls):
             status["more"] = page.get("more", False)
         return status
 
+    async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
+        """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
+        return await self._status_page(node_id, b'{"health": true}', timeout_s)
+
+    async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
+        """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
+        question = json.dumps({"level": level, "for_s": for_s}).encode()
+        return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
+
     async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        answer = await self._transport.request(self._subjects.status(check_name(node_id, "node")), question, timeout_s)
-        try:
-            status = load_json(answer)
-        except ValueError as error:
-            raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None
-        if not isinstance(status, dict):
-            raise ProtocolError(f"{node_id} answered its status in a form that is not a JSON object")
-        return status
+        subject = self._subjects.status(check_name(node_id, "node"))
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def consume(

@@ -24,7 +24,7 @@ from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
 from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
-from liftpy.client.ranges import RangeFacts, facts_of
+from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
@@ -213,13 +213,17 @@ class PartitionReader:
             with contextlib.suppress(LiftError):
                 await self._ask(node, complaint, 0.0)
 
-    async def bounds(self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0)) -> tuple[Bounds, int]:
+    async def bounds(
+        self, uid: str = "", at_ns: int | None = None, last: tuple[int, int] = (-1, 0), *, beyond: int = 0, wait_s: float = 0.0
+    ) -> tuple[Bounds, int]:
         """What the partition holds, as its leader says, and the first offset stamped at or after ``at_ns`` (or HW + 1).
 
         Only the leader knows the newest HW: a follower may answer with one that is a moment old. ``last``: (offset, LeaderEpoch)
-        of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more.
+        of a record that was read, epoch 0: none; raises LogTruncatedError when it is not there any more. ``wait_s``: the leader may
+        wait so long for a record at ``beyond`` or after it to be committed (older nodes answer at once).
         """
         request = client_pb2.ReadRequest(boundsOnly=True, lastOffset=last[0], lastEpoch=last[1])
+        request.offset, request.waitMs = beyond, round(wait_s * 1000)
         if at_ns is not None:
             request.byTimestamp, request.timestamp = True, at_ns
         head = await self._told(request, uid)
@@ -243,6 +247,11 @@ class PartitionReader:
         request.minHighWatermark = end - 1
         return facts_of(await self._told(request, uid), start, end)
 
+    async def files(self, start: int, end: int, uid: str) -> RangeFiles:
+        """Of [``start``, ``end``) the files of ``options.node``, which must have it as committed. Errors as of ``measure``."""
+        request = client_pb2.ReadRequest(boundsOnly=True, offset=start, rangeEnd=end, asksFiles=True, minHighWatermark=end - 1)
+        return files_of(await self._told(request, uid))
+
     async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
         """The leader's answer to a question with ``boundsOnly``."""
         last = (request.lastOffset, request.lastEpoch)
@@ -254,7 +263,7 @@ class PartitionReader:
             with attempt:
                 asked, node = node, self.options.node
                 request.stream, request.partition, request.requestId = self.stream, self.partition, secrets.randbits(_ID_BITS)
-                head, _ = frames.decode_read_response(await self._answer(asked, request, 0.0))
+                head, _ = frames.decode_read_response(await self._answer(asked, request, request.waitMs / 1000))
                 must_be_for(head, self.partition, stream=self.stream, requestId=request.requestId)
                 must_agree(head, uid, *last)
                 begins_at = head.node if self.options.committed else head.leader

@@ -30,6 +30,25 @@ class RangeFacts:
     end_epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RangeFiles:
+    """Where a range lies on the host of a node that offers its files. ``host``: '' where it does not. ``spans``: (base offset of the
+    file, first byte, exclusive end) of each file, in order."""
+
+    host: str
+    folder: str
+    spans: tuple[tuple[int, int, int], ...]
+
+
+def files_of(head: client_pb2.ReadResponse) -> RangeFiles:
+    """From an answer; ProtocolError if what it says can't be."""
+    bases, begins, ends = tuple(head.fileBases), tuple(head.fileBegins), tuple(head.fileEnds)
+    ascending = all(low < high for low, high in itertools.pairwise(bases))
+    if not len(bases) == len(begins) == len(ends) or not ascending or any(a >= b for a, b in zip(begins, ends, strict=True)):
+        raise ProtocolError(f"{head.node}: files that are none: {bases[:4]} from {begins[:4]} to {ends[:4]}")
+    return RangeFiles(head.host, head.folder, tuple(zip(bases, begins, ends, strict=True)))
+
+
 def facts_of(head: client_pb2.ReadResponse, start: int, end: int) -> RangeFacts:
     """From an answer; ProtocolError if what it says can't be of that range."""
     if not head.HasField("rangeBytes"):

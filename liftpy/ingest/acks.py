@@ -20,6 +20,7 @@ from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.jetstream import Unfit, stream_of
 from liftpy.ingest.recent_ids import Stored
+from liftpy.instruments import PublishTimes
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
@@ -123,6 +124,7 @@ class _Unanswered:
     last_offset: int
     """Inclusive."""
     publishers: Publishers
+    arrived_ns: int = 0
 
 
 _Again = tuple[int, int, int, Publishers, bool]
@@ -132,8 +134,9 @@ _Again = tuple[int, int, int, Publishers, bool]
 class PendingAcks:
     """Publishers that wait for the acks of one partition. ``count``: how many acks are owed, the bound's measure."""
 
-    def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str) -> None:
+    def __init__(self, shell: AckShell, key: PartitionKey, data_subject: str, times: PublishTimes | None = None) -> None:
         self._shell = shell
+        self._times = times or PublishTimes()
         self.key = key
         self._data_subject = data_subject
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
@@ -144,8 +147,8 @@ class PendingAcks:
         self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
         self.count = 0
 
-    def add(self, base_offset: int, publishers: Publishers) -> None:
-        """Records from ``base_offset`` on were appended for ``publishers``."""
+    def add(self, base_offset: int, publishers: Publishers, arrived_ns: int = 0) -> None:
+        """Records from ``base_offset`` on were appended for ``publishers``, who sent them at ``arrived_ns``, about."""
         last_offset = base_offset + publishers.record_count - 1
         if publishers.policies is None:
             wanted = {publishers.policy} - {AckPolicy.NONE} if any(publishers.replies) else set()
@@ -154,7 +157,7 @@ class PendingAcks:
         else:
             wanted = {p for p, r in zip(publishers.policies, publishers.replies, strict=True) if r and p is not AckPolicy.NONE}
         for policy in wanted:
-            self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers))
+            self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers, arrived_ns))
             self.count += len(publishers.replies)
 
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
@@ -175,7 +178,10 @@ class PendingAcks:
                 break  # a batch is committed as a whole [D23]
             waiting.popleft()
             self.count -= len(entry.publishers.replies)
+            before = len(lines)
             self._answer(entry, policy, leader_epoch, now_wall_ns, lines)
+            if len(lines) > before:
+                self._times.answered(policy, entry.arrived_ns, len(lines) - before)
         again = self._again[policy]
         while again and again[0][0] <= through_offset:
             _, _, offset, publishers, duplicate = heappop(again)

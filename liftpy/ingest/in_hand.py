@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.ingest.acks import Publishers
+from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_part import Numbering
+from liftpy.instruments import PublishTimes
 from liftpy.wire.batch import Body
 
+RECORD_OVERHEAD_BYTES = 24
+"""What a record adds to its columns at most, besides its bytes."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, kw_only=True)
 class IngestCounters:
     """For status and metrics; all counts since the process started."""
 
@@ -23,8 +29,23 @@ class IngestCounters:
     """Answered with a negative ack for another reason."""
     duplicates: int = 0
     """Left out, because a record with their message id is stored or in hand."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that nobody waits for, and that are not stored."""
+    on_drop: Callable[[str, int], None] = lambda reason, count: None
+    times: PublishTimes = field(default_factory=PublishTimes)
+
+    def drop(self, reason: str, count: int) -> None:
+        """So many that nobody waits for are not stored."""
+        if count:
+            self.dropped[reason] += count
+            self.on_drop(reason, count)
+
+    def refuse(self, reason: str, count: int) -> None:
+        """So many that somebody waits for are not stored."""
+        if count:
+            self.refused[reason] += count
 
 
 @dataclass(slots=True)
@@ -41,3 +62,11 @@ class InHand:
     """(record index, publisher) who have sent one of them again meanwhile."""
     numbering: Numbering | None = None
     """By a producer."""
+    arrived_ns: int = 0
+    """Monotonic."""
+
+
+def message_size_bytes(message: RawMessage) -> int:
+    """About what it takes in a batch."""
+    subject, _, payload, headers = message
+    return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES

@@ -21,14 +21,16 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
-from liftpy.ingest.in_hand import IngestCounters, InHand
+from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, message_size_bytes
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
 from liftpy.ingest.recent_ids import Stored
 from liftpy.ingest.sorting import TakenOver
+from liftpy.instruments import PublishTimes
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
@@ -36,8 +38,6 @@ from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
-_RECORD_OVERHEAD_BYTES = 24
-"""What a record adds to its columns at most, besides its bytes."""
 _UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
@@ -72,6 +72,8 @@ class Ingest:
         takes: Callable[[], bool] = lambda: True,
         on_drop: Callable[[str, int], None] = lambda reason, count: None,
         may_leave: Callable[[], bool] = lambda: False,
+        times: PublishTimes | None = None,
+        room: PartitionRoom = NO_LIMIT,
     ) -> None:
         self._shell = shell
         self._subject = subject
@@ -80,13 +82,12 @@ class Ingest:
         self._feed = feed
         self._wall_ns = wall_ns
         self._log_end_offset = log_end_offset
-        self._may = May(may_refuse, may_refuse_for_now or may_refuse, may_leave)
+        self._may = May(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
         self._desk = ProducerDesk(derived.producers)
         self._takes = takes
-        self._on_drop = on_drop
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
-        self.counters = IngestCounters()
+        self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
         self._listener: Subscription | None = None
         self._taken_over: TakenOver | None = None
         """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
@@ -140,7 +141,7 @@ class Ingest:
             self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
         if taken.fresh:
             self._raw = taken.fresh
-            self._raw_bytes = sum(map(_size_bytes, taken.fresh))
+            self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
     def settle(self) -> None:
@@ -215,6 +216,7 @@ class Ingest:
             self._listener = None
         self._left = False
         self._taken_over = None
+        self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
         self._tokens.clear()
@@ -227,8 +229,11 @@ class Ingest:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
             self._overload([(subject, reply, payload, headers)])
             return
+        if (room := self._may.room).node.is_limited and not room.takes(self._raw_bytes):
+            self._overload([(subject, reply, payload, headers)])
+            return
         self._raw.append((subject, reply, payload, headers))
-        self._raw_bytes += len(payload) + len(headers) + len(subject) + _RECORD_OVERHEAD_BYTES
+        self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
         if not self._drain_scheduled:
             self._drain_soon()
 
@@ -248,7 +253,7 @@ class Ingest:
             self._take(raw[start:end])
             start = end
         if start < len(raw) and self._listener is not None:
-            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(_size_bytes, raw[:start]))
+            self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
             self._drain_soon()
 
     def _drain_soon(self) -> None:
@@ -270,7 +275,7 @@ class Ingest:
         """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
         total = 0
         for index in range(start, min(len(raw), start + self._config.batch_max_records)):
-            total += _size_bytes(raw[index])
+            total += message_size_bytes(raw[index])
             if total > batch_bytes:
                 return max(index, start + 1)
         return min(len(raw), start + self._config.batch_max_records)
@@ -320,7 +325,10 @@ class Ingest:
         token = self._next_token
         self._next_token += 1
         asks = any(other.sequence is not None for other in columns.of_others.values())
-        self._tokens[token] = in_hand = InHand(body, columns.publishers, columns.ids, asks, numbering=numbering)
+        in_hand = InHand(
+            body, columns.publishers, columns.ids, asks, numbering=numbering, arrived_ns=self.counters.times.now_ns()
+        )
+        self._tokens[token] = in_hand
         if columns.ids:
             self._derived.ids.hold_in_hand(columns.ids.values())
             for index, message_id in columns.ids.items():
@@ -398,7 +406,7 @@ class Ingest:
         if not ids.is_blind(now_wall_ns):
             self._refuse(columns.publishers, Unfit(RejectReason.OVERLOADED, why, (503, 10023)))
         else:  # it may be stored: nobody may be told no [A2]
-            self._count_as(IDS_LOST, columns.publishers.record_count)
+            self.counters.drop(IDS_LOST, columns.publishers.record_count)
         return True
 
     def _repeats(self, columns: MessageColumns, now_wall_ns: int) -> dict[int, Stored | None]:
@@ -507,21 +515,14 @@ class Ingest:
                 publishers = replace(publishers, replies=kept)
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
+            self.counters.refuse("overloaded", len(messages) - plain)
             if self._may.refuse_for_now():
                 self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
-        self._count_dropped(RejectReason.OVERLOADED, plain)
+        self.counters.drop("overloaded", plain)
 
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""
-        self._count_as(INGEST_OVERFLOW, count)
-
-    def _count_dropped(self, reason: RejectReason, count: int) -> None:
-        if count:
-            self._count_as(reason.name.lower(), count)
-
-    def _count_as(self, name: str, count: int) -> None:
-        self.counters.dropped[name] += count
-        self._on_drop(name, count)
+        self.counters.drop(INGEST_OVERFLOW, count)
 
     def _refuse(self, publishers: Publishers, unfit: Unfit) -> None:
         self._count_refused(publishers, unfit.reason)
@@ -531,7 +532,8 @@ class Ingest:
 
     def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
         plain = publishers.plain_count
-        self._count_dropped(reason, plain)
+        self.counters.drop(reason.name.lower(), plain)
+        self.counters.refuse(reason.name.lower(), publishers.record_count - plain)
         if reason is RejectReason.OVERLOADED:
             self.counters.overloaded += publishers.record_count
         else:
@@ -556,7 +558,7 @@ class Ingest:
         in_hand = self._taken_out(effect.token)
         assert in_hand is not None
         base_offset, record_count = effect.base_offset, in_hand.body.record_count
-        self._acks.add(base_offset, in_hand.publishers)
+        self._acks.add(base_offset, in_hand.publishers, in_hand.arrived_ns)
         ids = {base_offset + index: message_id for index, message_id in in_hand.ids.items()}
         self._derived.appended(base_offset, record_count, effect.timestamp_ns, ids, batch, in_hand.numbering, asks=in_hand.asks)
         for index, publishers in in_hand.again:
@@ -564,12 +566,17 @@ class Ingest:
         self.counters.records += record_count
         self.counters.size_bytes += len(batch)
         self.counters.batches += 1
+        self.counters.times.appended(base_offset + record_count - 1, record_count, in_hand.arrived_ns)
+
+    def committed(self, high_watermark: int) -> None:
+        """HW, inclusive, has risen."""
+        self.counters.times.committed(high_watermark)
 
     def drop(self, token: int, reason: RejectReason | None = None) -> None:
         """Forget the publishes under ``token`` without an answer; ``reason``: why those that nobody waits for are lost."""
         in_hand = self._taken_out(token)
         if in_hand is not None and reason is not None:
-            self._count_dropped(reason, in_hand.publishers.plain_count)
+            self.counters.drop(reason.name.lower(), in_hand.publishers.plain_count)
             self.counters.overloaded += in_hand.body.record_count if reason is RejectReason.OVERLOADED else 0
 
     def reject(self, token: int, reason: RejectReason, leader: str, leader_epoch: int, epoch: int = 0) -> None:
@@ -590,8 +597,3 @@ class Ingest:
                 if self._ids_in_hand.get(message_id, (None, 0))[0] is in_hand:
                     del self._ids_in_hand[message_id]
         return in_hand
-
-
-def _size_bytes(message: RawMessage) -> int:
-    subject, _, payload, headers = message
-    return len(subject) + len(payload) + len(headers) + _RECORD_OVERHEAD_BYTES

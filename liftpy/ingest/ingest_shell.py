@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from liftpy.ingest.acks import AckShell
+from liftpy.ingest.node_room import PartitionRoom
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """``sink(subject, reply, payload, header block)`` takes one message."""
@@ -81,5 +82,7 @@ class May(NamedTuple):
     refuse: Callable[[], bool]
     refuse_for_now: Callable[[], bool]
     """Of what the next leader may store: nobody who stands by may have heard it."""
+    room: PartitionRoom
+    """What the node has for this partition."""
     leave: Callable[[], bool]
     """Publishes go past this node. Whether they may be left to those who hear them: then it hands over."""

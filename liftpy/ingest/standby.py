@@ -41,6 +41,8 @@ from liftpy.partition import PartitionStatus
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
 
+_NOTHING = StandbyCounters()
+
 
 @dataclass(slots=True, kw_only=True)
 class Standby:
@@ -132,6 +134,11 @@ class Standby:
     def _given_up(self, count: int) -> None:
         self.counters.lost += count
         self.on_lost(count)
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether any of the messages of ``report`` is more than none."""
+        return self.heard.pushed_out > 0 or self.counters != _NOTHING
 
     def report(self) -> dict[str, int]:
         """For status and metrics: bytes of memory held, messages."""

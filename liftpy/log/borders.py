@@ -67,7 +67,7 @@ class _Range:
         segments[0].check(hint, hint + 2 * INDEX_INTERVAL_BYTES)
         sizes = (segment.size_bytes for segment in segments[:-1])
         self._begins = list(itertools.accumulate(sizes, initial=-segments[0].locate(start)))
-        last, at = _last_begun(segments[-1], end - 1)
+        last, at = last_begun(segments[-1], end - 1)
         self.size_bytes = self._begins[-1] + (at + last.size_bytes if last.base_offset < end else 0)
 
     def by_bytes(self, step: int) -> list[tuple[int, int]]:
@@ -98,7 +98,7 @@ class _Range:
     def _last_above(self, before: int, most: int) -> tuple[int, int] | None:
         """The last border above ``before`` and at or below ``most``, else the first one above; None: no other is within the range."""
         number = segment_at(self._segments, most)
-        batch, at = _last_begun(self._segments[number], most)
+        batch, at = last_begun(self._segments[number], most)
         if batch.base_offset <= before:
             at += batch.size_bytes
             if at >= self._segments[number].size_bytes:
@@ -109,7 +109,7 @@ class _Range:
         return (batch.base_offset, self._begins[number] + at) if before < batch.base_offset < self._end else None
 
 
-def _last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
+def last_begun(segment: Segment, offset: int) -> tuple[BatchHeader, int]:
     """(header, position) of the last batch that begins at or below ``offset``; of the first one where none does."""
     number = max(bisect_right(segment.entries, offset, key=lambda e: e.base_offset) - 1, 0)
     return _last_of_block(segment, number, lambda header, _: header.base_offset <= offset)

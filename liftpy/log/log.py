@@ -55,6 +55,7 @@ class Log:
         self.on_advance: Callable[[], None] | None = None
         """Called after each append, rise of the HW, or cut: tailing readers look again."""
         self.on_damage: Callable[[CorruptionError], None] | None = None
+        self.truncated_records = 0  # cut because the leader does not have them, since the log was opened
         """Called when a read meets bytes that are not what was written."""
         self.log_start_offset = max(checkpoint.log_start_offset, segments[0].base_offset)
         """Inclusive; equal to ``log_end_offset`` when the log is empty. Only grows [D26]."""
@@ -379,6 +380,7 @@ class Log:
         """
         self._must_be_open()
         self._join_flush()
+        self.truncated_records += max(self.log_end_offset - max(end_offset, self.log_start_offset), 0)
         while len(self.segments) > 1 and self.segments[-1].base_offset >= end_offset:
             self._remove(self.segments.pop())
         active = self.segments[-1]
@@ -412,6 +414,7 @@ class Log:
         """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26]."""
         self._must_be_open()
         self._join_flush()
+        self.truncated_records += self.log_end_offset - self.log_start_offset
         self.log_start_offset = start_offset
         self.high_watermark = start_offset - 1
         self._durable_end_offset = start_offset

@@ -15,13 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey, shown
+from liftpy.instruments import Instruments
 from liftpy.log.borders import measure
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
 from liftpy.log.rechecks import READERS
 from liftpy.log.selecting import read_narrow, read_selected
+from liftpy.log.spans import spans_of
 from liftpy.replica.lineage import Judgement, Lineage
 from liftpy.replica.phases import RoleName
 from liftpy.replica.replica import Replica
@@ -47,6 +50,7 @@ WAITING_COST_BYTES = 1500
 TOO_LARGE = f"{REFUSED}read request, too large"
 NOT_WAITED = "readers answered without their wait"
 NOT_SERVED = "reads dropped, too many answers unsent"
+FILES_TOLD = "ranges told as files"
 _HEADER_ROOM_BYTES = 4096
 _DEFAULT_BYTES = 1024 * 1024
 _E = pb.ReadResponse
@@ -65,6 +69,14 @@ def filter_of(request: pb.ReadRequest) -> Filter:
 def is_selective(request: pb.ReadRequest) -> bool:
     """Whether it asks for anything but all that follows."""
     return bool(request.backwards or request.filterSubjects or request.filterKeys)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """What a node offers to readers on its host: ``host`` (``liftpy.client.this_host``) and the partition's ``folder``."""
+
+    host: str
+    folder: str
 
 
 class ReadSource(Protocol):
@@ -211,8 +223,16 @@ class Reads(Generic[Asker]):
         shell: ReadShell[Asker],
         counters: Counter[str],
         budget: ReadBudget | None = None,
+        instruments: Instruments | None = None,
+        files: OwnFiles | None = None,
     ) -> None:
-        """``budget``: shared by all partitions of a node."""
+        """``budget`` and ``instruments``: shared by all partitions of a node. ``files``: None: they are not offered."""
+        self._files = files
+        self._times = (instruments or Instruments()).reads
+        self.record_count = 0
+        """Records that were sent to readers, again and again where they were."""
+        self.size_bytes = 0
+        """Of batches that were."""
         self._budget = budget or ReadBudget()
         self._key = key
         self._node_id = node_id
@@ -350,7 +370,9 @@ class Reads(Generic[Asker]):
         if request.byTimestamp:
             offset = min(offset, end_offset)
         if request.boundsOnly:
-            self._tell_bounds(asker, request, self._head(offset))
+            waits = may_wait and request.waitMs and offset >= end_offset and not request.HasField("rangeEnd")
+            if not (waits and not request.byTimestamp and self._may_wait(asker, request, offset)):
+                self._tell_bounds(asker, request, self._head(offset))
         elif offset < log.log_start_offset or offset > end_offset:
             bounds = f"{log.log_start_offset} to {end_offset}"
             self._refuse(asker, request, _E.OFFSET_OUT_OF_RANGE, f"offset {offset} is outside {bounds}")
@@ -372,8 +394,18 @@ class Reads(Generic[Asker]):
             head.rangeBytes, head.beforeEpoch = size.size_bytes, self._epoch_below(request.offset)
             head.borders.extend(size.borders)
             head.borderPositions.extend(size.positions)
+            if request.asksFiles and self._files is not None:
+                self._tell_files(request, self._files, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
+
+    def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
+        self._counters[FILES_TOLD] += 1
+        head.host, head.folder = files.host, files.folder
+        for span in spans_of(self._source.log, request.offset, request.rangeEnd):
+            head.fileBases.append(span.base_offset)
+            head.fileBegins.append(span.begin)
+            head.fileEnds.append(span.end)
 
     def _epoch_below(self, offset: int) -> int:
         """LeaderEpoch of the record before ``offset``, which is not below the log start; 0: not known."""
@@ -384,6 +416,7 @@ class Reads(Generic[Asker]):
         if not self._shell.has_room:  # a flood of reads shall not cost a look into the log for each that can't be answered
             self._counters[NOT_SERVED] += 1
             return
+        began_ns = self._shell.now_ns()
         wanted = request.maxBytes or _DEFAULT_BYTES
         max_payload = self._shell.max_payload
         room = room_bytes(max_payload, min(_HEADER_ROOM_BYTES, max_payload // 4), wanted)
@@ -403,6 +436,9 @@ class Reads(Generic[Asker]):
         elif request.byTimestamp and read.chunks:
             head.firstTimestamp = parse_header(read.chunks[0]).timestamp_ns
         self._send(asker, request, head, read.chunks)
+        self.record_count += _records_in(read, offset, is_whole=not is_selective(request) and not self._source.compacted)
+        self.size_bytes += read.size_bytes
+        self._times.observe((self._shell.now_ns() - began_ns) / NS_PER_S)
 
     def _read(self, request: pb.ReadRequest, offset: int, max_bytes: int, room: int, end_offset: int, held: Held) -> Portion:
         log = self._source.log
@@ -446,3 +482,18 @@ class Reads(Generic[Asker]):
             head.stream, head.partition, head.requestId = self._key.stream, self._key.partition, request.requestId
         head.selected = is_selective(request)
         self._shell.answer(asker, (frames.read_response_header(head, batches), *batches))
+
+
+def _records_in(read: Portion, offset: int, *, is_whole: bool) -> int:
+    """How many records a reader is sent. ``is_whole``: all from ``offset`` on. What comes in pieces counts with the first of them."""
+    if read.piece is not None:
+        return 0 if read.piece.position else parse_header(read.chunks[0]).record_count
+    if is_whole:
+        return max(read.next_offset - offset, 0)
+    count = 0
+    for chunk in read.chunks:
+        position = 0
+        while position < len(chunk):
+            header = parse_header(chunk, position)
+            count, position = count + header.record_count, position + header.size_bytes
+    return count

@@ -211,6 +211,20 @@ class Replica:
             has_slow_disk=isinstance(self._role, LeaderRole) and self._role.flushes.is_slow(shared.node_id, now_ns),
         )
 
+    def worst_lag(self, now_ns: int) -> tuple[int, int, int]:
+        """Of the followers that this replica leads: (records that the last one lacks, ns since it lacked none, how many replicas have a
+        slow disk, its own included); what is not known counts as nothing."""
+        role = self._role
+        if not isinstance(role, LeaderRole):
+            return 0, 0, 0
+        newest, records, age_ns = self._shared.log.flushed_newest_offset, 0, 0
+        for progress in role.desk.followers.values():
+            lag = 0 if progress.position is None else newest - progress.position
+            if lag > 0:
+                records, age_ns = max(records, lag), max(age_ns, now_ns - progress.caught_up_ns)
+        slow = sum(role.flushes.is_slow(node, now_ns) for node in (self._shared.node_id, *role.desk.followers))
+        return records, age_ns, slow
+
     def _followers(self, now_ns: int) -> tuple[FollowerSnapshot, ...]:
         role, log = self._role, self._shared.log
         if not isinstance(role, LeaderRole):

@@ -486,6 +486,11 @@ class ServiceSessions:
             for session in self._sessions.values()
         ]
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is one, or was."""
+        return bool(self._sessions or self._gone)
+
     def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
         """For status: those that were registered here since the node began, the last ``MAX_SERVICES``; the longest gone first."""
         return [

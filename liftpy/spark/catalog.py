@@ -1,13 +1,14 @@
 """What streams hold now, asked on the driver: the metadata group for partitions and replicas, each leader for its bounds.
 
 Only leaders are asked for bounds: what was acknowledged before a query is planned is then part of ``latest``. Answers are kept
-for a moment, because Spark asks an idle stream 80 times a second.
+for a moment, because Spark asks an idle stream 80 times a second; a streaming query watches (``watching``): then each change is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from liftpy.spark.offsets import OffsetSpec, StreamOffsets
 from liftpy.spark.options import Selection, SourceOptions
 from liftpy.spark.planning import PartitionView, Views
 from liftpy.spark.splitting import RangeQuestion
+from liftpy.spark.watching import Watch
 
 BOUNDS_AGE_S = 0.2
 """How old bounds may be when Spark polls for new data."""
@@ -33,6 +35,7 @@ STREAMS_AGE_S = 5.0
 _KNOWN_PATIENCE_S = 2.0
 """How long leaders are sought by what is known of the streams, before the metadata group is asked again."""
 _BEHIND_WAIT_S = 0.1
+_VOUCHED = 4
 _ANY = OffsetSpec()
 
 
@@ -55,7 +58,7 @@ class BoundsQuestion:
 
     def lasts(self, key: tuple[str, int], uid: str) -> list[tuple[int, int]]:
         """(offset, LeaderEpoch) of records of the partition, of the stream with this ``uid``, that were committed once."""
-        known = (one.lasts[key] for one in self.known if one.uids.get(key[0]) == uid and key in one.lasts)
+        known = (one.lasts[key] for one in self.known if one.uids.get(key[0], uid) == uid and key in one.lasts)
         return sorted(set(known), reverse=True)
 
 
@@ -63,7 +66,8 @@ class Catalog:
     """The partitions of the wanted streams and their bounds, with a short memory. One per driver-side reader.
 
     ``clock`` (seconds, monotonic) and ``wait`` are the machine's; tests bring their own. ``_streams``, ``_views``: the newest
-    answers, with the time of asking.
+    answers, with the time of asking. ``watches``: leaders tell of what is new without being asked each time. ``_vouched``: positions
+    that leaders have said to be on their logs since the watch began.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Catalog:
         options: SourceOptions,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], None] = time.sleep,
+        *,
+        watches: bool = False,
     ) -> None:
         self._link = link
         self._options = options
@@ -79,6 +85,8 @@ class Catalog:
         self._wait = wait
         self._streams: tuple[float, tuple[StreamImage, ...]] | None = None
         self._views: tuple[float, BoundsQuestion, Views] | None = None
+        self._watch = Watch(self._ask_again, clock) if watches else None
+        self._vouched: deque[StreamOffsets] = deque(maxlen=_VOUCHED)
 
     def views(
         self,
@@ -96,17 +104,43 @@ class Catalog:
         now_s = self._clock()
         asked = BoundsQuestion(starting, ending, tuple(known))
         timed = starting.timed or ending.timed
+        if max_age_s and not timed and (watched := self._watched(known)) is not None:
+            return watched
         if self._views is not None and not timed and now_s - self._views[0] <= max_age_s and asked.is_known_by(self._views[1]):
             return self._views[2]
         views = self._link.call(self._look(asked), 4 * self._options.patience_s)
         self._views = (now_s, asked, views)
         return views
 
+    def vouch(self, offsets: StreamOffsets) -> None:
+        """``offsets`` are made of what leaders have said since the last ``views``."""
+        if not any(_same(offsets, one) for one in self._vouched):
+            self._vouched.append(offsets)
+
+    def _watched(self, known: Sequence[StreamOffsets]) -> Views | None:
+        """What the watch knows; None where that is nothing, or leaders have to be asked about ``known``, or for what else there is."""
+        watched = None if self._watch is None else self._watch.views()
+        streams_s = None if self._streams is None else self._clock() - self._streams[0]
+        if watched is None or streams_s is None or streams_s > STREAMS_AGE_S:
+            return None
+        return watched if all(any(_same(one, other) for other in self._vouched) for one in known) else None
+
+    async def _ask_again(self, view: PartitionView, wait_s: float) -> PartitionView:
+        transport = await self._link.transport(_KNOWN_PATIENCE_S)
+        options = ReadOptions(patience_s=_KNOWN_PATIENCE_S)
+        reader = PartitionReader(transport, self._link.subjects, *view.key, options)
+        reader.node = view.leader
+        bounds, _ = await reader.bounds(view.uid, beyond=view.end_offset, wait_s=wait_s)
+        return _moved(view, bounds)
+
     def views_reaching(self, ends: Mapping[tuple[str, int], int], known: Sequence[StreamOffsets] = ()) -> Views:
         """As ``views``, waiting up to ``patience`` for committed ends of at least ``ends``.
 
         They were committed once; a new leader may need a moment until its HW says so again.
         """
+        watched = self._watched(known)
+        if watched is not None and all(watched[key].end_offset >= end for key, end in ends.items() if key in watched):
+            return watched
         give_up_at_s = self._clock() + self._options.patience_s
         while True:
             views = self.views(known=known)
@@ -139,6 +173,14 @@ class Catalog:
         return list(await asyncio.gather(*(one(asked) for asked in questions)))
 
     async def _look(self, asked: BoundsQuestion) -> Views:
+        views = await self._seen(asked)
+        if self._watch is not None:
+            self._watch.follow({} if any(view.cut_at is not None for view in views.values()) else views)
+            self._vouched.clear()
+            self._vouched.extend(asked.known)
+        return views
+
+    async def _seen(self, asked: BoundsQuestion) -> Views:
         patience_s = self._options.patience_s
         if self._streams is not None and self._clock() - self._streams[0] <= STREAMS_AGE_S:
             with suppress(NotFoundError, UnavailableError):  # deleted, perhaps made again, since the streams were listed
@@ -174,6 +216,27 @@ class Catalog:
             if wanted.takes(stream.name, p.partition)
         ]
         return {view.key: view for view in await asyncio.gather(*asked)}
+
+
+def _same(one: StreamOffsets, other: StreamOffsets) -> bool:
+    """Whether they are the same as far as elections could change them."""
+    return one.uids == other.uids and one.lasts == other.lasts
+
+
+def _moved(view: PartitionView, bounds: Bounds) -> PartitionView:
+    """``view`` as of now: what it was asked of times and positions is not in it any more."""
+    return replace(
+        view,
+        uid=bounds.uid,
+        leader=bounds.leader,
+        leader_epoch=bounds.leader_epoch,
+        log_start_offset=bounds.log_start_offset,
+        end_offset=bounds.end_offset,
+        compacted=bounds.compacted,
+        end_epoch=bounds.end_epoch,
+        starting_at=None,
+        ending_at=None,
+    )
 
 
 async def _view(

@@ -83,6 +83,9 @@ class FetchRules:
     patience_s: float = 30.0
     leader_first: bool = False
     fail_on_data_loss: bool = True
+    files: bool = False
+    """Whether files of replicas on this host are read; ``expects_files``: it is told where they are not."""
+    expects_files: bool = False
     left_out: int = 0
     """Columns that are not wanted (``liftpy.wire.narrow``)."""
 

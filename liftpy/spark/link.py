@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from liftpy.client.credentials import Credentials
+from liftpy.client.ending import end_tasks
 from liftpy.client.line import Line, open_line
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport, open_connection
@@ -48,12 +49,16 @@ class Link:
         self._connecting = asyncio.Lock()
         self._line: Line | None = None
         self._line_lock = threading.Lock()
+        self.elsewhere: dict[str, float] = {}
+        """Node id -> until when, monotonic, its files are not asked for: it is on another host, or does not offer them."""
         self._line_after_s = 0.0
         """No line is opened before that, monotonic."""
         threading.Thread(target=self._run, name="liftpy-spark", daemon=True).start()
 
     def _run(self) -> None:
         self._loop.run_forever()
+        self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -101,9 +106,11 @@ class Link:
             self._line.close()
 
         async def end() -> None:
-            if self._transport is not None:
-                await self._transport.close()
-            self._loop.call_soon(self._loop.stop)
+            try:
+                if self._transport is not None:
+                    await self._transport.close()
+            finally:
+                self._loop.call_soon(self._loop.stop)
 
         asyncio.run_coroutine_threadsafe(end(), self._loop)
 

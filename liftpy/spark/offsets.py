@@ -44,7 +44,8 @@ class OffsetSpec:
     ``back_records``), or ``offsets`` or ``times`` for each of them.
 
     ``word``: earliest, latest, or empty. ``offsets``: (stream, partition) -> offset, EARLIEST or LATEST; starts are inclusive,
-    ends exclusive. ``uids``: stream -> the uid that the offsets were taken from, for the streams where it is known.
+    ends exclusive. ``uids``: stream -> the uid that the offsets were taken from, for the streams where it is known. ``epochs``:
+    (stream, partition) -> LeaderEpoch of the record before its offset, where that is known: the leader says whether it still is there.
     ``timestamp_ns``, ``times``: the first record stamped at or after it; ``must_match``: it is an error where none is, else that is
     the committed end. ``back_ns``: so long before the query is planned; ``back_records``: so many before the committed end.
     """
@@ -57,6 +58,12 @@ class OffsetSpec:
     must_match: bool = False
     back_ns: int = 0
     back_records: int = 0
+    epochs: tuple[tuple[tuple[str, int], int], ...] = ()
+
+    @property
+    def known(self) -> StreamOffsets | None:
+        """The offsets as positions whose records were committed once; None where no epochs were given."""
+        return StreamOffsets(dict(self.offsets), dict(self.uids), dict(self.epochs)) if self.epochs else None
 
     @property
     def timed(self) -> bool:
@@ -129,11 +136,15 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"{option} = {text!r}: {allowed}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{option} = {text!r}: {allowed}")
-    offsets, uids, _ = _entries(document, option)
+    offsets, uids, epochs = _entries(document, option)
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
-    return OffsetSpec(offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())))
+    if lacking := sorted(epochs.keys() - offsets.keys()):
+        raise ConfigError(f"{option}: epochs of {lacking[0][0]}/{lacking[0][1]}, for which no offset is given")
+    return OffsetSpec(
+        offsets=tuple(sorted(offsets.items())), uids=tuple(sorted(uids.items())), epochs=tuple(sorted(epochs.items()))
+    )
 
 
 def relative(text: str) -> OffsetSpec | None:

@@ -38,13 +38,16 @@ OPTIONS = {
     "maxBytesPerTrigger": "streaming: bytes of one micro-batch as they are stored, such as 256m; with maxOffsetsPerTrigger both hold",
     "minOffsetsPerTrigger": "streaming: wait until a micro-batch has so many records, for maxTriggerDelay at most",
     "maxTriggerDelay": "streaming: how long minOffsetsPerTrigger may wait, such as 15m (default), 30s, 1h",
+    "cursor": "streaming: the name of a cursor of the cluster that says up to where the query has come (liftpy cursor show NAME)",
     "onRecreated": "streaming: a stream that was deleted and made again ends the query (error, default), or is read from its beginning "
     "(earliest), what was lost being logged; failOnDataLoss=false means earliest",
     "failOnDataLoss": "true (default): records gone by retention are an error; false: a warning, and the rest is read",
     "includeHeaders": "true: a column headers, array<struct<key string, value binary>> (default false)",
     "topicColumn": "true: a column topic, the stream's name once more, for code that was written for Kafka (default false)",
     "columns": "which columns, comma separated; Spark does not prune them for a Python source, so this saves most of the work",
-    "readFrom": "nearest (default): any in-sync replica, spread over them; leader: the leader only",
+    "isolation": "committed (default), the only one: other records may vanish, a task that is run again would not have the same rows",
+    "readFrom": "nearest (default): files of a replica on the executor's host whose node offers them (offer_files), else any in-sync "
+    "replica, spread over them; files: the same, with a warning for each task without them; leader: the leader only, over NATS",
     "patience": "seconds to keep trying while NATS, or any replica, does not answer (default 30)",
     "nats.creds": "file with a NATS JWT and its seed",
     "nats.nkeySeed": "file with an nkey seed",
@@ -85,6 +88,7 @@ _FILES = {
     "nats.tlsKey": "tls_key_file",
     "nats.inboxPrefix": "inbox_prefix",
 }
+_READ_FROM = ("nearest", "files", "leader")
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _NS_PER_MS = 1_000_000
@@ -168,7 +172,9 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     recreated_earliest: bool = False
     columns: tuple[str, ...] = default_columns(include_headers=False, topic=False)
+    cursor: str = ""
     read_from_leader: bool = False
+    expects_files: bool = False
     patience_s: float = 30.0
 
     @classmethod
@@ -181,6 +187,7 @@ class SourceOptions:
                     f"load({path!r}) and the option stream = {values['stream']!r} name two streams: drop one of them"
                 )
             values["stream"] = path
+        _check_isolation(values)
         return cls(
             access=access_of(values),
             wanted=_selection(values),
@@ -195,7 +202,9 @@ class SourceOptions:
             recreated_earliest=choice_of(values, "onRecreated", ("error", "earliest")) == "earliest",
             fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
             columns=_columns(values),
-            read_from_leader=choice_of(values, "readFrom", ("nearest", "leader")) == "leader",
+            cursor=check_name(values["cursor"], "cursor") if "cursor" in values else "",
+            read_from_leader=choice_of(values, "readFrom", _READ_FROM) == "leader",
+            expects_files=choice_of(values, "readFrom", _READ_FROM) == "files",
             patience_s=seconds_of(values, "patience", 30.0),
         )
 
@@ -203,6 +212,8 @@ class SourceOptions:
         """Raise ConfigError for what makes no sense in a batch query."""
         if self.starting is not None and (self.starting.word == "latest" or LATEST in dict(self.starting.offsets).values()):
             raise ConfigError("startingOffsets can't be latest (or -1) in a batch query: it would read nothing")
+        if self.cursor:
+            raise ConfigError("cursor is for streaming queries: it says up to where one has come")
         if self.max_records_per_trigger or self.min_records_per_trigger or self.max_bytes_per_trigger:
             raise ConfigError(
                 "max- and minOffsetsPerTrigger and maxBytesPerTrigger are for streaming queries; use endingOffsets in a batch query"
@@ -277,6 +288,15 @@ def _assigned(text: str) -> tuple[tuple[str, int], ...]:
     if not pairs or not all(type(partition) is int and partition >= 0 for _, partition in pairs):
         raise ConfigError(f'assign = {text!r}: use JSON such as {{"orders": [0, 2]}}')
     return tuple(sorted(pairs))
+
+
+def _check_isolation(values: Mapping[str, str]) -> None:
+    """Raise ConfigError for anything but committed."""
+    if choice_of(values, "isolation", ("committed", "uncommitted")) == "uncommitted":
+        raise ConfigError(
+            "isolation = 'uncommitted' is not for Spark, which runs tasks and micro-batches again and takes what they read for the "
+            "same: records that are not committed may vanish. A Client reads them, by ReadOptions(isolation='uncommitted')"
+        )
 
 
 def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec | None:

@@ -112,7 +112,7 @@ def resolve_ends(spec: OffsetSpec, views: Views) -> Bounds:
 
 def _check_committed(offsets: Bounds, views: Views, option: str) -> None:
     for key, offset in offsets.items():
-        if offset > views[key].end_offset:
+        if offset > views[key].end_offset and offset not in views[key].lost_ends:
             raise OffsetOutOfRangeError(
                 f"{option}: {offset} of {key[0]}/{key[1]} is past the committed end {views[key].end_offset} (exclusive); "
                 "wait until it is committed, or use latest"
@@ -167,11 +167,11 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
                 losses.append(f"NOT_FOUND {key[0]}/{key[1]} is gone, with its offsets [{starts.get(key, 0)}, {ends[key]})")
             continue
         start, end = starts.get(key, min(view.log_start_offset, ends[key])), ends[key]
-        if start > end:
-            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {end}")
         if view.cut_at is not None and {start, end} & set(view.lost_ends):
             losses.append(cut_text(view))
             start, end = _around_cut(view.cut_at, start, end, planned=end in view.lost_ends)
+        if start > end:
+            raise ConfigError(f"the start {start} of {key[0]}/{key[1]} is behind its end {end}")
         kept, loss = _kept(view, start, end)
         losses += [loss] if loss else []
         if kept:
@@ -182,6 +182,12 @@ def plan_ranges(views: Views, starts: Bounds, ends: Bounds, *, fail_on_data_loss
             + ". Start from what is kept (startingOffsets, new checkpoint), or read the rest with failOnDataLoss=false"
         )
     return ranges, losses
+
+
+def before_cuts(starts: Bounds, views: Views) -> Bounds:
+    """``starts``, where a record before one was lost from where the log that is there now begins to differ."""
+    cuts = {key: views[key].cut_at for key, start in starts.items() if start in views[key].lost_ends}
+    return starts | {key: min(starts[key], cut) for key, cut in cuts.items() if cut is not None}
 
 
 def _around_cut(cut_at: int, start: int, end: int, *, planned: bool) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from liftpy.client.slices import one_by_one
 from liftpy.errors import DataLossError, LogTruncatedError, UnavailableError
 from liftpy.spark.failures import coded
 from liftpy.spark.fetching import FetchRules
-from liftpy.spark.lined import read_range
 from liftpy.spark.link import Link, link_to
+from liftpy.spark.local_files import read_nearest
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.rows import RowBuilder
@@ -45,13 +45,15 @@ def read_planned(planned: PlannedRange | None, options: SourceOptions) -> Iterat
     rules = FetchRules(
         patience_s=options.patience_s,
         leader_first=options.read_from_leader,
+        files=not options.read_from_leader,
+        expects_files=options.expects_files,
         fail_on_data_loss=options.fail_on_data_loss,
         left_out=left_out(options.columns),
     )
     builder = RowBuilder(planned.stream, planned.partition, options.columns)
     link = link_to(options.access)
     with coded():
-        fetched = read_range(link, planned, rules)
+        fetched = read_nearest(link, planned, rules)
         try:
             yield from builder.batches(itertools.chain.from_iterable(map(one_by_one, fetched)))
         except UnavailableError:

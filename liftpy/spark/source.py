@@ -37,11 +37,21 @@ from pyspark.sql.types import StructType
 
 from liftpy.errors import ConfigError, DataLossError
 from liftpy.spark.catalog import BOUNDS_AGE_S, Catalog
+from liftpy.spark.cursor import CursorWriter
 from liftpy.spark.failures import coded
 from liftpy.spark.link import link_to
 from liftpy.spark.offsets import Bounds, OffsetSpec, StreamOffsets, check_uids, made_again, never_back, share_out, without
 from liftpy.spark.options import SourceOptions
-from liftpy.spark.planning import PlannedRange, Views, cut_text, plan_ranges, resolve_ends, resolve_starts, with_epochs
+from liftpy.spark.planning import (
+    PlannedRange,
+    Views,
+    before_cuts,
+    cut_text,
+    plan_ranges,
+    resolve_ends,
+    resolve_starts,
+    with_epochs,
+)
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
 from liftpy.spark.sink import LiftStreamWriter, LiftWriter, sink_options
@@ -123,7 +133,7 @@ class LiftReader(DataSourceReader):
         ending = (options.ending or OffsetSpec("latest")).as_of(now_ns)
         with coded():
             catalog = Catalog(link_to(options.access), options)
-            views = catalog.views(starting=starting, ending=ending)
+            views = catalog.views(starting=starting, ending=ending, known=_known((starting, ending)))
             _check_spec_uids((starting, ending), views)
             starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
             if starting.moving or ending.moving:
@@ -151,6 +161,7 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._catalog: Catalog | None = None
+        self._cursor: CursorWriter | None = None
         self._target: StreamOffsets | None = None
         self._triggered_s: float | None = None
         self._clock = time.monotonic
@@ -159,11 +170,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint."""
         starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
         with coded():
-            views = self._asked().views(starting=starting)
+            views = self._asked().views(starting=starting, known=_known((starting,)))
             _check_spec_uids((starting,), views)
             starts = resolve_starts(starting, views)
             ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
             plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
+            starts = before_cuts(starts, views)
             kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
             epochs = epochs_before(kept, _uids(views), self._asked().measure)
             return StreamOffsets(starts, _uids(views), epochs).to_json()
@@ -185,7 +197,9 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             uids = {**begun.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
                 ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
-            return StreamOffsets(ends, uids, self._epochs_at(ends, begun, end)).to_json()
+            found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end))
+            self._asked().vouch(found)
+            return found.to_json()
 
     def _views_from(self, begun: StreamOffsets) -> Views:
         """What is there for a query that has read up to ``begun``; DataLossError if what it has read is not there any more [R6]."""
@@ -203,6 +217,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 epochs[key] = begun.epochs.get(key, 0)
             elif end.next_offsets.get(key) == offset:
                 epochs[key] = end.epochs.get(key, 0)
+            elif _between(key, offset, begun, end):
+                epochs[key] = end.epochs[key]
             else:
                 chosen[key] = offset
         return {**epochs, **epochs_before(chosen, end.uids, self._asked().measure)}
@@ -270,14 +286,27 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ranges = _split(with_epochs(ranges, same, _met(ended, ranges)), self.options, self._asked())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
 
+    def commit(self, end: dict[str, Any]) -> None:
+        """The micro-batch up to ``end`` is done; Spark says so when it begins the next one. Only the option ``cursor`` follows it."""
+        if self.options.cursor:
+            if self._cursor is None:
+                self._cursor = CursorWriter(link_to(self.options.access), self.options.cursor)
+            self._cursor.write(StreamOffsets.from_json(end))
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one range."""
         return read_planned(partition.value, self.options)
 
     def _asked(self) -> Catalog:
         if self._catalog is None:
-            self._catalog = Catalog(link_to(self.options.access), self.options)
+            self._catalog = Catalog(link_to(self.options.access), self.options, watches=True)
         return self._catalog
+
+
+def _between(key: tuple[str, int], offset: int, begun: StreamOffsets, end: StreamOffsets) -> bool:
+    """Whether ``offset`` lies between two positions of the same LeaderEpoch: then it is that of all records between them [D14]."""
+    epoch, same = begun.epochs.get(key, 0), begun.uids.get(key[0]) == end.uids.get(key[0])
+    return bool(epoch) and same and epoch == end.epochs.get(key) and begun.next_offsets[key] <= offset <= end.next_offsets[key]
 
 
 def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
@@ -309,6 +338,11 @@ def _uids(views: Views) -> dict[str, str]:
 def _ends(views: Views) -> StreamOffsets:
     ends = {key: view.end_offset for key, view in views.items()}
     return StreamOffsets(ends, _uids(views), {key: view.end_epoch for key, view in views.items()})
+
+
+def _known(specs: tuple[OffsetSpec, ...]) -> list[StreamOffsets]:
+    """What the user says of the LeaderEpochs of what was read before: the leaders look whether it still is there [R6]."""
+    return [one.known for one in specs if one.known is not None]
 
 
 def _check_spec_uids(specs: tuple[OffsetSpec, ...], views: Views) -> None:

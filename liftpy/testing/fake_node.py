@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Coroutine, Iterator
@@ -24,6 +25,8 @@ from liftpy.client.transport import open_connection
 from liftpy.cluster.codec import image_from_pb
 from liftpy.cluster.pages import describer
 from liftpy.ids import NO_OFFSET
+from liftpy.log.log import Log
+from liftpy.log.spans import spans_of
 from liftpy.replica.reads import filter_of
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
@@ -35,6 +38,7 @@ from liftpy.wire.subjects import Subjects
 
 T = TypeVar("T")
 _Error = client_pb2.ReadResponse.Error
+_POLL_S = 0.005
 
 
 @dataclass(slots=True)
@@ -139,6 +143,8 @@ class FakeNode:
     id -> its log start, likewise. ``own``: (stream, partition, node) -> a log that this node alone has; ``damaged``: the same -> what
     it says, once, instead of serving anything.
     ``asked``: how often each node was asked for a read. ``measures``: whether it tells sizes and borders, as older nodes don't.
+    ``files``: node id -> (host, folder, log) of a node that offers the files of its partition.
+    ``waits``: whether it waits with bounds until there is more, likewise.
     """
 
     def __init__(self, connection: NatsConnection, namespace: str = "liftpy", node_ids: tuple[str, ...] = ("n1", "n2", "n3")):
@@ -153,6 +159,9 @@ class FakeNode:
         self.damaged: dict[tuple[str, int, str], str] = {}
         self.asked: Counter[str] = Counter()
         self.measures = True
+        self.files: dict[str, tuple[str, str, Log]] = {}
+        self.waits = True
+        self._polls: set[asyncio.Task[None]] = set()
         self._turn = 0
 
     def add_stream(self, name: str, uid: str = "", partitions: int = 1) -> FakeStream:
@@ -168,6 +177,11 @@ class FakeNode:
         await self._connection.subscribe(f"{namespace}.*.*.read.*", cb=self._on_read)
         await self._connection.flush()
 
+    async def stop(self) -> None:
+        """Nobody waits any more."""
+        for waiting in self._polls:
+            waiting.cancel()
+
     async def _on_control(self, message: Msg) -> None:
         request = frames.decode(message.data, cluster_pb2.ControlRequest)
         description = describer(request)
@@ -178,6 +192,13 @@ class FakeNode:
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self.node_ids[0]
         await message.respond(frames.encode(response))
+
+    def _tell_files(self, own: tuple[str, str, Log], request: client_pb2.ReadRequest, head: client_pb2.ReadResponse) -> None:
+        head.host, head.folder, log = own
+        for span in spans_of(log, request.offset, request.rangeEnd):
+            head.fileBases.append(span.base_offset)
+            head.fileBegins.append(span.begin)
+            head.fileEnds.append(span.end)
 
     def _image(self) -> cluster_pb2.Image:
         image = cluster_pb2.Image(index=1, nodes=[cluster_pb2.Node(nodeId=n, incarnation=1) for n in self.node_ids])
@@ -204,8 +225,22 @@ class FakeNode:
         if node in self.silent:
             return
         request = frames.decode(message.data, client_pb2.ReadRequest)
+        if request.boundsOnly and request.waitMs and self.waits:
+            waiting = asyncio.create_task(self._tell_later(message, node, stream, int(partition), request), name="a long poll")
+            self._polls.add(waiting)
+            waiting.add_done_callback(self._polls.discard)
+            return
         head, batches = self._answer(node, stream, int(partition), request)
         await message.respond(frames.read_response_header(head) + b"".join(batches))
+
+    async def _tell_later(self, message: Msg, node: str, name: str, number: int, request: client_pb2.ReadRequest) -> None:
+        """When there is more than what is below the request's offset, or its time is over."""
+        give_up_at = time.monotonic() + request.waitMs / 1000
+        head, _ = self._answer(node, name, number, request)
+        while head.error == _Error.OK and head.highWatermark < request.offset and time.monotonic() < give_up_at:
+            await asyncio.sleep(_POLL_S)
+            head, _ = self._answer(node, name, number, request)
+        await message.respond(frames.read_response_header(head))
 
     def _answer(
         self, node: str, name: str, number: int, request: client_pb2.ReadRequest
@@ -237,6 +272,8 @@ class FakeNode:
                 head.error = _Error.OFFSET_OUT_OF_RANGE
             elif request.HasField("rangeEnd") and self.measures:
                 partition.measure(request, head)
+            if request.asksFiles and node in self.files:
+                self._tell_files(self.files[node], request, head)
         elif not head.logStartOffset <= request.offset <= high_watermark + 1:
             head.error = _Error.OFFSET_OUT_OF_RANGE
         elif (name, number, node) in self.damaged:
@@ -274,6 +311,7 @@ def fake_node_in_thread(url: str, namespace: str = "liftpy") -> Iterator[FakeNod
         call(node.start())
         yield node
     finally:
+        call(node.stop())
         call(connection.close())
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)

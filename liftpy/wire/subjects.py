@@ -62,6 +62,10 @@ class Subjects:
         """What a node asks for; the id in the subject is the one in the request, so that NATS rights can hold it."""
         return f"{self.namespace}.control.node.{node_id}"
 
+    def control_level(self, node_id: str) -> str:
+        """Operators have a node log more, or less, for a time."""
+        return f"{self.namespace}.control.level.{node_id}"
+
     def inbox(self, node_id: str) -> str:
         """Under which a node is answered, without the last dot: by other nodes and by controllers."""
         return f"{self.namespace}.inbox.{node_id}"

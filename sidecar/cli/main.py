@@ -34,7 +34,12 @@ COMMANDS = {
     "group": ("sidecar.cli.group", "Show consumer groups, their members and lag; set or forget what they have committed."),
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
-    "node": ("sidecar.cli.node", "Drain a node, remove one that is gone for good; say its weight and rack."),
+    "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
+    "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),
+    "node": (
+        "sidecar.cli.node",
+        "Drain a node, ask whether it may stop, remove one that is gone for good; say its weight and rack.",
+    ),
     "rebalance": ("sidecar.cli.rebalance", "Move replicas or leaderships so that every node holds its share."),
     "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
@@ -61,7 +66,7 @@ class LazyGroup(click.Group):
         """Imported now."""
         if cmd_name not in self._rows:
             return None
-        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name)
+        command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
 

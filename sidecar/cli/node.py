@@ -14,6 +14,7 @@ from liftpy.cluster.image import NodeImage
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
 from sidecar.cli.drain import drain
+from sidecar.cli.may_stop import may_stop
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -24,10 +25,11 @@ AUTO = "auto"
 
 @click.group()
 def node() -> None:
-    """Drain a node, remove one that is gone for good; say a node's weight and rack."""
+    """Drain a node, ask whether it may stop, remove one that is gone for good; say a node's weight and rack."""
 
 
 node.add_command(drain)
+node.add_command(may_stop)
 
 
 @node.command()

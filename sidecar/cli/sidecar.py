@@ -13,8 +13,10 @@ from typing import Any
 
 import click
 
-from sidecar.restarting import EXIT_TO_REPAIR, count_restart, pause_s
-from sidecar.settings import NodeSettings, load_node_settings, restarted_environment, restarts_in_a_row
+from liftpy.errors import LiftError
+from sidecar.logs import LOGS
+from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
+from sidecar.settings import load_node_settings, restarted_environment, restarts_in_a_row
 
 logger = logging.getLogger("liftpy.node")
 
@@ -51,15 +53,20 @@ logger = logging.getLogger("liftpy.node")
 @click.option("--tls-cert", "tls_cert_file", default=None, metavar="FILE", help="Own certificate (PEM).")
 @click.option("--tls-key", "tls_key_file", default=None, metavar="FILE", help="Key of the own certificate (PEM).")
 @click.option("--log-level", default=None, type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option("--log-format", default=None, type=click.Choice(["text", "json"]), help="How it is logged.")
 @click.option("--json", "as_json", is_flag=True, help="Say on the standard output when the node is ready, as one line of JSON.")
 def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """Run one node. SIGTERM stops it cleanly; a node that was killed comes back, registers anew and catches up.
 
     Every option is also a setting in the file and an environment variable: LIFTPY_NODE_ID, LIFTPY_DATA, LIFTPY_NATS,
     LIFTPY_CONTROLLERS... and LIFTPY_REPLICATION_<NAME> for time-outs and bounds.
+
+    Exit codes: 0 stopped cleanly; 1 failed, a restart may help; 2 wrong usage or setting; 3 nobody answered; 75 restart me, to repair;
+    78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs; 130
+    interrupted before it had started.
     """
     settings = load_node_settings(config, flags)
-    _configure_logging(settings)
+    LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     from sidecar.node import run_node, stay_in_the_process  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
@@ -68,7 +75,13 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
         if as_json:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
-    code = _run(run_node(settings, say_ready))
+    try:
+        code = _run(run_node(settings, say_ready))
+    except LiftError as error:
+        if not never_again(error):
+            raise
+        click.echo(f"Error: {error}", err=True)
+        return EXIT_NEVER_AGAIN
     if code == EXIT_TO_REPAIR:
         stay_in_the_process()
         in_a_row = count_restart(restarts_in_a_row(), time.monotonic() - began)
@@ -85,15 +98,3 @@ def _run(main: Any) -> int:
     except ImportError:
         return int(asyncio.run(main))
     return int(uvloop.run(main))
-
-
-def _configure_logging(settings: NodeSettings) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-        force=True,
-    )
-    for noisy in ("nats", "pysyncobj", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

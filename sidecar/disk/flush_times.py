@@ -11,6 +11,8 @@ import time
 from array import array
 from collections import Counter
 
+from liftpy.instruments import Histogram
+
 logger = logging.getLogger("liftpy.disk")
 
 SLOW_S = 1.0
@@ -52,12 +54,13 @@ class FlushTimes:
 
 
 class NodeFlushTimes(FlushTimes):
-    """Of all partitions of a node. ``counters``: where slow ones are counted."""
+    """Of all partitions of a node. ``counters``: where slow ones are counted; ``times``: where all are."""
 
-    __slots__ = ("_counters", "_slow", "_warn_at")
+    __slots__ = ("_counters", "_slow", "_times", "_warn_at")
 
-    def __init__(self, counters: Counter[str]) -> None:
+    def __init__(self, counters: Counter[str], times: Histogram | None = None) -> None:
         super().__init__(KEPT_OF_NODE)
+        self._times = times or Histogram()
         self._counters = counters
         self._warn_at = 0.0
         self._slow = 0
@@ -65,6 +68,7 @@ class NodeFlushTimes(FlushTimes):
     def flushed(self, what: object, took_s: float) -> None:
         """A flush of ``what`` is done; a slow one is warned of, at most once in ``WARN_EVERY_S``, with how many there were."""
         self.add(took_s)
+        self._times.observe(took_s)
         if took_s < SLOW_S:
             return
         self._counters["slow flushes"] += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.starts import FolderStarts
-from liftpy.errors import ConfigError, StorageError
+from liftpy.errors import ForeignFolderError, StorageError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder
 
@@ -50,7 +50,7 @@ class NodeFile:
         self._marking = threading.Lock()  # logs are opened by several threads
         stored = folder.load_identity()
         if stored is not None and stored.node_id != node_id:
-            raise ConfigError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
+            raise ForeignFolderError(f"{folder.path} is the folder of node {stored.node_id!r}, not of {node_id!r}")
         self._stored = stored or NodeIdentity(node_id)
         if not self._stored.starts.folder_id:
             self._stored = replace(self._stored, starts=replace(self._stored.starts, folder_id=secrets.token_hex(8)))

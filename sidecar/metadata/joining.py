@@ -17,6 +17,7 @@ import nats.errors
 from liftpy.client.parser import StrictConnection, watch_denials
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
+from liftpy.instruments import Instruments
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.rights import RightsWatch
@@ -41,8 +42,15 @@ class GroupLink:
     """
 
     def __init__(
-        self, settings: NodeSettings, folder: DataFolder, subjects: Subjects, inboxes: InboxRule, counters: Counter[str]
+        self,
+        settings: NodeSettings,
+        folder: DataFolder,
+        subjects: Subjects,
+        inboxes: InboxRule,
+        counters: Counter[str],
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments or Instruments()
         if not settings.controllers:
             raise ConfigError(
                 "controllers is missing: name the nodes that form the metadata group (for a single node its own id)"
@@ -63,7 +71,12 @@ class GroupLink:
 
         def member(joins: ControllerList | None) -> RaftMember:
             opened = MemberFolder(
-                settings.node_id, settings.controllers, self._folder.raft, settings.bootstrap_majority, joins=joins
+                settings.node_id,
+                settings.controllers,
+                self._folder.raft,
+                settings.bootstrap_majority,
+                joins=joins,
+                instruments=self._instruments,
             )
             return RaftMember(
                 opened,

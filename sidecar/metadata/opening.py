@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.errors import CorruptionError
+from liftpy.instruments import Instruments
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar import clock as clocks
 from sidecar.disk.files import make_folder
@@ -51,6 +52,7 @@ class MemberFolder:
     compact_after_entries: int = COMPACT_AFTER_ENTRIES
     flush: bool = True
     joins: ControllerList | None = None
+    instruments: Instruments = field(default_factory=Instruments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class MemberLog:
         self._feed = feed
         self._folder = opened.folder
         make_folder(opened.folder)
-        self.journal = self._open_journal(opened.flush)
+        self.journal = self._open_journal(opened.flush, opened.instruments)
         self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
         dump = self._checked_dump(by_log)
         voters = by_log.newest(self.journal.changes).voters
@@ -101,11 +103,11 @@ class MemberLog:
         self.probation.attach(self.core, self.peers)
 
     # ---- opening -------------------------------------------------------------------------------------------------------
-    def _open_journal(self, flush: bool) -> GroupJournal:
+    def _open_journal(self, flush: bool, instruments: Instruments) -> GroupJournal:
         path = self._folder / "journal"
         if (self._folder / MARKER).exists() and not (path.exists() and path.stat().st_size):
             raise CorruptionError(f"{self._folder} has lost its journal: {self._what_to_do()}")
-        return GroupJournal(path, flush=flush)
+        return GroupJournal(path, flush=flush, times=instruments.journal_flushes)
 
     def _checked_dump(self, by_log: LogControllers) -> Path:
         dump = self._folder / "snapshot"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import nats.errors
@@ -67,6 +68,8 @@ class GroupRole:
         self._next: RaftMember | FeedSubscriber | None = None
         """Takes the place of the current one as soon as it knows as much."""
         self._watchers: list[Watcher] = []
+        self._counted: Counter[str] = Counter()
+        """By roles that are over."""
         self._left_at = -1
         """Index of the list that named this node no longer."""
         self._stays = False
@@ -197,6 +200,7 @@ class GroupRole:
         while fresh.image.index < self.image.index:
             await asyncio.sleep(_LOOK_S)
         before = self.image
+        self._counted.update(self.current.counters)  # what was counted never falls while the process lives
         self._current, self._next = fresh, None
         fresh.watch(self._changed)
         self._show(before, fresh.image)
@@ -236,8 +240,10 @@ class GroupRole:
 
     @property
     def counters(self) -> dict[str, int]:
-        """As ``MetadataGroup``, of the role that it has now."""
-        return self.current.counters
+        """As ``MetadataGroup``, of all the roles that it has had."""
+        counted = Counter(self._counted)
+        counted.update(self.current.counters)
+        return dict(counted)
 
     @property
     def held(self) -> dict[str, int]:

@@ -14,10 +14,12 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.instruments import Instruments
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.group import Watcher
 from sidecar.metadata.joining import GroupLink
@@ -28,6 +30,7 @@ _JOIN_TIMEOUT_S = 5.0
 _SWITCH_S = 0.0005
 """After which a thread that waits for the interpreter is given it. Python's own 5 ms add up: the group waits several times a tick."""
 _READS = 5
+_ERRORS = {number: name.lower() for name, number in pb.ControlResponse.Error.items()}
 
 T = TypeVar("T")
 
@@ -35,7 +38,8 @@ T = TypeVar("T")
 class GroupThread:
     """Satisfies ``MetadataGroup`` on the loop that makes it (the node's). ``make_link`` is called in the thread."""
 
-    def __init__(self, make_link: Callable[[], GroupLink]) -> None:
+    def __init__(self, make_link: Callable[[], GroupLink], instruments: Instruments | None = None) -> None:
+        self._instruments = instruments or Instruments()
         self._make_link = make_link
         self._home = asyncio.get_running_loop()
         self.loop: asyncio.AbstractEventLoop = type(self._home)()
@@ -170,7 +174,12 @@ class GroupThread:
 
     async def propose(self, request: pb.ControlRequest, timeout_s: float = 5.0) -> pb.ControlResponse:
         """As ``MetadataGroup``; the request belongs to the group until it is answered."""
-        return await self.there(self.inner.propose(request, timeout_s))
+        began = time.monotonic()
+        response = await self.there(self.inner.propose(request, timeout_s))
+        self._instruments.proposals.observe(time.monotonic() - began)
+        if response.error != pb.ControlResponse.OK:
+            self._instruments.proposals_failed[_ERRORS.get(response.error, "unknown")] += 1
+        return response
 
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         """As ``MetadataGroup``, and the watchers have seen what it holds."""

@@ -56,7 +56,6 @@ class ReplicaDriver:
         steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(_drivers), _FEWEST_STEPS))
         self.story: deque[Step] = deque(maxlen=steps)
         """The last steps, without heartbeats that changed nothing."""
-        self._debug = logger.isEnabledFor(logging.DEBUG)
 
     def feed(self, event: Event) -> None:
         """Take one event, now or after the running step."""
@@ -75,7 +74,7 @@ class ReplicaDriver:
                 effects = step(event, now_ns)
                 if effects or type(event) is not MetadataHeard:
                     remember((now_ns, event, effects))
-                if self._debug:
+                if logger.isEnabledFor(logging.DEBUG):  # the level may change
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:
                     execute(effect)

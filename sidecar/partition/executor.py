@@ -163,6 +163,7 @@ class Executor:
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
         self._t.log.raise_high_watermark(effect.high_watermark)
+        self._t.ingest.committed(effect.high_watermark)
         self._t.derived.committed(effect.high_watermark)
         self._t.standby.committed(effect.high_watermark)
         self._t.reads.advanced()

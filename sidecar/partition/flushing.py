@@ -77,6 +77,11 @@ class Flusher:
         """Do what changes files while no flush and no checkpoint runs."""
 
     @property
+    def under_way_s(self) -> float:
+        """Since the flush was wanted that runs now; 0: none does."""
+        return time.monotonic() - self._began_s if self._commit.running is not None else 0.0
+
+    @property
     def count(self) -> int:
         """Flushes done."""
         return self._commit.count

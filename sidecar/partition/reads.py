@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liftpy.ids import PartitionKey
-from liftpy.replica.reads import Chunks, ReadBudget, Reads, ReadSource
+from liftpy.instruments import Instruments
+from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import Subjects
@@ -31,6 +32,9 @@ class ReadTools:
     counters: Counter[str]
     budget: ReadBudget = field(default_factory=ReadBudget)
     """Of readers that wait."""
+    instruments: Instruments = field(default_factory=Instruments)
+    host: str = ""
+    """Whose readers may open the files themselves; '': nobody's (``offer_files``)."""
 
 
 _Asker = str | asyncio.Future[bytes]
@@ -40,18 +44,29 @@ class ReadSubjects:
     """Reads of one partition on one node; the ``ReadShell`` of its ``Reads``. Who asks is known by his reply subject, or, in
     this process, by what he waits for."""
 
-    def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource) -> None:
+    def __init__(self, tools: ReadTools, key: PartitionKey, node_id: str, source: ReadSource, folder: str = "") -> None:
         bus, subjects = tools.bus, tools.subjects
         self._bus = bus
         self._inboxes = tools.inboxes
         self._timers = tools.timers
         self._counters = tools.counters
-        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget)
+        files = OwnFiles(tools.host, folder) if tools.host and folder else None
+        self._reads = Reads[_Asker](key, node_id, source, self, tools.counters, tools.budget, tools.instruments, files)
         self.advanced = self._reads.advanced
         """To be called when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._arrived)
         self._shared: Listener | None = None
+
+    @property
+    def record_count(self) -> int:
+        """Records that readers were sent."""
+        return self._reads.record_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the batches that they were sent."""
+        return self._reads.size_bytes
 
     @property
     def waiting_count(self) -> int:

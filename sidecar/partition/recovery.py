@@ -40,6 +40,8 @@ class RecoveredLogs:
         """Of all logs in the folder: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
+        self._done: list[str] = []
+        """Logs that have been looked at."""
         self.suspect: list[str] = []
         """Logs of which a flush had failed when they were open last."""
 
@@ -56,6 +58,7 @@ class RecoveredLogs:
     def _recover_some(self, paths: list[Path], folder: DataFolder, clean_stop: bool) -> None:
         for path in paths:
             self._recover(path, folder, clean_stop)
+            self._done.append(path.name)
 
     def _recover(self, path: Path, folder: DataFolder, clean_stop: bool) -> None:
         name = f"{path.parent.name}/{path.name}"
@@ -73,6 +76,11 @@ class RecoveredLogs:
         if found.report.must_leave_isr:
             logger.error("%s: %s", path, found.report)
             self.damaged.append(name)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """(logs that have been looked at, all of them)"""
+        return len(self._done), len(self.names)
 
     def take(self, path: Path) -> Recovered | None:
         """What was found in a partition's folder, for its first opening; None: recover it."""

@@ -12,8 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
 from liftpy.ids import PartitionKey
+from liftpy.instruments import Instruments
 from liftpy.log.log import Log
 from liftpy.log.pieces import read_portion
 from liftpy.replica import effects as do
@@ -29,6 +31,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import NOTHING, Held, room_bytes
 from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
+from sidecar import clock
 from sidecar.bus.connection import BusConnection, Listener
 from sidecar.partition.chatter import Seldom
 
@@ -61,8 +64,16 @@ class ReplicationDesk:
     """The leader's side of one partition. Requests become events; the core's answers name them by token."""
 
     def __init__(
-        self, bus: BusConnection, subjects: Subjects, key: PartitionKey, inboxes: InboxRule, feed: Feed, counters: Counter[str]
+        self,
+        bus: BusConnection,
+        subjects: Subjects,
+        key: PartitionKey,
+        inboxes: InboxRule,
+        feed: Feed,
+        counters: Counter[str],
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments or Instruments()
         self._bus = bus
         self._key = key
         self._subjects = subjects
@@ -226,6 +237,7 @@ class ReplicationDesk:
             header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece, self._address(asker))
             self._counters["pieces of batches sent"] += 1
         self._bus.send(asker.reply, (header, *portion.chunks))
+        self._instruments.replicated_out_bytes += portion.size_bytes
 
     def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
         self._counters["batches too large for a follower's version"] += 1
@@ -278,8 +290,18 @@ class FetchClient:
     """The follower's side of one partition: sends requests, turns answers into events, keeps fetched batches by token."""
 
     def __init__(
-        self, router: AnswerRouter, subjects: Subjects, key: PartitionKey, node_id: str, feed: Feed, counters: Counter[str]
+        self,
+        router: AnswerRouter,
+        subjects: Subjects,
+        key: PartitionKey,
+        node_id: str,
+        feed: Feed,
+        counters: Counter[str],
+        instruments: Instruments | None = None,
     ) -> None:
+        self._instruments = instruments or Instruments()
+        self._asked = (0, 0)
+        """The last fetch: its request id, and when it was sent, monotonic."""
         self._router = router
         self._bus = router.bus
         self._key = key
@@ -327,6 +349,7 @@ class FetchClient:
             partition=self._key.partition,
             copyEpoch=effect.copy_epoch,
         )
+        self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
     def forget_pieces(self) -> None:
@@ -418,6 +441,11 @@ class FetchClient:
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
+        asked_id, asked_ns = self._asked
+        if asked_id == request_id:
+            self._asked = 0, 0
+            self._instruments.fetches.observe((clock.now_ns() - asked_ns) / NS_PER_S)
+        self._instruments.replicated_in_bytes += len(response.batches)
         token = self._next_token
         self._next_token += 1
         if batches:

@@ -150,6 +150,11 @@ class PartitionServices:
         """An operator asks for a snapshot of the service's state."""
         self._carry_out(self._sessions.snapshot_wanted(service, self._view()))
 
+    @property
+    def known(self) -> bool:
+        """Whether there are services here, or were."""
+        return self._sessions.has_any
+
     def report(self) -> list[dict[str, object]]:
         """For status."""
         return self._sessions.report(self._replica.high_watermark) if len(self._sessions) else []

@@ -30,6 +30,7 @@ from liftpy.replica.copying import CopyPace
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
+from sidecar.partition.counted import NodeCounts, Uncounted
 from sidecar.partition.garbage import Garbage
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
@@ -55,7 +56,7 @@ _PARTS_OF_A_LEASE = 2
 class Partitions:
     """All workers of a node."""
 
-    def __init__(self, node: NodeTools) -> None:
+    def __init__(self, node: NodeTools, counts: NodeCounts | None = None) -> None:
         self._node = node
         self._node_id = node.settings.node_id
         self._image = ClusterImage()
@@ -86,6 +87,7 @@ class Partitions:
         self._aside: dict[PartitionKey, asyncio.Task[None]] = {}
         """Leaders that stepped aside for a planned transfer."""
         self._garbage = Garbage()
+        self.counts = counts or Uncounted()
         self._stopping = False
         self._all_clean = True
         self.failed: dict[PartitionKey, str] = {}
@@ -106,6 +108,21 @@ class Partitions:
 
     def __len__(self) -> int:
         return len(self._workers)
+
+    def leading(self) -> list[PartitionWorker]:
+        """Those that this node leads."""
+        return list(self._leading.values())
+
+    @property
+    def opening_count(self) -> int:
+        """Those that are being opened or stopped, or are to be."""
+        return len(self._busy) + len(self._deferred)
+
+    def replicas(self) -> Iterator[tuple[PartitionKey, bool]]:
+        """Those here, learners left out, and whether each is in sync."""
+        for worker in self:
+            if worker.state is not None and self._node_id in worker.state.replicas:
+                yield worker.key, worker.is_in_sync
 
     def deliver(self, stream: str, partition: int, uid: str, event: Event) -> None:
         """Give an event from the node's notify subject to its partition, if it is here and the same stream."""
@@ -250,6 +267,7 @@ class Partitions:
 
     async def _end(self, worker: PartitionWorker) -> None:
         key = worker.key
+        self.counts.begins_to_end(worker)
         del self._workers[key]
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
@@ -261,6 +279,7 @@ class Partitions:
         if gone:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
+        self.counts.has_ended(worker)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
             self._garbage.closed()

@@ -26,8 +26,10 @@ from liftpy.ingest.derived import DerivedState, derived_state
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, PartitionRoom
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
+from liftpy.instruments import Instruments, PublishTimes
 from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -94,10 +96,12 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
+    room: NodeRoom
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
     flush_place: FlushPlace
+    instruments: Instruments
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
@@ -126,18 +130,17 @@ class PartitionWorker:
         derived: DerivedState | None = None,
     ) -> None:
         self.key, self.config, self.log = key, config, log
-        self.set_aside = set_aside
+        self._node, self.set_aside = node, set_aside
         """Files that recovery set aside, which are still there."""
-        self._node = node
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
-        own_subject = data_subject(subject, key.partition)
-        node_id = node.settings.node_id
+        own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
         self.feed = self._driver.feed
         """Give the replica an event."""
-        self.acks = PendingAcks(node.links.ingest, key, own_subject)
-        self.reads = ReadSubjects(node.reads, key, node_id, self._source())
+        times = PublishTimes(node.instruments, clock.now_ns)
+        self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
+        self.reads = ReadSubjects(node.reads, key, node_id, self._source(), str(node.folder.partition_path(key).absolute()))
         self.derived = derived or derived_state(log, own_subject, config, node.settings.replication, clock.now_ns)
         self.derived.join(node.derived)
         self.replay = LogReplay(self.derived, self.feed, lambda error: self.executor.failed(error))
@@ -158,12 +161,14 @@ class PartitionWorker:
             takes=self.replica.takes_publishes,
             on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
             may_leave=self._may_leave,
+            times=times,
+            room=PartitionRoom(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
         )
         self.standby = self._standby(node, own_subject)
         self.replication = ReplicationDesk(
-            node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters
+            node.links.replication, node.subjects, key, node.node_inboxes, self.feed, node.counters, node.instruments
         )
-        self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters)
+        self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = PartitionServices(
@@ -264,6 +269,7 @@ class PartitionWorker:
 
     def update(self, held: HeldPartition, incarnations: Mapping[str, int]) -> None:
         """The metadata shows the partition, or the set of live nodes, in a new state."""
+        count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
         self.ingest.settings_changed(held.config)
@@ -289,6 +295,7 @@ class PartitionWorker:
             except LiftError as failure:
                 logger.warning("%s: HW checkpoint: %s", self.key, failure)
             self._node.counters["damage met"] += 1
+            self._node.instruments.damaged_segments += 1
             self.executor.failed(error)
 
     def log_was_closed(self, error: StorageError) -> None:
@@ -307,6 +314,11 @@ class PartitionWorker:
             self._node.repair(f"{self.key}: {error}")
 
     # ---- what reads and status ask -----------------------------------------------------------------------------------
+    @property
+    def node_id(self) -> str:
+        """Of the node that it runs on."""
+        return self._node.settings.node_id
+
     @property
     def high_watermark(self) -> int:
         """Inclusive: what this replica knows to be committed."""
@@ -337,6 +349,10 @@ class PartitionWorker:
         """In the ISR, and its log agrees with its leader's."""
         in_isr = self.state is not None and self._node.settings.node_id in self.state.isr
         return in_isr and self.replica.may_serve_committed()
+
+    def _queued_bytes(self) -> int:
+        replica = self.replica
+        return replica.held_bytes + replica.uncommitted_bytes + self.acks.count * WAITING_PUBLISHER_BYTES
 
     def _may_leave(self) -> bool:
         """Its connection is lost: whether others hear what is published, so that it hands over when it can."""
@@ -427,6 +443,13 @@ class PartitionWorker:
         return healthy
 
 
+def count_isr(instruments: Instruments, node_id: str, before: PartitionState | None, after: PartitionState) -> None:
+    """Count that the ISR of a partition that ``node_id`` leads is another."""
+    if before is not None and after.leader == node_id:
+        instruments.isr_shrinks += len(after.isr) < len(before.isr)
+        instruments.isr_expands += len(after.isr) > len(before.isr)
+
+
 def _replica(node: NodeTools, key: PartitionKey) -> Replica:
     node_id = node.settings.node_id
     seed = zlib.crc32(f"{node_id} {key}".encode())
@@ -463,6 +486,7 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         logger.warning("%s: recovered: %s", key, report)
     worker = PartitionWorker(node, key, subject, config, log, report.set_aside, derived)
     node.counters["derived states left out"] += found.left_out
+    node.instruments.damaged_segments += len(report.damage)
     if found.state is not None:
         node.counters["derived states left out" if derived is None else "derived states restored"] += 1
     worker.begin()

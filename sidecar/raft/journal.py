@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from pathlib import Path
 import crc32c
 
 from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
+from liftpy.instruments import Histogram
 from sidecar.disk.files import replace_file, sync_folder
 from sidecar.raft.codec import Entry
 from sidecar.raft.log_controllers import CHANGE
@@ -47,8 +49,10 @@ without requests writes 3 MB of them a day."""
 class GroupJournal:
     """The library's journal. Raises StorageError from ``sync``; after one the process must not go on."""
 
-    def __init__(self, path: Path, *, flush: bool = True) -> None:
+    def __init__(self, path: Path, *, flush: bool = True, times: Histogram | None = None) -> None:
         self._path = path
+        self._times = times or Histogram()
+        """Of flushes."""
         self._flush = flush
         self._entries: list[Entry] = []
         self.changes: list[Entry] = []
@@ -183,7 +187,9 @@ class GroupJournal:
         if written != len(frame):
             raise StorageError(f"write {self._path}: {written} of {len(frame)} bytes")
         if self._flush:
+            began = time.monotonic()
             os.fdatasync(self._descriptor)
+            self._times.observe(time.monotonic() - began)
         self.file_bytes += len(frame)
         self._written()
 

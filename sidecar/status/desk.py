@@ -1,6 +1,7 @@
 """Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus.
+The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus, of one
+stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and stops it.
 The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
 """
 
@@ -10,18 +11,22 @@ import asyncio
 import contextlib
 import html
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
+from liftpy.health import told
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
+from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
-from sidecar.status.metrics import exposition
+from sidecar.status.figures import NodeFigures
+from sidecar.status.health import ASKED, Health
+from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
 
 _HOST = "127.0.0.1"
@@ -33,6 +38,7 @@ _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """In one answer over NATS, and on a page of the status port that names no other number."""
 MOST_ON_A_PAGE = 5000
+_HEALTH = (b"/livez", b"/readyz")
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
@@ -46,6 +52,8 @@ class StatusDesk:
         self._server: asyncio.Server | None = None
         self._connections = 0
         self.reporter: Reporter | None = None
+        self._figures: NodeFigures | None = None
+        self.health: Health | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -67,17 +75,26 @@ class StatusDesk:
                 return
             if payload == QUESTION:
                 bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
+            elif payload == ASKED and self.health is not None:
+                bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
         bus.listen(subjects.status(self._settings.node_id), asked)
+
+        def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            if any(rule.allows(reply) for rule in inboxes):
+                bus.send(reply.decode(), (json.dumps(_change_level(payload)).encode(),))
+
+        bus.listen(subjects.control_level(self._settings.node_id), told)
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         try:
             if self._connections <= _MAX_CONNECTIONS:
                 request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_TIMEOUT_S)
-                writer.write(self._respond(request))
+                answer = self._respond(request)
+                writer.write(answer if isinstance(answer, bytes) else await answer)
                 await asyncio.wait_for(writer.drain(), _REQUEST_TIMEOUT_S)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a visitor that goes away or speaks no HTTP
@@ -85,26 +102,47 @@ class StatusDesk:
             self._connections -= 1
             writer.close()
 
-    def _respond(self, request: bytes) -> bytes:
+    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
+        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        if self._figures is None:
+            self._figures = NodeFigures(reporter)
+        found = await self._figures.gather()
+        return _http("200 OK", _TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
+
+    def _healthy(self, path: bytes, query: bytes) -> bytes:
+        """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
+        assert self.health is not None
+        asked = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
+        synced = path == b"/readyz" and "synced" in asked
+        checks = self.health.synced() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
+        well = all(check.ok for check in checks)
+        body = told(checks) if "verbose" in asked or not well else "ok\n"
+        return _http("200 OK" if well else "503 Service Unavailable", _TEXT, body.encode())
+
+    def _respond(self, request: bytes) -> bytes | Awaitable[bytes]:
         words = request.split(b"\r\n", 1)[0].split()
         pages: dict[bytes, Callable[[Reporter, _Part], tuple[str, bytes]]] = {
             b"/": lambda r, part: (_HTML, _page(r.page(*part), part[1])),
             b"/status": lambda r, part: (_JSON, json.dumps(r.page(*part)).encode()),
-            b"/metrics": lambda r, _: (_TEXT, exposition(r)),
+            b"/metrics/partitions": lambda r, _: (_TEXT, by_partition(r.of_stream(_stream(query), MOST_PARTITIONS))),
         }
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
         if _host_of(request) not in _OWN_NAMES:
             return _http("421 Misdirected Request", _TEXT, b"this page has the names 127.0.0.1 and localhost only\n")
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
             return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
-        if path not in pages:
-            return _http("404 Not Found", _TEXT, b"/, /status and /metrics\n")
+        if path in _HEALTH and self.health is not None:
+            return self._healthy(path, query)
+        if path not in pages and path != b"/metrics":
+            return _http("404 Not Found", _TEXT, b"/, /status, /livez, /readyz, /metrics and /metrics/partitions?stream=S\n")
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
             return _http("400 Bad Request", _TEXT, text.encode())
         if self.reporter is None:
             return _http("503 Service Unavailable", _TEXT, b"starting\n")
+        if path == b"/metrics":
+            return self._metrics(self.reporter, words[0] == b"GET")
         kind, body = pages[path](self.reporter, part)
         return _http("200 OK", kind, body if words[0] == b"GET" else b"")
 
@@ -143,6 +181,23 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
     return "", -1
 
 
+MOST_S = 24 * 3600.0
+"""A level that was asked for holds at most so long."""
+
+
+def _change_level(payload: bytes) -> dict[str, Any]:
+    """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
+    try:
+        asked = load_json(payload)
+        level, for_s = asked["level"], float(asked["for_s"])
+        if level not in LEVELS or not 0 < for_s <= MOST_S:
+            raise ValueError("out of bounds")
+    except (ValueError, TypeError, KeyError):
+        return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
+    LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    return {"level": level, "for_s": for_s}
+
+
 _Part = tuple[tuple[str, int], int]
 """((stream, partition) behind which it begins, how many)."""
 
@@ -157,6 +212,10 @@ def _part(query: bytes) -> _Part | None:
     except ValueError:
         return None
     return (after, wanted) if slash and 1 <= wanted <= MOST_ON_A_PAGE else None
+
+
+def _stream(query: bytes) -> str:
+    return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
 def _http(status: str, kind: str, body: bytes) -> bytes:

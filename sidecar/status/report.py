@@ -14,9 +14,14 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.client.urls import shown_address
+from liftpy.cluster.watched import ClusterWatch
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
+from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import CopyPace
+from liftpy.replica.intake import NodeIntake
+from liftpy.replica.reads import ReadBudget
 from liftpy.replica.snapshot import ReplicaSnapshot
 from liftpy.wire.refusals import by_reason
 from sidecar import clock
@@ -50,17 +55,27 @@ class Reporter:
         flush_times: FlushTimes | None = None,
         flush_place: FlushPlace | None = None,
         coordinators: GroupCoordinators | None = None,
+        instruments: Instruments | None = None,
+        intake: NodeIntake | None = None,
+        read_budget: ReadBudget | None = None,
+        cluster_watch: ClusterWatch | None = None,
+        room: NodeRoom | None = None,
     ) -> None:
-        self._settings = settings
+        self.room = room or NodeRoom()
+        self.settings = self._settings = settings
         self._incarnation = incarnation
-        self._group = group
-        self._links = links
-        self._partitions = partitions
+        self.group = self._group = group
+        self.links = self._links = links
+        self.partitions = self._partitions = partitions
+        self.instruments = instruments or Instruments()
+        self.intake = intake or NodeIntake()
+        self.read_budget = read_budget or ReadBudget()
+        self.cluster_watch = cluster_watch or ClusterWatch()
         self._counters = counters
         self._scrub = scrub
-        self._descriptors = descriptors
+        self.descriptors = descriptors
         self._flush_times = flush_times or FlushTimes()
-        self._flush_place = flush_place or FlushPlace()
+        self.flush_place = flush_place or FlushPlace()
         self._coordinators = coordinators
         self._started = time.monotonic()
 
@@ -87,17 +102,17 @@ class Reporter:
             "metadata_index": self._group.image.index,
             "nats": self.nats(),
             "connections": self._connections(),
-            "counters": self._counted(),
+            "counters": self.counted(),
             "metadata_held": self._group.held,
-            "refused": by_reason(self._counted()),
+            "refused": by_reason(self.counted()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
-            "scrub": self._scrub.report() if self._scrub is not None else {},
-            "descriptors": self._descriptors(),
+            "scrub": self.scrub(),
+            "descriptors": self.descriptors(),
             "copies": _copies(self._partitions.copy_pace),
             "derived": _derived(self._partitions.derived),
             "flush_times": self._flush_times.report(),
-            "flush_place": self._flush_place.report(),
-            "coordinators": self._coordinators.report() if self._coordinators is not None else [],
+            "flush_place": self.flush_place.report(),
+            "coordinators": self.coordinators(),
             "ticks": self._group.ticks(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
@@ -109,7 +124,27 @@ class Reporter:
         shown = {"voters": voters, "learner": held.learner, "leaving": held.leaving, "index": held.index}
         return {**shown, "differ_from_settings": voters != named}
 
-    def _counted(self) -> dict[str, int]:
+    def scrub(self) -> dict[str, Any]:
+        """How far it is; nothing where there is none."""
+        return self._scrub.report() if self._scrub is not None else {}
+
+    def coordinators(self) -> list[dict[str, Any]]:
+        """Of groups, those here."""
+        return self._coordinators.report() if self._coordinators is not None else []
+
+    @property
+    def node_id(self) -> str:
+        """Of this node."""
+        return self._settings.node_id
+
+    def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """Its first partitions here, in order."""
+        own = [worker for worker in self._partitions if worker.key.stream == stream]
+        chosen = nsmallest(count, own, key=lambda worker: worker.key.partition)
+        return [self._partition(worker, clock.now_ns()) for worker in chosen]
+
+    def counted(self) -> dict[str, int]:
+        """What was counted under names, the group's with ``metadata: `` in front."""
         return {**self._counters, **{f"metadata: {kind}": n for kind, n in self._group.counters.items()}}
 
     def nats(self) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_the_spark_source_beside_others(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(spark_bench, "CONNECTOR", replace(spark_bench.CONNECTOR, tools=("a-tool-that-nobody-has",)))
     said: list[str] = []
     words = ["--nodes", "0", "--records", "8000", "--sizes", "100", "--cases", "sum,micro"]
-    words += ["--micro", "4000", "--rounds", "1", "--warm", "0"]
+    words += ["--micro", "4000", "--rounds", "1", "--warm", "0", "--quick"]
     found = spark_bench.rows(spark_bench.parsed(words), said.append)
     assert said[0] == "Spark's Kafka source is left out: no a-tool-that-nobody-has here"
     by_case = {(row["case"].split(",")[0], row["system"]) for row in found}

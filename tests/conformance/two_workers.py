@@ -17,6 +17,8 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
+from liftpy.ingest.node_room import NodeRoom
+from liftpy.instruments import Instruments
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.promises import PromiseJournal
@@ -185,7 +187,7 @@ class WorkerNode:
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
             counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
-            repair=lambda why: None, step_aside=lambda *a: None,
+            instruments=Instruments(), room=NodeRoom(), repair=lambda why: None, step_aside=lambda *a: None,
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)

@@ -55,6 +55,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("spark")
     settings = {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}
     session = local_session("liftpy tests", settings=settings)
+    from pyspark_liftpy import DefaultSource
+
+    # Spark finds it by itself (the demo's test has it so), but gives workers of what it found and of what was registered, as the
+    # archive's source is, other environments: then each kind of worker would be started twice.
+    session.dataSource.register(DefaultSource)
     yield session
     session.stop()
 

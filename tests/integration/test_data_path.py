@@ -269,8 +269,8 @@ async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, strea
     for name in (
         "ingest_records_total",
         "assembling_bytes",
-        "ingest_lost_with_connections_total",
-        "ingest_unknown_losses_total",
+        "publish_lost_with_connections_total",
+        "publish_unknown_losses_total",
     ):
         assert f"\nliftpy_{name} " in metrics
     assert f"<td>{stream_name}</td>" in await asyncio.to_thread(get, "/")

@@ -20,6 +20,7 @@ from sidecar.dev.embedded import NatsServer
 pytestmark = pytest.mark.processes
 
 IN_URL, IN_ENVIRONMENT, WRONG = "planted-in-a-url", "planted-in-the-environment", "planted-and-wrong"
+RECORD = ("planted-in-a-key", "planted-in-a-value", "planted-in-a-header")
 ROOT = str(Path(__file__).resolve().parents[2])
 USERS = f"authorization: {{ users: [ {{ user: u1, password: {IN_URL} }}, {{ user: u2, password: {IN_ENVIRONMENT} }} ] }}"
 
@@ -28,7 +29,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
     said: list[str] = []
     with NatsServer(config=USERS) as server:
         own = server.url.replace("nats://", f"nats://u1:{IN_URL}@")
-        settings = {"LIFTPY_LOG_LEVEL": "debug"}
+        settings = {"LIFTPY_LOG_LEVEL": "debug", "LIFTPY_LOG_FORMAT": "json"}
         with DevCluster(
             1, nats_url=own, settings=settings, data=tmp_path, on_line=lambda node, line: said.append(line)
         ) as cluster:
@@ -43,6 +44,10 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline, said[-20:]
                 time.sleep(0.05)
     text = "\n".join(said)
+    events = [json.loads(line)["event"] for line in said if line.startswith('{"ts"')]
+    assert {"node.up", "replica.step", "bus.back"} <= set(events), "debug lines were looked at, as JSON"
+    for planted in RECORD:
+        assert planted not in text, [line for line in said if planted in line][:3]
     assert "trying on" in text or "is back" in text
     for secret in (IN_URL, IN_ENVIRONMENT, WRONG):
         assert secret not in text, [line for line in said if secret in line][:3]
@@ -81,6 +86,8 @@ def commands(url_with_secret: str, url: str) -> list[str]:
 async def as_client(url: str) -> list[str]:
     """What a client is told of the node."""
     async with await connect(url) as client:
+        key, value, header = RECORD
+        await client.publish("s", value.encode(), key=key.encode(), headers={"Planted": header.encode()})
         return [json.dumps(await client.node_status("n1")), repr(await client.describe_cluster())]
 
 

@@ -18,7 +18,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from liftpy.client.client import connect
+from liftpy.client.group_admin import describe_cursor
 from liftpy.spark.lag import lag
+from liftpy.spark.local_files import FILES, counts
+from liftpy.spark.source import LiftDataSource
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
 from sidecar.dev.cluster import DevCluster
@@ -249,7 +252,7 @@ def test_retention_behind_a_checkpoint_is_an_error_or_a_warning(streams: Streams
 # ---- a real cluster --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def dev() -> Iterator[DevCluster]:
-    with DevCluster(3) as cluster:
+    with DevCluster(3, settings={"LIFTPY_OFFER_FILES": "true"}) as cluster:
         yield cluster
 
 
@@ -266,6 +269,19 @@ async def publish(dev: DevCluster, stream: str, values: dict[int, list[bytes]]) 
         return next(iter({"n1", "n2", "n3"} - leaders))
 
 
+def from_files(dev: DevCluster, stream: str) -> tuple[int, int]:
+    """What a reader in this process gets: rows, and how many of them from files of a node."""
+    source = LiftDataSource({"nats": dev.nats_url, "stream": stream})
+    reader, before = source.reader(source.schema()), counts[FILES]
+    rows = sum(batch.num_rows for planned in reader.partitions() for batch in reader.read(planned))
+    return rows, counts[FILES] - before
+
+
+async def cursor_of(dev: DevCluster, name: str) -> dict[int, int]:
+    async with await connect(dev.nats_url, dev.namespace) as client:
+        return {key.partition: at for key, at in (await describe_cursor(client, name)).items()}
+
+
 @pytest.mark.processes
 def test_what_a_cluster_acknowledged_is_what_spark_reads_also_without_one_replica(
     spark: Any, dev: DevCluster, tmp_path: Path
@@ -274,18 +290,22 @@ def test_what_a_cluster_acknowledged_is_what_spark_reads_also_without_one_replic
     spare = asyncio.run(publish(dev, "live", values))
     read = Streams(spark, None, dev.nats_url, tmp_path)
 
-    def rows() -> list[tuple[int, int, bytes]]:
-        found = read.read("live", columns="partition,offset,value").collect()
+    def rows(**options: str) -> list[tuple[int, int, bytes]]:
+        found = read.read("live", columns="partition,offset,value", **options).collect()
         return sorted((row["partition"], row["offset"], bytes(row["value"])) for row in found)
 
     expected_rows = [(p, i, value) for p, own in values.items() for i, value in enumerate(own)]
-    assert rows() == expected_rows
+    assert rows() == rows(readFrom="leader") == expected_rows
+    assert from_files(dev, "live") == (4000, 4000), "with a real node's answer: all of it, and as it is"
     read.run_to_end("live", "live")
     dev.nodes[spare].kill()
     assert rows() == expected_rows
     more = {p: [b"%d-%d" % (p, i) for i in range(2000, 2500)] for p in (0, 1)}
     asyncio.run(publish(dev, "live", more))
-    read.run_to_end("live", "live")
+    read.run_to_end("live", "live", cursor="live-query")
+    assert asyncio.run(cursor_of(dev, "live-query")) == {0: 2000, 1: 2000}, (
+        "one micro-batch behind: Spark says so with the next"
+    )
     written = [(p, i, text.encode()) for p, i, text in read.written("live")]
     assert written == sorted(expected_rows + [(p, 2000 + i, value) for p, own in more.items() for i, value in enumerate(own)])
     dev.nodes[spare].start()

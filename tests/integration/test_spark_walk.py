@@ -1,7 +1,9 @@
-"""The walk through Spark of ``tests/examples/shop.py``, on the shared cluster and session, and the audit in executors."""
+"""The walk through Spark of ``tests/examples/shop.py``, on the shared cluster and session, and the audit in executors; what a
+compressed stream sends to executors."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,16 @@ pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 pytest.importorskip("matplotlib")
 
+import liftpy
+from liftpy.cluster.image import StreamImage
+from liftpy.config import Codec, StreamConfig
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.lined import read_range
+from liftpy.spark.link import link_to
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.audit import audit
 from liftpy.spark.pipelines.stats import stats
+from liftpy.spark.planning import PlannedRange
 from sidecar.dev.cluster import DevCluster
 from tests.examples.shop import LARGE, orders_of, walk
 
@@ -37,3 +46,24 @@ def test_orders_are_copied_archived_added_up_audited_and_drawn(
     wanted = Selection((stream_name,))
     assert audit(access, wanted, spark=spark).to_json() == audit(access, wanted).to_json(), "executors see the same"
     assert stats(access, wanted, spark=spark).to_json() == stats(access, wanted).to_json()
+
+
+def test_a_compressed_stream_travels_compressed_to_executors(shared_cluster: DevCluster, stream_name: str) -> None:
+    values = [b"%05d" % n + b"x" * 1000 for n in range(500)]
+
+    async def publish() -> StreamImage:
+        async with liftpy.connect(shared_cluster.nats_url, shared_cluster.namespace) as client:
+            made = await client.create_stream(stream_name, f"data.{stream_name}", config=StreamConfig(codec=Codec.ZSTD))
+            async with client.producer(stream_name) as producer:
+                await producer.send_many(values)
+            return made
+
+    made = asyncio.run(publish())
+    link = link_to(Access(servers=shared_cluster.nats_url, namespace=shared_cluster.namespace))
+    partition = made.partitions[0]
+    wanted = PlannedRange(stream_name, made.uid, 0, 0, len(values), 1 << 30, partition.leader, tuple(partition.replicas))
+    slices = [piece for pieces in read_range(link, wanted, FetchRules(patience_s=30.0)) for piece in pieces]
+    assert [record.value for piece in slices for record in piece.records()] == values
+    headers = [piece.batch.header for piece in slices]
+    assert {header.codec for header in headers} == {Codec.ZSTD}
+    assert 0 < sum(header.size_bytes for header in headers) < sum(map(len, values)) // 10, "as they came over the line"

@@ -95,7 +95,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--package", choices=sorted(PACKAGES), action="append", help="of these packages only")
-    parser.add_argument("--only", default="", help="whose id contains this")
+    parser.add_argument("--only", default="", help="whose id or file contains this")
     parser.add_argument("--fresh", action="store_true", help="those only that were written after the tests")
     parser.add_argument("--first", action="store_true", help="those only that the tests were written for")
     parser.add_argument("--jobs", type=int, default=1)
@@ -115,7 +115,7 @@ def main() -> int:
     chosen = [
         mutant
         for mutant in MUTANTS
-        if options.only in mutant.id
+        if (options.only in mutant.id or options.only in mutant.file)
         and (not options.package or mutant.package in options.package)
         and not (options.fresh and not mutant.fresh)
         and not (options.first and mutant.fresh)

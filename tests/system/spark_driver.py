@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 900.0
+PATIENCE_S = 300.0
 """A busy machine takes minutes to start a driver and two executors."""
+_TOO_SLOW = "Python worker failed to connect back"
+_TAIL_BYTES = 8000
+_MOST_RESTARTS = 20
 
 
 def children(pid: int) -> dict[int, str]:
@@ -45,12 +48,22 @@ class SparkDriver:
         self.folder = folder
         self._checkpoint = checkpoint
         self._process: subprocess.Popen[str] | None = None
-        self._log: IO[str] = (folder / "spark.log").open("a")
+        self._restarts = 0
+        self.log_path = folder / "spark.log"
+        self._log: IO[str] = self.log_path.open("a")
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._environment = {**kept, "TMPDIR": str(folder)}  # what a killed driver leaves goes with the folder
 
     def start(self) -> None:
         """Begin, or go on from the checkpoint."""
         self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdout=self._log, stderr=self._log, text=True, start_new_session=True
+            self._command,
+            cwd=ROOT,
+            env=self._environment,
+            stdout=self._log,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
         )
 
     @property
@@ -64,13 +77,27 @@ class SparkDriver:
         """By itself: a query that runs for ever has failed then."""
         return self._process is not None and self._process.poll() is not None
 
+    def goes_on(self) -> bool:
+        """Start it again if it has ended because Spark waited ten seconds for a Python worker of its own; whether that was so.
+
+        RuntimeError where it has ended otherwise, or too often."""
+        if not self.ended:
+            return False
+        self._restarts += 1
+        if _TOO_SLOW not in self.log_path.read_text(errors="replace")[-_TAIL_BYTES:] or self._restarts > _MOST_RESTARTS:
+            raise RuntimeError("the query has ended")
+        self.kill()  # its executors
+        self.start()
+        return True
+
     def kill(self) -> None:
         """The driver first, so that it sees nobody else die; then all that it started."""
+        if self._process is None:
+            return
         below = children(self.pid)
         jvms = [pid for pid, command in below.items() if "java" in command.split(" ")[0]]
         for pid in [*jvms, self.pid, *below]:
             kill_process(pid)
-        assert self._process is not None
         self._process.wait()
 
     def names(self, log: str) -> list[int]:

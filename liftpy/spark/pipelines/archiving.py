@@ -27,7 +27,7 @@ from liftpy.spark.pipelines.committing import (
     marks_of,
     starts_after,
 )
-from liftpy.spark.pipelines.failing import plainly
+from liftpy.spark.pipelines.failing import WorkerStartError, plainly
 from liftpy.spark.pipelines.naming import check_archived, end_mark, uid_mark
 from liftpy.spark.pipelines.opening import table_at
 from liftpy.spark.pipelines.orphans import DEFAULT_AGE_S, Orphans, find_orphans, remove_orphans
@@ -43,6 +43,8 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 DEFAULT_BATCH_RECORDS = 5_000_000
 _QUERY_ID = "sql.streaming.queryId"
 _POLL_S = 1
+STARTS = 5
+"""So often a query is begun that Spark could not start for want of time, without a micro-batch in between."""
 _NOT_FOR_USERS = ("stream", "subscribe", "subscribePattern", "assign", "path", "columns", "includeHeaders")
 NEEDED = ("stream", "partition", "offset")
 """Columns without which nobody could tell where an archive ends and its stream begins."""
@@ -193,17 +195,18 @@ def start_archive(
     spark.dataSource.register(ManifestDataSource)
     options = SourceOptions.parse({name: value for name, value in given.items() if name not in (ROOT, COMPRESSION)})
     options.check_streaming()
-    writer = (
-        spark.readStream.format(FORMAT)
-        .options(**given)
-        .load()
-        .writeStream.foreachBatch(_Committing(table, options, tell))
-        .option("checkpointLocation", str(plan.checkpoint_folder))
-        .queryName("liftpy archive " + ",".join(plan.streams))
-    )
     trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": f"{plan.every_s} seconds"}
     with plainly():
-        return writer.trigger(**trigger).start()
+        return (
+            spark.readStream.format(FORMAT)
+            .options(**given)
+            .load()
+            .writeStream.foreachBatch(_Committing(table, options, tell))
+            .option("checkpointLocation", str(plan.checkpoint_folder))
+            .queryName("liftpy archive " + ",".join(plan.streams))
+            .trigger(**trigger)
+            .start()
+        )
 
 
 def archive(
@@ -211,16 +214,28 @@ def archive(
 ) -> int:
     """Archive what is committed now, or with ``once=False`` for ever; how many records were put into the table.
 
-    Raises what the query failed with, as the LiftError that it was.
+    Raises what the query failed with, as the LiftError that it was; one that Spark could not start is begun again, STARTS times at
+    most.
     """
-    records = 0
+    records, starts = 0, 0
 
     def count(done: Archived) -> None:
-        nonlocal records
-        records += 0 if done.repeated else done.record_count
+        nonlocal records, starts
+        records, starts = records + (0 if done.repeated else done.record_count), 0
         tell(done)
 
-    query = start_archive(spark, plan, once=once, tell=count)
+    while True:
+        starts += 1
+        try:
+            _run(start_archive(spark, plan, once=once, tell=count))
+            return records
+        except WorkerStartError:
+            if starts >= STARTS:
+                raise
+
+
+def _run(query: StreamingQuery) -> None:
+    """To its end, or until whoever waits is interrupted."""
     try:
         with plainly():
             while not query.awaitTermination(_POLL_S):
@@ -228,7 +243,6 @@ def archive(
     finally:
         if query.isActive:
             query.stop()
-    return records
 
 
 def outlook(plan: ArchivePlan) -> Outlook:

@@ -39,11 +39,21 @@ _KINDS: dict[str, type[LiftError]] = {
 _OTHERS = {"NOBODY_LISTENS": UnavailableError}
 _CODED = re.compile(r"SourceError: \[([A-Z_]+)\] ([^\n]*)")
 _SHOWN_LINES = 3
+_NOT_STARTED = "Python worker failed to connect back"
+"""Spark gives a Python worker of its driver ten seconds to start, and no setting changes that."""
+
+
+class WorkerStartError(UnavailableError):
+    """The machine was too busy to start Spark's Python worker: the same again may do."""
 
 
 def error_of(text: str) -> LiftError:
     """The error that ``text``, an exception's of Spark, tells of."""
     found = _CODED.search(text)
+    if found is None and _NOT_STARTED in text:
+        return WorkerStartError(
+            "Spark's Python worker did not start within the ten seconds that Spark has for it: run it again"
+        )
     if found is None:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return LiftError("Spark failed: " + " / ".join(lines[:_SHOWN_LINES]))

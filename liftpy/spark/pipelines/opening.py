@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.pipelines.delta import DeltaFolder
-from liftpy.spark.pipelines.tables import FORMATS, Table, TableState
+from liftpy.spark.pipelines.iceberg import CATALOG, IcebergFolder
+from liftpy.spark.pipelines.tables import EXTRAS, FORMATS, Table, TableState
+
+KINDS: dict[str, Callable[[Path], Table]] = {"delta": DeltaFolder, "iceberg": IcebergFolder}
 
 
 def table_at(root: str | Path, kind: str = "") -> Table:
     """The table in the folder ``root``, of the kind that it is, else ``kind``, else delta; raises ConfigError."""
     folder = Path(root).expanduser().absolute()
-    there = "delta" if (folder / "_delta_log").is_dir() else ""
+    there = "delta" if (folder / "_delta_log").is_dir() else "iceberg" if (folder / CATALOG).exists() else ""
     if kind and kind not in FORMATS:
         raise ConfigError(f"there is no table format {kind!r}: use {' or '.join(FORMATS)}")
     if there and kind and there != kind:
         raise ConfigError(f"{folder} is a table of the format {there}, not {kind}")
     chosen = there or kind or "delta"
     if importlib.util.find_spec(FORMATS[chosen]) is None:
-        raise ConfigError(f"tables of the format {chosen} need the package {FORMATS[chosen]}: pip install 'liftpy[lake]'")
-    return DeltaFolder(folder)
+        raise ConfigError(
+            f"tables of the format {chosen} need the package {FORMATS[chosen]}: pip install 'liftpy[{EXTRAS[chosen]}]'"
+        )
+    return KINDS[chosen](folder)
 
 
 def state_of(table: Table, marks: Iterable[str] = ()) -> TableState:

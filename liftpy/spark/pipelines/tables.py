@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from liftpy.spark.pipelines.committing import Commit
 
-FORMATS = {"delta": "deltalake"}
+FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}
 """Kind of table -> the package that writes it."""
+EXTRAS = {"delta": "lake", "iceberg": "iceberg"}
+"""Kind of table -> our extra that brings that package."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,7 @@ class Ack(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ..., producer: _Optional[_Union[ProducerState, _Mapping]] = ..., knownRecords: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId", "filterSubjects", "filterKeys", "backwards", "endOffset", "leftOut", "rangeEnd", "borderBytes", "borderRecords")
+    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId", "filterSubjects", "filterKeys", "backwards", "endOffset", "leftOut", "rangeEnd", "borderBytes", "asksFiles", "borderRecords")
     class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMMITTED: _ClassVar[ReadRequest.Isolation]
@@ -234,6 +234,7 @@ class ReadRequest(_message.Message):
     LEFTOUT_FIELD_NUMBER: _ClassVar[int]
     RANGEEND_FIELD_NUMBER: _ClassVar[int]
     BORDERBYTES_FIELD_NUMBER: _ClassVar[int]
+    ASKSFILES_FIELD_NUMBER: _ClassVar[int]
     BORDERRECORDS_FIELD_NUMBER: _ClassVar[int]
     offset: int
     maxBytes: int
@@ -259,11 +260,12 @@ class ReadRequest(_message.Message):
     leftOut: int
     rangeEnd: int
     borderBytes: int
+    asksFiles: bool
     borderRecords: int
-    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., filterSubjects: _Optional[_Iterable[str]] = ..., filterKeys: _Optional[_Iterable[bytes]] = ..., backwards: _Optional[bool] = ..., endOffset: _Optional[int] = ..., leftOut: _Optional[int] = ..., rangeEnd: _Optional[int] = ..., borderBytes: _Optional[int] = ..., borderRecords: _Optional[int] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., filterSubjects: _Optional[_Iterable[str]] = ..., filterKeys: _Optional[_Iterable[bytes]] = ..., backwards: _Optional[bool] = ..., endOffset: _Optional[int] = ..., leftOut: _Optional[int] = ..., rangeEnd: _Optional[int] = ..., borderBytes: _Optional[int] = ..., asksFiles: _Optional[bool] = ..., borderRecords: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "endEpoch")
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "host", "folder", "fileBases", "fileBegins", "fileEnds", "endEpoch")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ReadResponse.Error]
@@ -309,6 +311,11 @@ class ReadResponse(_message.Message):
     BORDERS_FIELD_NUMBER: _ClassVar[int]
     BORDERPOSITIONS_FIELD_NUMBER: _ClassVar[int]
     BEFOREEPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    FILEBASES_FIELD_NUMBER: _ClassVar[int]
+    FILEBEGINS_FIELD_NUMBER: _ClassVar[int]
+    FILEENDS_FIELD_NUMBER: _ClassVar[int]
     ENDEPOCH_FIELD_NUMBER: _ClassVar[int]
     error: ReadResponse.Error
     detail: str
@@ -335,5 +342,10 @@ class ReadResponse(_message.Message):
     borders: _containers.RepeatedScalarFieldContainer[int]
     borderPositions: _containers.RepeatedScalarFieldContainer[int]
     beforeEpoch: int
+    host: str
+    folder: str
+    fileBases: _containers.RepeatedScalarFieldContainer[int]
+    fileBegins: _containers.RepeatedScalarFieldContainer[int]
+    fileEnds: _containers.RepeatedScalarFieldContainer[int]
     endEpoch: int
-    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., endEpoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., host: _Optional[str] = ..., folder: _Optional[str] = ..., fileBases: _Optional[_Iterable[int]] = ..., fileBegins: _Optional[_Iterable[int]] = ..., fileEnds: _Optional[_Iterable[int]] = ..., endEpoch: _Optional[int] = ...) -> None: ...

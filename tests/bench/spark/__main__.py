@@ -8,6 +8,7 @@ that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A
 Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
 them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
 0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions. ``--nodes 0``: a node that serves from memory, no cluster.
+``--files``: tasks read segment files of a node on their host instead of over NATS.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 
 from liftpy.spark.session import local_session
 from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.measuring import measured
 from tests.bench.peer import consume
 from tests.bench.spark import runs
 from tests.bench.spark.prepared import PreparedSource
@@ -52,16 +54,21 @@ class Bench:
         sizes = [int(text) for text in given.sizes.split(",")]
         self._shapes = [Shape(size, _records(given.records, size, count), count) for size in sizes for count in counts]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        jars = self._jars() if not given.alone else []
+        wanted = [] if given.alone else given.peers.split(",")
+        jars = self._jars() if "kafka" in wanted else []
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._spark = local_session(
-            "bench", fast_start=False, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
+            "bench", fast_start=given.quick, settings={"spark.driver.extraClassPath": ":".join(jars)} if jars else None
         )
         stack.callback(self._spark.stop)
         self._spark.dataSource.register(PreparedSource)
-        self._ours = Ours(stack, given.nodes)
+        self._ours = Ours(stack, given.nodes, offer_files=given.files)
         self._kafka = Kafka(stack) if jars else None
-        self._peers = [] if given.alone else [self._kafka, Parquet(folder), Prepared()]
+        self._peers = [
+            self._kafka,
+            Parquet(folder) if "parquet" in wanted else None,
+            Prepared() if "prepared" in wanted else None,
+        ]
         self._systems = [one for one in (self._ours, *self._peers) if one is not None]
         self._meter = Meter(lambda: [pid for one in self._systems for pid in one.pids])
         self._jetstream: JetStreamCluster | None = None
@@ -106,6 +113,9 @@ class Bench:
                         yield f"{case}, {label}", system.name, found
         if "latency" in self._cases:
             for system in (one for one in self._systems if one.streams):
+                if system is self._ours and not self._given.nodes:
+                    self._say("latency is left out: a node that serves from memory takes no records")
+                    continue
                 yield "latency", system.name, runs.latency(self._meter, self._spark, system, self._given.latencies)
         if self._jetstream is not None:
             for size in {shape.size_bytes for shape in self._shapes}:
@@ -117,7 +127,7 @@ class Bench:
     def _pull(self, size_bytes: int) -> Run:
         assert self._jetstream is not None
         words = [sys.executable, "-m", "sidecar.bench.consumer", str(self._jetstream.port)]
-        found = consume.measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
+        found = measured([*words, consume.stream_of(size_bytes), str(_PULL_S), "py-pull"], None, self._jetstream.pids)
         return Run(found["acked"], found["took_s"], found["all_cpu_s"])
 
     def warm(self, times: int) -> None:
@@ -157,6 +167,9 @@ def _row(case: str, system: str, same: list[Run]) -> Row:
     }
     if each := [one for run in same for one in run.each_ms]:
         row["p50_ms"] = statistics.median(each)
+    steps = {step: [one for run in same for one in run.steps_ms.get(step, ())] for run in same for step in run.steps_ms}
+    if steps:
+        row["steps_ms"] = {step: statistics.median(took) for step, took in sorted(steps.items())}
     return row
 
 
@@ -187,7 +200,10 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--latencies", type=int, default=15, help="records of a round whose latency is taken")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")
+    parser.add_argument("--quick", action="store_true", help="a JVM that starts soon and computes slowly: figures say little")
+    parser.add_argument("--peers", default="kafka,parquet,prepared", help="beside ours, with commas")
     parser.add_argument("--alone", action="store_true", help="our source and nothing beside it")
+    parser.add_argument("--files", action="store_true", help="our nodes offer their segment files, and tasks read those")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(words)
     if unknown := set(given.cases.split(",")) - set(CASES):
@@ -208,6 +224,8 @@ def main() -> None:
         if "ours_to_theirs" in row:
             line += f"  liftpy: {row['ours_to_theirs']:.2f} x, CPU {row['cpu_ours_to_theirs']:.2f} x"
         print(line)
+        if "steps_ms" in row:
+            print("    of a micro-batch: " + ", ".join(f"{step} {ms:,.0f} ms" for step, ms in row["steps_ms"].items()))
 
 
 if __name__ == "__main__":

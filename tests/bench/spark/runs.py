@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from tests.bench.spark.systems import Kafka, Ours, Shape
 MICRO_BATCH = 100_000
 """Records of a micro-batch."""
 LATENCY = Shape(19, 0, 1)
-_QUERY_S = 300.0
+_QUERY_S = 60.0
 _POLL_S = 0.002
 _PAUSE_S = (0.15, 0.4)
 """Between two records whose latency is taken, at least and at most: by then the query idles."""
@@ -25,12 +25,20 @@ _PAUSE_S = (0.15, 0.4)
 
 @dataclass(slots=True)
 class Run:
-    """``records`` in ``took_s``, of which all processes worked ``cpu_s``; ``each_ms``: latencies."""
+    """``records`` in ``took_s``, of which all processes worked ``cpu_s``; ``each_ms``: latencies. ``steps_ms``: what Spark says
+    that the steps of a micro-batch took, one by one; all of it is triggerExecution."""
 
     records: int
     took_s: float = 0.0
     cpu_s: float = 0.0
     each_ms: list[float] = field(default_factory=list)
+    steps_ms: dict[str, list[float]] = field(default_factory=dict)
+
+    def note_steps(self, progresses: Iterable[Any]) -> None:
+        """Of micro-batches that had records."""
+        for one in progresses:
+            for step, took_ms in one["durationMs"].items() if one["numInputRows"] else ():
+                self.steps_ms.setdefault(step, []).append(float(took_ms))
 
 
 class Meter:
@@ -85,7 +93,9 @@ def micro_batches(meter: Meter, spark: Any, system: Any, shape: Shape, most: int
             before = _progress(query, 0)
             with meter.over(run, system.pids):
                 _progress(query, count - 1)
-            run.records = sum(one["numInputRows"] for one in query.recentProgress if one["batchId"] > before)
+            after = [one for one in query.recentProgress if one["batchId"] > before]
+            run.records = sum(one["numInputRows"] for one in after)
+            run.note_steps(after)
         finally:
             query.stop()
     return run
@@ -116,18 +126,29 @@ def latency(meter: Meter, spark: Any, system: Any, count: int) -> Run:
         writer = frame.writeStream.foreachBatch(take).option("checkpointLocation", folder).trigger(processingTime="0 seconds")
         query = writer.start()
         try:
+            _first_seen(publish, seen, query)
             for number in range(count + 2):
-                pause_s = _PAUSE_S[0] + (_PAUSE_S[1] - _PAUSE_S[0]) * (number % 7) / 6
-                time.sleep(pause_s if number else 3 * _PAUSE_S[1])
+                time.sleep(_PAUSE_S[0] + (_PAUSE_S[1] - _PAUSE_S[0]) * (number % 7) / 6)
                 value = b"%d" % time.time_ns()
                 with meter.over(Run(0) if number < 2 else run, system.pids):
                     publish(value)
                     _wait(seen, value, query)
                 if number >= 2:
                     run.each_ms.append((seen[value] - int(value)) / 1e6)
+            run.note_steps(query.recentProgress[-count:])
         finally:
             query.stop()
     return run
+
+
+def _first_seen(publish: Callable[[bytes], object], seen: dict[bytes, int], query: Any) -> None:
+    """Publish until the query has one: what was stored before it asked for ``latest`` never comes."""
+    give_up_at = time.monotonic() + _QUERY_S
+    while not seen:
+        if time.monotonic() > give_up_at or query.exception() is not None:
+            raise SystemExit(f"a query does not begin: {query.exception()}")
+        publish(b"%d" % time.time_ns())
+        time.sleep(_PAUSE_S[1])
 
 
 def _wait(seen: dict[bytes, int], value: bytes, query: Any) -> None:

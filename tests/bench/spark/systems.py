@@ -88,11 +88,12 @@ class Ours:
     name = "liftpy"
     streams = True
 
-    def __init__(self, stack: ExitStack, nodes: int) -> None:
+    def __init__(self, stack: ExitStack, nodes: int, *, offer_files: bool = False) -> None:
         self._cluster: DevCluster | None = None
         self._fake: FakeNode | None = None
         if nodes:
-            self._cluster = stack.enter_context(DevCluster(nodes))
+            settings = {"LIFTPY_OFFER_FILES": "true"} if offer_files else {}
+            self._cluster = stack.enter_context(DevCluster(nodes, settings=settings))
             self.url = self._cluster.nats_url
         else:
             nats = stack.enter_context(NatsServer())

@@ -182,11 +182,4 @@ MUTANTS = [
         ("a damaged folder registers as clean", "clean_stop=previous.clean_stop and not damaged,", "clean_stop=previous.clean_stop,", "a replica that lost records stays in the ISR"),
         ("the incarnation is not stored", "        identity.begin(self.incarnation)\n", "", "a clean stop is never recognised"),
     ),
-    *rows(
-        "sidecar/status/metrics.py",
-        ("milliseconds are shown as seconds", "flushes.add_metric([name.removesuffix(\"_ms\")], milliseconds / 1000)", "flushes.add_metric([name.removesuffix(\"_ms\")], milliseconds)", "alerts on slow flushes fire always"),
-        ("every role is under-replicated", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in led)", "behind = sum(len(p[\"isr\"]) < len(p[\"replicas\"]) for p in partitions)", "one short ISR counts on each node"),
-        ("uncommitted includes followers", "for p in led)\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "for p in partitions)\n        yield GaugeMetricFamily(\"liftpy_uncommitted", "idle nodes seem to hold uncommitted records"),
-        ("refusals are counted twice", "            if not by_reason({kind: count}):\n", "            if kind:\n", "sums over metrics are wrong"),
-    ),
 ]  # fmt: skip

@@ -34,7 +34,7 @@ MUTANTS = [
     *rows(
         "sidecar/raft/journal.py",
         ("a journal is written on after a failure", "        self._failed = True\n        try:\n            spent", "        try:\n            spent", "a right frame behind a torn one looks like damage"),
-        ("frames are not flushed", "            os.fdatasync(self._descriptor)\n        self.file_bytes", "            pass\n        self.file_bytes", "votes and entries are forgotten by a power cut"),
+        ("frames are not flushed", "            os.fdatasync(self._descriptor)\n", "            pass\n", "votes and entries are forgotten by a power cut"),
         ("a cut is not written", "            self._pending.append(_RECORD.pack(_CUT, self._entries[position][1], 0, 0))\n", "", "after a restart entries are back that the leader had cut"),
         ("a cut takes no change of controllers back", "            self._changes_from(self.last_index + 1)\n", "", "a member counts controllers that no entry names any more"),
         ("the vote is not stored", "return _RECORD.pack(_META, self._term, self._commit, len(vote)) + vote", "return _RECORD.pack(_META, self._term, self._commit, 0)", "a member votes twice in one term"),

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant, rows
 
 MUTANTS: list[Mutant] = [
     *rows(
-        "liftpy/client/client.py",
+        "liftpy/client/node_answers.py",
         (
             "a status that is none is used",
             'raise ProtocolError(f"{node_id} answered its status in a form that is not JSON: {error}") from None',
@@ -452,8 +452,8 @@ MUTANTS: list[Mutant] = [
         "sidecar/partition/driver.py",
         (
             "steps are said where nobody asked",
-            "                if self._debug:",
-            "                if not self._debug:",
+            "                if logger.isEnabledFor(logging.DEBUG):",
+            "                if True:",
             "each step of each partition costs a line that nobody reads",
         ),
     ),

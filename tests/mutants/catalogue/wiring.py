@@ -77,7 +77,7 @@ MUTANTS = [
         ("the journal keeps what the snapshot holds", "        trim_journal(self.journal, snapshot.previous, snapshot.last)\n", "", "after a power cut in a compaction a controller can't start"),
         ("promises are never forgotten", "        self.probation.opened(self.journal)\n", "", "an emptied controller campaigns with terms that nobody knows"),
         ("probation obeys nobody", "        self.probation.attach(self.core, self.peers)\n", "        self.probation._core, self.probation._by_id = self.core, self.peers\n", "a controller with an emptied folder elects leaders"),
-        ("journals are not flushed", "return GroupJournal(path, flush=flush)", "return GroupJournal(path, flush=False)", "a power cut takes what was acknowledged"),
+        ("journals are not flushed", "return GroupJournal(path, flush=flush, times", "return GroupJournal(path, flush=False, times", "a power cut takes what was acknowledged"),
         ("a damaged snapshot is left to the library", "decode_snapshot_file(dump.read_bytes()).controllers", "dump.read_bytes() and None", "a controller goes on without what its snapshot held"),
         tests=("tests/unit/metadata/test_member_log.py",),
     ),

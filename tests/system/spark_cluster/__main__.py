@@ -1,8 +1,9 @@
 """``python -m tests.system.spark_cluster [--records 20000]``: a standalone Spark cluster of three processes on loopback.
 
-A driver reads a stream in a batch and as a stream, writes another one, audits and measures, with executors in other processes that have
+A driver reads a stream in a batch and as a stream, writes another one, archives, audits and measures, with executors in other processes
+that get this package from the driver (as by ``--py-files``) and have
 no more than the NATS rights of a reader (and of a publisher on the target, to write). Right is: all was read, each record is once in
-the target, replicas agree, and NATS refused nothing. Exit code 1 otherwise.
+the target and once in the archive with its live stream, replicas agree, and NATS refused nothing. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +34,7 @@ NS, SOURCE, TARGET = "acme", "cluster-in", "cluster-out"
 SUBJECTS = {SOURCE: "shop.in", TARGET: "shop.out"}
 PARTITIONS = {SOURCE: 3, TARGET: 2}
 PATIENCE_S = 600.0
+PACKAGE = "shipped.zip"
 
 
 @dataclass(slots=True)
@@ -104,6 +107,14 @@ async def _held(url: str) -> Counter[bytes | None]:
         )
 
 
+def packed(archive: Path) -> Path:
+    """This package as a zip, as ``--py-files`` takes it."""
+    with zipfile.ZipFile(archive, "w") as made:
+        for path in [ROOT / "pyspark_liftpy.py", *(ROOT / "liftpy").rglob("*.py")]:
+            made.write(path, path.relative_to(ROOT))
+    return archive
+
+
 def _drive(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run the driver in a folder of its own; what it found."""
     folder.mkdir()
@@ -128,12 +139,15 @@ def _drive(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
 def _judge(found: dict[str, Any], records: int, held: Counter[bytes | None], daemons: set[int], nats_log: str) -> list[str]:
     tasks = found["tasks"]
     checks = {
-        "tasks ran in two executors' workers": found["executors"] == 2 and len({parent for _, parent, _ in tasks}) >= 2,
-        "no task ran in the driver": all(found["pid"] not in (pid, parent) for pid, parent, _ in tasks),
-        "tasks and driver have no folder in common": all("work" in Path(folder).parts for _, _, folder in tasks),
+        "tasks ran in two executors' workers": found["executors"] == 2 and len({parent for _, parent, _, _ in tasks}) >= 2,
+        "no task ran in the driver": all(found["pid"] not in (pid, parent) for pid, parent, _, _ in tasks),
+        "tasks and driver have no folder in common": all("work" in Path(folder).parts for _, _, folder, _ in tasks),
+        "tasks have the package that was shipped": all(PACKAGE in Path(place).parts for *_, place in tasks),
         "a batch query read all": found["read"] == {"n": records, "total": records * (records - 1) // 2},
         "the streaming query ended": found["ended"] and (found["batches"] or 0) >= 1,
         "each record is in the target once": held == Counter(b"%d" % n for n in range(records)),
+        "each record was archived, and is in the table once": found["archived"] == records
+        and found["whole"] == {"n": records, "held": records},
         "replicas agree": found["audit"]["agrees"] and found["audit"]["proven"],
         "stats counted all": sum(found["stats"].values()) == records,
         "NATS refused nothing": "Violation" not in nats_log,
@@ -162,6 +176,8 @@ def run(records: int) -> Outcome:
             "master": cluster.url,
             "reader": _options("reader", server.url, folder),
             "writer": _options("writer", server.url, folder),
+            "table": str(folder / "table"),
+            "package": str(packed(folder / PACKAGE)),
             "source": SOURCE,
             "target": TARGET,
             "patience_s": PATIENCE_S / 2,

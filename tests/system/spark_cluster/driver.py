@@ -1,4 +1,4 @@
-"""The driver: ``python -m tests.system.spark_cluster.driver JSON``: batch, stream, sink, audit, stats; prints what came of it as JSON.
+"""The driver: ``python -m tests.system.spark_cluster.driver JSON``: batch, stream, sink, archive, audit, stats; prints what came of it.
 
 It runs in a folder of its own, knows of liftpy's cluster a URL and of Spark's one, and nothing of where nodes keep their logs.
 """
@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.spark.options import Selection, access_of
+from liftpy.spark.pipelines.archiving import ArchivePlan, archive
 from liftpy.spark.pipelines.audit import audit
+from liftpy.spark.pipelines.cutover import whole
 from liftpy.spark.pipelines.stats import stats
 from liftpy.spark.session import local_session
 
 _TOO_SLOW, _TRIES = "Python worker failed to connect back", 5
 
 
-def _where(_: int) -> tuple[int, int, str]:
-    """Of a task: its process, the process that started it, and its folder."""
-    return os.getpid(), os.getppid(), os.getcwd()
+def _where(_: int) -> tuple[int, int, str, str]:
+    """Of a task: its process, the process that started it, its folder, and where it has this package from."""
+    import liftpy
+
+    return os.getpid(), os.getppid(), os.getcwd(), str(liftpy.__file__)
 
 
 def _to_its_end(writing: Any, target: str, patience_s: float) -> tuple[bool, int]:
@@ -49,6 +53,7 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(Path("warehouse").absolute()),
         "spark.local.dir": str(Path("local").absolute()),
+        "spark.submit.pyFiles": plan["package"],
     }
     spark = local_session("liftpy cluster", plan["master"], settings=settings)
     found: dict[str, Any] = {"pid": os.getpid()}
@@ -72,6 +77,12 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         .trigger(availableNow=True)
     )
     found["ended"], found["batches"] = _to_its_end(writing, target, plan["patience_s"])
+
+    table = plan["table"]
+    found["archived"] = archive(spark, ArchivePlan(streams=(source,), table=table, source=reader, batch_records=8000))
+    found["whole"] = (
+        whole(spark, table, source, reader).selectExpr("count(distinct value) as n", "count(*) as held").first().asDict()
+    )
 
     report = audit(access_of(reader), Selection((source,)), spark=spark)
     found["audit"] = report.to_json()

@@ -403,7 +403,7 @@ class Holding(Bench):
         self.ingest._takes = lambda: False
         self.ingest._feed = self.events.append
         self.drops: list[tuple[str, int]] = []
-        self.ingest._on_drop = lambda reason, count: self.drops.append((reason, count))
+        self.ingest.counters.on_drop = lambda reason, count: self.drops.append((reason, count))
 
 
 async def test_where_not_everything_is_taken_those_who_wait_come_apart_from_those_who_do_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from liftpy.config import AckPolicy, Codec
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import MessageReader
+from liftpy.ingest.node_room import HeldByNode, NodeRoom, PartitionRoom
 from liftpy.ingest.published_batch import UnfitBatchError, body_to_store
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
@@ -36,7 +38,7 @@ def unfit(payload: bytes, block: bytes = b"") -> Any:
 async def test_what_nobody_had_room_for_is_counted_by_its_reason() -> None:
     bench = Bench()
     told: list[Any] = []
-    bench.ingest._on_drop = lambda *what: told.append(what)
+    bench.ingest.counters.on_drop = lambda *what: told.append(what)
     bench.ingest._given_up(3)
     bench.ingest._given_up(2)
     assert bench.ingest.counters.dropped == {"ingest_overflow": 5}
@@ -188,3 +190,23 @@ async def test_who_waits_for_a_refused_batch_is_counted_apart_from_who_does_not(
     assert (counters.rejected, counters.overloaded, counters.dropped) == (3, 0, {"not_leader": 1})
     assert len(bench.bus.lines) == 3
     assert bench.ingest.idle
+
+
+async def test_a_publish_beyond_what_its_node_may_hold_is_answered_and_one_that_nobody_waits_for_is_counted() -> None:
+    bench = Bench()
+    node = NodeRoom(1000)
+    bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 64 << 20, lambda: 0))
+    bench.publish(b"taken", b"_INBOX.a")
+    await turn()
+    node.look(HeldByNode(uncommitted=1000))
+    bench.publish(b"refused", b"_INBOX.b")
+    bench.publish(b"dropped")
+    await turn()
+    assert bench.counts() == [1]
+    [line] = [line for line in bench.bus.lines if b"_INBOX.b" in line]
+    assert json.loads(line.split(b"\r\n")[1])["error"]["code"] == 429
+    assert (bench.ingest.counters.refused, bench.ingest.counters.dropped) == ({"overloaded": 1}, {"overloaded": 1})
+    node.look(HeldByNode())
+    bench.publish(b"taken again", b"_INBOX.c")
+    await turn()
+    assert bench.counts() == [1, 1]

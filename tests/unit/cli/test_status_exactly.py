@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from liftpy.cluster.image import NodeImage
 from liftpy.errors import NotFoundError
 from liftpy.partition import PartitionStatus
 from liftpy.service.poison import Unit
-from sidecar.cli import controllers, service_orders, sidecar, status
+from sidecar.cli import controllers, service_orders, status
 from sidecar.cli import dev as dev_module
 from tests.unit.cli.test_cli_endings import run
 from tests.unit.cli.test_cli_exactly import Asked, Dev
@@ -165,17 +163,3 @@ def test_who_forms_the_group_is_changed_as_it_was_asked_for(
     head = {"metadata_leader": "b", "index": 3, "changed_at": 0, "under_way": "", "controllers": []}
     assert not as_json or json.loads(out) == head
     assert err.splitlines() == ([] if as_json else ["as you wish"])
-
-
-def test_a_sidecar_logs_from_the_level_that_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    levels: dict[str, int] = {}
-    monkeypatch.setattr(sidecar.logging, "basicConfig", lambda **how: given.update(how))
-    monkeypatch.setattr(logging.Logger, "setLevel", lambda self, level: levels.update({self.name: level}))
-    settings: Any = SimpleNamespace(log_level="debug")
-    sidecar._configure_logging(settings)
-    assert given == {
-        "stream": sys.stderr, "level": "DEBUG", "force": True, "datefmt": "%H:%M:%S",
-        "format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    }  # fmt: skip
-    assert levels == dict.fromkeys(("nats", "pysyncobj", "asyncio"), logging.WARNING)

@@ -164,7 +164,8 @@ BOUNDS: Figures = {
     },
     "liftpy.client.progress": {"_MOST_BEHIND": (5, 15)},
     "liftpy.client.transport": {"ROOM_BYTES": (256 * KIB, 2 * MIB)},
-    "liftpy.ingest.ingest": {"_RECORD_OVERHEAD_BYTES": (24, 64), "_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
+    "liftpy.ingest.in_hand": {"RECORD_OVERHEAD_BYTES": (24, 64)},
+    "liftpy.ingest.ingest": {"_BATCH_OVERHEAD_BYTES": (2048, 16 * KIB)},
     "liftpy.ingest.published_batch": {
         "MAX_BATCH_RECORDS": (65_536, 65_536), "MAX_HEADERS": (1024, 1024), "MAX_HEADER_BYTES": (64 * KIB, 64 * KIB),
     },

@@ -6,19 +6,16 @@ import concurrent.futures
 import logging
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from liftpy.config import FlushPolicy, StreamConfig
-from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.wire.batch import build_batch
 from sidecar.disk.flush_times import KEPT_OF_PARTITION, WARN_EVERY_S, FlushTimes, NodeFlushTimes
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.timers import Timers
-from sidecar.status.metrics import NodeCollector
 
 
 def test_quantiles_are_those_of_the_last_flushes() -> None:
@@ -76,28 +73,3 @@ async def test_a_flush_counts_from_when_it_was_wanted_until_the_loop_knows() -> 
     assert len(took) == flusher.times.count == 1
     assert took[0] >= slow_s
     assert flusher.times.report()["p50_ms"] >= slow_s * 1000
-
-
-def test_metrics_show_them() -> None:
-    unused: Any = None
-    [family] = NodeCollector(unused)._flushes({"p50_ms": 2.0, "p99_ms": 1500.0, "max_ms": 1600.0})
-    assert family.name == "liftpy_log_flush_seconds"
-    assert {sample.labels["of"]: sample.value for sample in family.samples} == {"p50": 0.002, "p99": 1.5, "max": 1.6}
-
-
-def test_metrics_show_where_flushes_run() -> None:
-    unused: Any = None
-    place = FlushPlace()
-    while not place.on_loop:
-        place.took_in_thread(0.0, 0)
-    place.took_on_loop(0.0)
-    place.tried_out([0.0, 0.0])
-    families = NodeCollector(unused)._flush_place(place.report())
-    shown = {(s.name, s.labels.get("place", "")): s.value for family in families for s in family.samples}
-    assert shown == {
-        ("liftpy_log_flushes_on_loop", ""): 1,
-        ("liftpy_log_flush_moves_total", ""): 1,
-        ("liftpy_log_flushes_by_place_total", "loop"): 1,
-        ("liftpy_log_flushes_by_place_total", "thread"): 32,
-        ("liftpy_log_flushes_by_place_total", "tried out"): 2,
-    }

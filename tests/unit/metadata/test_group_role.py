@@ -34,6 +34,7 @@ class Part:
 
     def __init__(self, image: ClusterImage, **given: Any) -> None:
         self.image = image
+        self.counters: dict[str, int] = {}
         self.calls: list[str] = []
         self.started = asyncio.Event()
         self.started.set()

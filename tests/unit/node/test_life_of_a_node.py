@@ -144,7 +144,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     class Thread:
         image = made.image
 
-        def __init__(self, make_link: Any) -> None:
+        def __init__(self, make_link: Any, instruments: Any) -> None:
             pass
 
         async def open(self, fatal: Any) -> Any:
@@ -191,6 +191,7 @@ async def test_a_start_registers_stores_beats_and_then_opens(world: World) -> No
         "incarnation stored",
         "heartbeats begin",
         "image 0 to 9",
+        "group watch",
         "group watch",
         "group watch",
         "opened",
@@ -337,7 +338,7 @@ async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
     assert first._silences > 1
     assert made["open_links"] == (settings, node._intake)
     assert made["Membership"] == (settings, node.group, node._heard, node.fatal)
-    assert made["GroupThread"][0]() == (settings, folder, node.subjects, node._inboxes, node.counters)
+    assert made["GroupThread"][0]() == (settings, folder, node.subjects, node._inboxes, node.counters, node.instruments)
     assert made["Promises"][1:] == (node._pool, node.counters, node.fatal)
     assert made["live"] == 5.0
     starts = world.registered.pop("starts")

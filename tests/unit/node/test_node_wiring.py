@@ -106,7 +106,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
         ),
         "Requests": (node._step_aside, node._testify, made["QuietTalk"].received, node._service_reported),
         "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
-        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters),
+        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._read_budget, node.instruments, ""),
         "Deletions": (group, "n1"),
         "NodeTools": (),
         "Partitions": (made["NodeTools"],),
@@ -114,6 +114,9 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
         "Reporter": (),
         "Housekeeping": (partitions, settings.replication.hw_checkpoint_s, built.folder.path, node.repair),
     }  # fmt: skip
+    counts = made["Partitions"].given[1]
+    assert counts.labels.patterns == settings.metrics_streams
+    wanted["Partitions"] += (counts,)
     for kind, given in wanted.items():
         assert made[kind].given == given, kind
     look, *rest = made["Scrub"].given
@@ -133,13 +136,14 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "flush_place": node._flush_place, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
         "went_past": node._went_past,
         "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
-        "promises": built.promises,
+        "promises": built.promises, "instruments": node.instruments,
     }  # fmt: skip
     assert {name: made["NodeTools"].named[name] for name in held} == held
     assert made["Reporter"].named == {
         "settings": node.settings, "incarnation": 7, "group": built.group, "links": built.links, "partitions": node.partitions,
         "counters": node.counters, "scrub": made["Scrub"], "descriptors": node._descriptors, "flush_times": node._flush_times,
-        "flush_place": node._flush_place, "coordinators": node._coordinators,
+        "flush_place": node._flush_place, "coordinators": node._coordinators, "instruments": node.instruments,
+        "intake": node._intake, "read_budget": node._read_budget, "cluster_watch": node._cluster_watch, "room": node._room,
     }  # fmt: skip
     assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
     assert built.told == [

@@ -90,7 +90,7 @@ def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
         seen.append(all(timer.finished.is_set() for timer in timers))
 
     monkeypatch.setattr(command, "_run", stopped)
-    monkeypatch.setattr(command, "_configure_logging", lambda settings: None)
+    monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
     monkeypatch.setattr(command.time, "sleep", pause)
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
     command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from liftpy.health import Signs
+from liftpy.ids import PartitionKey
 from sidecar.settings import NodeSettings
 from sidecar.status.desk import MOST_ON_A_PAGE, PAGE_PARTITIONS, StatusDesk
+from sidecar.status.health import Health
 
 PARTITIONS = [("a", number) for number in range(1200)] + [("b <i>", number) for number in range(3)]
 _FACTS = {"node": "n1", "version": "1", "incarnation": 1, "uptime_s": 1.0, "metadata_leader": "n1", "metadata_index": 7}
@@ -87,3 +90,24 @@ def test_numbers_without_end_and_hostile_bytes_end_nothing(service: StatusDesk) 
     assert get(service, "/status?count=" + "9" * 5000)[0] == 400
     assert get(service, "/status?after=a/" + "9" * 5000)[0] == 200
     assert service._respond(b"GET /status?\xff=\xfe%zz HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_health_is_told_before_there_is_a_report_and_says_why(tmp_path: Path) -> None:
+    service = StatusDesk(NodeSettings("n1", tmp_path))
+    signs = Signs()
+    service.health = Health(lambda: signs, list)
+    assert get(service, "/livez") == (200, b"ok\n")
+    status, body = get(service, "/readyz")
+    assert (status, body.splitlines()[0]) == (503, b"[-] registered: not registered with the metadata group yet")
+    signs = Signs(registered=True, nats=True, metadata_heard_s=0.0, session_s=1.0, opened=True)
+    assert get(service, "/readyz") == (200, b"ok\n")
+    assert get(service, "/readyz?verbose") == (200, b"[+] registered\n[+] nats\n[+] metadata\n[+] partitions\n[+] space\n")
+    key = PartitionKey("s", "u1", 0)
+    service.health = Health(lambda: signs, lambda: [(key, False)])
+    assert get(service, "/readyz?synced")[0] == 503
+    assert get(service, "/readyz")[0] == 200
+    assert service.health.report() == {
+        "health": {"live": True, "ready": True, "synced": False},
+        "checks": {"tasks": "", "flush": "", "registered": "", "nats": "", "metadata": "", "partitions": "", "space": "",
+                   "synced": "1 of 1 have not caught up yet, s/0 among them"},
+    }  # fmt: skip

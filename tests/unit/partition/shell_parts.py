@@ -11,6 +11,7 @@ from typing import Any
 
 from liftpy.config import AckPolicy
 from liftpy.ids import PartitionKey
+from liftpy.instruments import Instruments
 from liftpy.partition import Pause
 from liftpy.replica import events
 from liftpy.replica.effects import RejectReason
@@ -65,7 +66,7 @@ def worker(**more: Any) -> Any:
     told: list[Any] = []
     made = SimpleNamespace(
         key=KEY, told=told, feed=told.append, set_aside=("old",), leader="n1",
-        _node=SimpleNamespace(counters=Counter(), settings=SimpleNamespace(node_id="n1"),
+        _node=SimpleNamespace(counters=Counter(), instruments=Instruments(), settings=SimpleNamespace(node_id="n1"),
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
         flusher=SimpleNamespace(alone=lambda work: told.append("settled") or work()),

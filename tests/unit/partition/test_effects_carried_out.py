@@ -112,7 +112,8 @@ CALLS: dict[type[Any], Any] = {
     do.StartServing: lambda e, feed: [("replication.start", ())],
     do.OpenSubject: lambda e, feed: [("standby.take_over", (ANY,))],
     do.RaiseHighWatermark: lambda e, feed: [
-        ("log.raise_high_watermark", (e.high_watermark,)), ("derived.committed", (e.high_watermark,)),
+        ("log.raise_high_watermark", (e.high_watermark,)), ("ingest.committed", (e.high_watermark,)),
+        ("derived.committed", (e.high_watermark,)),
         ("standby.committed", (e.high_watermark,)), ("reads.advanced", ()),
     ],
     do.PersistLeaderEpoch: lambda e, feed: [("promises.store", (KEY.folder, e.leader_epoch, ANY))],

@@ -91,7 +91,7 @@ def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect:
 def test_high_watermark_reaches_the_log_before_readers() -> None:
     runner, calls, _ = executor()
     runner.execute(do.RaiseHighWatermark(high_watermark=3))
-    assert calls == ["log.raise_high_watermark", "derived.committed", "standby.committed", "reads.advanced"]
+    assert calls == ["log.raise_high_watermark", "ingest.committed", "derived.committed", "standby.committed", "reads.advanced"]
 
 
 class Scripted:

@@ -527,6 +527,7 @@ def test_what_is_asked_of_publishers_acks_and_logs_is_asked_in_its_order() -> No
         ("ingest.reject", 4, reason, "n9", 43),
         ("services.replay", 17),
         ("log.raise_high_watermark", 18),
+        ("ingest.committed", 18),
         ("derived.committed", 18),
         ("standby.committed", 18),
         ("reads.advanced",),

@@ -17,6 +17,7 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.state_file import State
+from liftpy.instruments import Instruments
 from liftpy.log.horizon import Horizon
 from liftpy.partition import HeldPartition, PartitionState
 from liftpy.replica.events import DataPathChanged, LogCompacted, LogOpened, PartitionChanged, StopRequested
@@ -201,6 +202,7 @@ async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_o
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         node: Any = SimpleNamespace(
             identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
+            instruments=Instruments(),
             folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made"),
             recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
             settings=SimpleNamespace(replication="the bounds"),
@@ -225,7 +227,8 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
         apply_retention=lambda now_ns: given.append("retention"),
         ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
-        standby=SimpleNamespace(review=lambda: given.append("review")), _node=SimpleNamespace(settings=SimpleNamespace(node_id="a")),
+        standby=SimpleNamespace(review=lambda: given.append("review")),
+        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments()), state=None,
     )  # fmt: skip
     state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
     held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)

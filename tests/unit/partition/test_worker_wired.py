@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +50,7 @@ class Wired:
         self.log: Any = SimpleNamespace(log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
             "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
-            "pool", "counters", "flush_place", "promises", "step_aside", "fatal", "repair",
+            "pool", "counters", "instruments", "room", "flush_place", "promises", "step_aside", "fatal", "repair",
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n7", replication=REPLICATION), incarnation=12,
@@ -57,6 +58,7 @@ class Wired:
                 ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
             ),
             heard=NodeHeard(1 << 30), derived=NodeDerived(),
+            folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
@@ -130,6 +132,13 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
         wired.log, OWN_SUBJECT, CONFIG, REPLICATION, clock.now_ns,
     ]  # fmt: skip
     assert wired.joined == [wired.node.derived]
+    times, room = wired.given["Ingest"].pop("times"), wired.given["Ingest"].pop("room")
+    assert (room.node, room._own_bytes, room._queued) == (
+        "the node's room",
+        REPLICATION.ingest_queue_bytes,
+        wired.worker._queued_bytes,
+    )
+    assert (times._instruments, times.now_ns) == ("the node's instruments", clock.now_ns)
     monkeypatch.setattr(clock, "now_ns", lambda: 77)
     worker, (given, functions) = (
         wired.worker,
@@ -151,7 +160,7 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
     assert wired.fed == [(aside, "for publishes that went past")]
     on_drop("no room", 3)
     assert wired.dropped == [("orders/3", "no room", 3)]
-    assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT]
+    assert list(wired.given["PendingAcks"].values()) == ["the link of publishes", KEY, OWN_SUBJECT, times]
 
 
 def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wired, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,12 +191,15 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     assert (failed(), is_heard()) == (False, "heard")
     wired.parts["Executor"].storage_failed = True
     assert failed()
-    assert list(wired.given["ReadSubjects"].values()) == [wired.node.reads, KEY, "n7", wired.parts["ReplicaSource"]]
+    assert list(wired.given["ReadSubjects"].values()) == [
+        wired.node.reads, KEY, "n7", wired.parts["ReplicaSource"], f"/data/{KEY.folder}",
+    ]  # fmt: skip
     assert list(wired.given["ReplicationDesk"].values()) == [
         "the link of replication", "the node's subjects", KEY, "the node's node_inboxes", wired.worker.feed, "the node's counters",
+        "the node's instruments",
     ]  # fmt: skip
     assert list(wired.given["FetchClient"].values()) == [
-        "the node's router", "the node's subjects", KEY, "n7", wired.worker.feed, "the node's counters",
+        "the node's router", "the node's subjects", KEY, "n7", wired.worker.feed, "the node's counters", "the node's instruments",
     ]  # fmt: skip
 
 

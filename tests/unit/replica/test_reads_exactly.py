@@ -12,7 +12,7 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.log.rechecks import Recheck
 from liftpy.replica import reads as module
 from liftpy.replica.lineage import Judgement, Lineage
-from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, ReadBudget, Reads
+from liftpy.replica.reads import MAX_REQUEST_BYTES, WAITING_COST_BYTES, Chunks, OwnFiles, ReadBudget, Reads
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_header, split_batches
@@ -222,11 +222,47 @@ def test_only_who_asks_to_wait_waits_and_only_at_the_end() -> None:
     shell = Raw(Dated())
     assert shell.one(offset=8)[0].nextOffset == 8
     assert shell.one(offset=6, waitMs=1000)[1] == [6]
-    assert shell.one(boundsOnly=True, offset=8, waitMs=1000)[0].nextOffset == 8
+    assert shell.one(boundsOnly=True, offset=7, waitMs=1000)[0].nextOffset == 7
+    assert shell.one(boundsOnly=True, offset=8)[0].nextOffset == 8
+    assert shell.one(boundsOnly=True, offset=2, rangeEnd=8, waitMs=1000)[0].rangeBytes
+    assert shell.one(boundsOnly=True, timestamp=41, byTimestamp=True, waitMs=1000)[0].nextOffset == 8
     shell.sent.clear()
     shell.ask(offset=8, waitMs=1000)
     shell.ask(timestamp=41, byTimestamp=True, waitMs=1000)
     assert (shell.sent, shell.reads.waiting_count) == ([], 2)
+
+
+def test_who_waits_for_bounds_is_told_of_more_and_of_the_end_of_his_time() -> None:
+    source = Dated()
+    shell = Raw(source)
+    shell.ask(boundsOnly=True, offset=8, waitMs=1000)
+    source.high_watermark = 7
+    shell.reads.advanced()
+    assert (shell.sent, shell.reads.waiting_count) == ([], 1)
+    source.high_watermark = 8
+    shell.reads.advanced()
+    ((head, body),) = shell.sent
+    assert (head.highWatermark, head.error, body, shell.reads.waiting_count) == (8, E.OK, b"", 0)
+    shell.sent.clear()
+    shell.ask(boundsOnly=True, offset=9, waitMs=100)
+    shell.pass_time(0.1)
+    assert [told.highWatermark for told, _ in shell.sent] == [8]
+
+
+def test_files_are_told_by_nodes_that_offer_them_to_who_asks() -> None:
+    for files, told in ((OwnFiles("h1", "/data/s"), "h1"), (None, "")):
+        shell = Raw(Dated(), files=files)
+        asked = {"boundsOnly": True, "offset": 2, "rangeEnd": 8}
+        head, _ = shell.one(**asked, asksFiles=True)
+        assert (head.host, head.folder) == (told, "/data/s" if told else "")
+        assert (list(head.fileBases), list(head.fileBegins)) == (([0], [head.fileBegins[0]]) if told else ([], []))
+        if told:
+            assert head.fileEnds[0] - head.fileBegins[0] == head.rangeBytes
+        assert shell.counters[module.FILES_TOLD] == (1 if told else 0)
+        assert not shell.one(**asked)[0].host
+        assert refused(shell, boundsOnly=True, offset=2, rangeEnd=9, asksFiles=True)[0] == E.OFFSET_OUT_OF_RANGE, (
+            "not committed"
+        )
 
 
 def test_as_many_wait_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,15 @@ def node(access: Access) -> Iterator[FakeNode]:
 @pytest.fixture
 def link(access: Access) -> Link:
     return link_to(access)
+
+
+@pytest.fixture
+def source(access: Access) -> Callable[..., Any]:
+    """Makes a LiftDataSource on the test's node as Spark does, with these options."""
+    from liftpy.spark.source import LiftDataSource
+
+    def opened(stream: str = "orders", **options: str) -> LiftDataSource:
+        given = {"nats": access.servers, "namespace": access.namespace, "stream": stream, "patience": "3", **options}
+        return LiftDataSource({name.lower(): value for name, value in given.items()})
+
+    return opened

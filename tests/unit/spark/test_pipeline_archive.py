@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ from liftpy.errors import (
     UnavailableError,
 )  # fmt: skip
 from liftpy.spark.failures import SourceError, coded
+from liftpy.spark.pipelines import archiving
 from liftpy.spark.pipelines import writing as writing_module
-from liftpy.spark.pipelines.archiving import ArchivePlan
+from liftpy.spark.pipelines.archiving import Archived, ArchivePlan
 from liftpy.spark.pipelines.committing import (
     ArchivedRange,
     Commit,
@@ -34,7 +36,7 @@ from liftpy.spark.pipelines.committing import (
     starts_after,
 )
 from liftpy.spark.pipelines.delta import stats_of
-from liftpy.spark.pipelines.failing import error_of, plainly
+from liftpy.spark.pipelines.failing import WorkerStartError, error_of, plainly
 from liftpy.spark.pipelines.naming import FileName, check_archived, is_temporary, parse_file, tag_of, temporary
 from liftpy.spark.pipelines.opening import state_of, table_at
 from liftpy.spark.pipelines.orphans import DataFile, find_orphans, orphans_among, remove_orphans
@@ -339,8 +341,34 @@ def test_what_spark_says_is_the_error_that_it_was() -> None:
     assert isinstance(error_of("SourceError: [NOBODY_LISTENS] x"), UnavailableError)
     other = error_of("SourceError: [DIVERGED_PRODUCER] x")
     assert (type(other), str(other), other.code) == (SourceError, "[DIVERGED_PRODUCER] x", "DIVERGED_PRODUCER")
+    late = error_of("o66.load.\n: org.apache.spark.SparkException: Python worker failed to connect back.\n  at x")
+    assert (type(late), late.code, late.retryable) == (WorkerStartError, "UNAVAILABLE", True)
     assert str(error_of("a\n\nb\nc\nd")) == "Spark failed: a / b / c"
     with pytest.raises(NotFoundError, match=r"^gone$"), plainly(), coded():
         raise NotFoundError("gone")
     with pytest.raises(ZeroDivisionError), plainly():
         1 / 0  # noqa: B018
+
+
+def test_an_archive_that_spark_has_no_time_to_start_is_begun_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[bool] = []
+    done = Archived(batch=0, files=1, record_count=7, size_bytes=1, version=0, took_s=0.1, ends={})
+
+    def start(_spark: Any, _plan: ArchivePlan, *, once: bool, tell: Any) -> Any:
+        begun.append(once)
+        if len(begun) in works:
+            tell(done)
+        if len(begun) == last:
+            return SimpleNamespace(awaitTermination=lambda _s: True, isActive=False)
+        raise WorkerStartError("late")
+
+    monkeypatch.setattr(archiving, "start_archive", start)
+    plan = ArchivePlan(streams=("orders",), table=str(tmp_path))
+    works, last = {4, 6}, 8  # a micro-batch in between: it counts anew
+    assert archiving.archive(None, plan) == 14  # type: ignore[arg-type]
+    assert begun == [True] * 8
+    begun.clear()
+    works, last = set(), 0
+    with pytest.raises(WorkerStartError):
+        archiving.archive(None, plan)  # type: ignore[arg-type]
+    assert len(begun) == archiving.STARTS

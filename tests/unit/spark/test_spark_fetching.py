@@ -233,6 +233,14 @@ def test_links_are_bounded_and_the_one_used_last_stays(access: Access, node: Fak
     assert link_to(replace(access, namespace="two")) is used, "the other was used before it"
 
 
+def test_a_link_that_is_closed_ends_what_runs_on_its_loop(access: Access) -> None:
+    link = link_module.Link(access)
+    waiting = link.submit(asyncio.Event().wait())
+    link.close()
+    with pytest.raises(concurrent.futures.CancelledError):
+        waiting.result(5)
+
+
 def test_span_guess_follows_the_bytes_and_the_batches() -> None:
     guess = SpanGuess()
     assert guess.span_records() > 0

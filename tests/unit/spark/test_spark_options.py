@@ -41,6 +41,7 @@ def test_every_known_option_is_accepted() -> None:
         "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "endingOffsetsByTimestamp": '{"orders": {"0": 5}}',
         "startingOffsetsByTimestampStrategy": "error", "maxRecordsPerPartition": "5", "minOffsetsPerTrigger": "5",
         "maxTriggerDelay": "5m", "maxBytesPerTrigger": "5m", "onRecreated": "earliest", "topicColumn": "false",
+        "isolation": "committed", "cursor": "nightly",
     }  # fmt: skip
     for name in OPTIONS:
         if name not in ("stream", "subscribe", "subscribePattern", "assign", "nats.user", "nats.passwordFile"):
@@ -146,7 +147,7 @@ def test_a_column_for_code_of_kafka() -> None:
     "given",
     [
         {"minPartitions": "0"}, {"minPartitions": "two"}, {"maxOffsetsPerTrigger": "-1"}, {"failOnDataLoss": "yes"},
-        {"patience": "nan"}, {"patience": "0"}, {"readFrom": "files"}, {"columns": "offset,offset"}, {"columns": ""},
+        {"patience": "nan"}, {"patience": "0"}, {"readFrom": "near"}, {"columns": "offset,offset"}, {"columns": ""},
         {"columns": "offset", "includeHeaders": "true"}, {"nats.user": "u"}, {"startingTimestamp": "2026-01-01"},
         {"startingOffsets": "newest"}, {"startingOffsets": "[1]"}, {"startingOffsets": '{"orders": 3}'},
         {"startingOffsets": '{"orders": {"0": true}}'}, {"startingOffsets": '{"orders": {"0": -3}}'},
@@ -246,3 +247,31 @@ def test_limits_of_micro_batches_mean_nothing_to_a_batch_query() -> None:
     for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
         with pytest.raises(ConfigError, match="are for streaming queries"):
             parse(**{option: "5"}).check_batch()
+
+
+def test_only_committed_records_are_read() -> None:
+    assert parse(isolation="COMMITTED") == parse()
+    with pytest.raises(ConfigError, match=r"isolation = 'uncommitted' is not for Spark.*may vanish"):
+        parse(isolation="uncommitted")
+    with pytest.raises(ConfigError, match="isolation = 'dirty': use committed or uncommitted"):
+        parse(isolation="dirty")
+
+
+def test_epochs_in_given_offsets_belong_to_offsets() -> None:
+    given = parse(startingOffsets='{"orders": {"0": 20, "1": -2, "epochs": {"0": 3}, "uid": "u"}}').starting
+    assert given is not None
+    assert given.known is not None
+    assert given.known.lasts == {("orders", 0): (19, 3)}
+    with pytest.raises(ConfigError, match="epochs of orders/1, for which no offset is given"):
+        parse(startingOffsets='{"orders": {"0": 20, "epochs": {"1": 3}}}')
+    with pytest.raises(ConfigError, match="is not a partition number and its offset"):
+        parse(startingOffsets='{"orders": {"0": 20, "epochs": {"0": 0}}}')
+
+
+def test_a_cursor_is_named_and_follows_a_streaming_query() -> None:
+    assert parse(cursor="nightly").cursor == "nightly"
+    parse(cursor="nightly").check_streaming()
+    with pytest.raises(ConfigError, match="cursor is for streaming queries"):
+        parse(cursor="nightly").check_batch()
+    with pytest.raises(InvalidNameError):
+        parse(cursor="a b")

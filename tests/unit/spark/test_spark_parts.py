@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -39,11 +40,15 @@ class Builder:
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     made = Builder()
-    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(sql=None))
+    beside = SimpleNamespace(origin=f"{sys.prefix}/lib/pyspark/__init__.py")
+    monkeypatch.setitem(sys.modules, "pyspark", SimpleNamespace(sql=None, __spec__=beside))
     monkeypatch.setitem(sys.modules, "pyspark.sql", SimpleNamespace(SparkSession=SimpleNamespace(builder=made)))
     monkeypatch.setattr(session, "spark_problem", lambda: "")
     for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.setenv(name, "kept")
+    for name in ("PYSPARK_DRIVER_PYTHON", "SPARK_HOME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)  # so that it is taken away again
     return made
 
 
@@ -52,18 +57,42 @@ def test_a_local_session_is_small_and_of_this_interpreter(builder: Builder, monk
     found: Any = session.local_session("app", settings=given)
     assert found is builder
     assert builder.said == {
-        "app": "app", "master": "local[2]", **session.LAPTOP_SETTINGS, "spark.driver.extraJavaOptions": session._FAST_START, **given,
+        "app": "app", "master": "local[2]", **session.LAPTOP_SETTINGS, "spark.driver.extraJavaOptions": session.FAST_START, **given,
     }  # fmt: skip
     assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == ("kept", "kept")
     builder.said.clear()
     for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
         monkeypatch.delenv(name)
     session.local_session("app", "local[4]", fast_start=False)
-    assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == (sys.executable, "127.0.0.1")
+    assert (os.environ["PYSPARK_PYTHON"], os.environ["SPARK_LOCAL_IP"]) == (str(session._WORKER), "127.0.0.1")
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert builder.said == {"app": "app", "master": "local[4]", **session.LAPTOP_SETTINGS}
     monkeypatch.setattr(session, "spark_problem", lambda: "no java")
     with pytest.raises(ConfigError, match="no java"):
         session.local_session("app")
+
+
+@pytest.mark.parametrize(
+    ("master", "home", "origin"),
+    [("spark://host:7077", "", sys.prefix), ("local[2]", "/opt/spark", sys.prefix), ("local[2]", "", "/usr/share")],
+)
+def test_workers_elsewhere_or_of_another_spark_are_started_as_spark_does(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, master: str, home: str, origin: str
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    if home:
+        monkeypatch.setenv("SPARK_HOME", home)
+    sys.modules["pyspark"].__spec__ = SimpleNamespace(origin=f"{origin}/pyspark/__init__.py")  # type: ignore[assignment]
+    session.local_session("app", master)
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_worker_imports_the_spark_that_is_installed_and_keeps_other_places() -> None:
+    zips = ["/x/pyspark/python/lib/pyspark.zip", "/x/pyspark/python/lib/py4j-0.10.9.9-src.zip"]
+    surroundings = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": ":".join([zips[0], "/a b/py4j.zip", zips[1], "/c*"])}
+    command = [str(session._WORKER), "-c", "import os, sys; print(os.environ['PYTHONPATH'], *sys.argv[1:], sep='|')", "one two"]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=True)
+    assert done.stdout == "/a b/py4j.zip:/c*|one two\n"
 
 
 def test_a_java_that_does_not_run_or_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,12 +156,17 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
         def batches(self, pieces: Any) -> Any:
             return (f"row of {piece}" for piece in pieces)
 
-    monkeypatch.setattr(reading, "read_range", fetch)
+    monkeypatch.setattr(reading, "read_nearest", fetch)
     monkeypatch.setattr(reading, "link_to", lambda access: ("link", access))
     monkeypatch.setattr(reading, "RowBuilder", Rows)
     planned = PlannedRange("s", "u1", 2, 5, 8, 3, "n1", ("n1",))
     options: Any = SimpleNamespace(
-        patience_s=7.0, read_from_leader=True, fail_on_data_loss=False, columns=("value",), access="a"
+        patience_s=7.0,
+        read_from_leader=fails,
+        expects_files=not fails,
+        fail_on_data_loss=False,
+        columns=("value",),
+        access="a",
     )
     found = reading.read_planned(planned, options)
     assert [next(found), next(found)] == ["row of one", "row of two"]
@@ -141,5 +175,8 @@ def test_a_range_is_read_by_the_rules_of_the_query(fails: bool, monkeypatch: pyt
             next(found)
     else:
         assert list(found) == ["row of three"]
-    assert asked == [("s", 2, ("value",)), (("link", "a"), planned, FetchRules(7.0, True, False))]
+    assert asked == [
+        ("s", 2, ("value",)),
+        (("link", "a"), planned, FetchRules(7.0, fails, False, files=not fails, expects_files=not fails)),
+    ]
     assert list(reading.read_planned(None, options)) == []

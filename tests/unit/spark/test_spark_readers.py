@@ -35,15 +35,6 @@ def append(log: FakePartition, count: int) -> None:
     log.append(build_batch([b"v%d" % i for i in range(first, first + count)], base_offset=first, leader_epoch=log.leader_epoch))
 
 
-@pytest.fixture
-def source(access: Access) -> Open:
-    def opened(stream: str = "orders", **options: str) -> LiftDataSource:
-        given = {"nats": access.servers, "namespace": access.namespace, "stream": stream, "patience": "3", **options}
-        return LiftDataSource({name.lower(): value for name, value in given.items()})
-
-    return opened
-
-
 def streaming(source: LiftDataSource) -> LiftStreamReader:
     reader = source.streamReader(source.schema())
     assert isinstance(reader, LiftStreamReader)
@@ -361,6 +352,8 @@ def test_a_stream_made_again_is_refused_everywhere(source: Open, node: FakeNode)
     refused = pytest.raises(SourceError, match=r"^\[NOT_FOUND\] .*deleted and made again")
     with refused:
         offsets(reader, plan)
+    while reader._asked()._watched([]) is not None:  # until that is told, planning is as before, and reading is refused
+        time.sleep(0.002)
     with refused:
         reader.partitions(start, end)
     with refused:
@@ -543,3 +536,22 @@ def test_default_source_is_found_by_its_module() -> None:
     assert pyspark_liftpy.DefaultSource is LiftDataSource
     assert pyspark_liftpy.DefaultSource.name() == "liftpy"
     assert not hasattr(pyspark_liftpy, "Nothing")
+
+
+def test_epochs_that_a_user_gives_with_offsets_are_looked_at(cut_query: Any, source: Open) -> None:
+    log, _, start, _ = cut_query
+    given = json.dumps(start)
+    assert ranges(batch(source(startingOffsets=given)).partitions()) == [(0, 20, 30)]
+    assert streaming(source(startingOffsets=given)).initialOffset() == start
+    wrong = json.dumps({"orders": {"0": 20, "epochs": {"0": 1}}})  # also where the stream's uid is not given
+    for text, count in ((wrong, 20), (given, 0), (given, 5), (given, 20)):
+        if text is given:
+            rewrite(log, 10, 4, count)
+        for option, open_it in (("startingOffsets", batch), ("endingOffsets", batch), ("startingOffsets", streaming)):
+            reader = open_it(source(**{option: text}))
+            with pytest.raises(SourceError, match=r"^\[DATA_LOSS\].*unclean election lost them"):
+                _ = reader.partitions() if isinstance(reader, LiftReader) else reader.initialOffset()
+    may_lose = source(startingOffsets=given, failOnDataLoss="false")
+    assert ranges(batch(may_lose).partitions()) == [(0, 10, 30)], "all of what came in the place of what is lost"
+    assert streaming(may_lose).initialOffset() == {"orders": {"0": 10, "epochs": {"0": 1}, "uid": "uid-orders"}}
+    assert ranges(batch(source(endingOffsets=given, failOnDataLoss="false")).partitions()) == [(0, 0, 10)]

@@ -7,13 +7,14 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines import measures as measures_module
@@ -201,6 +202,36 @@ def test_work_is_spread_over_threads_in_order_and_bounded() -> None:
     assert spread(lambda n: n, [], spark=None) == []
     with pytest.raises(ConfigError, match="tasks"):
         spread(lambda n: n, [1], spark=None, tasks=65)
+
+
+def test_what_fails_in_an_executor_is_the_error_that_it_was() -> None:
+    raised = type("PythonException", (Exception,), {"__module__": "pyspark.errors.exceptions.captured"})
+
+    class Job:
+        def parallelize(self, pieces: list[int], slices: int) -> Job:
+            self.pieces = pieces
+            assert slices == len(pieces)
+            return self
+
+        def map(self, work: Any) -> Job:
+            self.work = work
+            return self
+
+        def collect(self) -> list[int]:
+            try:
+                return [self.work(piece) for piece in self.pieces]
+            except Exception as error:  # as Spark does, which passes on a text
+                raise raised(f"Job aborted\n{type(error).__module__}.{type(error).__name__}: {error}\n at x") from None
+
+    def work(piece: int) -> int:
+        if piece == 3:
+            raise NotFoundError("it is gone")
+        return piece
+
+    spark: Any = SimpleNamespace(sparkContext=Job())
+    assert spread(work, [1, 2], spark=spark) == [1, 2]
+    with pytest.raises(NotFoundError, match=r"^it is gone$"):
+        spread(work, [1, 3], spark=spark)
 
 
 # ---- the plot ---------------------------------------------------------------------------------------------------------------

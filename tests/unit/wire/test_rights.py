@@ -83,7 +83,7 @@ def test_who_may_do_what_on_the_wire() -> None:
         "member": (
             "ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "shop.orders", "ns-groups", "ns-groups.*", "|", "_INBOX_me.>",
         ),
-        "operator": ("ns.info", "ns.control.admin.me", "ns.status.*", "|", "_INBOX_me.>"),
+        "operator": ("ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.status.*", "|", "_INBOX_me.>"),
         "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
         "service": (
             "ns.orders.*.read",

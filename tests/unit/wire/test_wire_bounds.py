@@ -403,7 +403,7 @@ def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
     publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
     assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
     assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
-    assert publishes[AccessRole.OPERATOR] == {"ns.info", "ns.control.admin.me", "ns.status.*"}
+    assert publishes[AccessRole.OPERATOR] == {"ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.status.*"}
     assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}
     assert all(
         rights_of(role, scope).subscribe == ("_INBOX_me.>",) for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE}

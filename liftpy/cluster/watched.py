@@ -1,0 +1,72 @@
+"""What a controller counts of the cluster by watching the image: elections, fail-overs, partitions without a leader. Pure.
+
+Each controller counts what it has seen itself, since it began: the largest of them is the cluster's figure, never their sum.
+An election is ``unclean`` where an operator had somebody elected who may lack something, a ``transfer`` where the leader before is in
+the ISR of the new one (it has handed over), else ``clean``. A fail-over lasts from when this controller first saw the partition
+without a leader until it is Online again; what the session or the report took before that is not in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from liftpy.cluster.diff import PartitionChange, diff
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import NS_PER_S
+from liftpy.ids import PartitionKey
+from liftpy.instruments import Histogram
+from liftpy.partition import PartitionState, PartitionStatus
+
+KINDS = ("clean", "transfer", "unclean")
+_ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
+
+
+class ClusterWatch:
+    """Give it each change of the image. ``failovers``: where their durations go, in s."""
+
+    def __init__(self, failovers: Histogram | None = None) -> None:
+        self.failovers = failovers or Histogram()
+        self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.offline = 0
+        """Partitions that nobody may lead, now."""
+        self.electing = 0
+        """Partitions that get a leader, now."""
+        self._without: dict[PartitionKey, int] = {}
+        """Partition -> since when it has had no leader, monotonic ns."""
+        self._unclean: set[PartitionKey] = set()
+        """In whose election an operator has had somebody elected who may lack something."""
+        self._seen = ClusterImage()
+
+    def changed(self, image: ClusterImage, now_ns: int) -> None:
+        """The image is another one; compared with the last that was given here."""
+        before, self._seen = self._seen, image
+        for change in diff(before, image).partitions:
+            self._count(change, now_ns)
+
+    def _count(self, change: PartitionChange, now_ns: int) -> None:
+        old, new = change.old, change.new
+        for state, step in ((old, -1), (new, 1)):
+            if state is not None:
+                self.offline += step * (state.status is PartitionStatus.OFFLINE)
+                self.electing += step * (state.status in _ELECTING)
+        if new is None or old is None:
+            self._without.pop(change.key, None)
+            self._unclean.discard(change.key)
+            return
+        if new.unclean_elected and not old.unclean_elected:
+            self._unclean.add(change.key)
+        if new.status is not PartitionStatus.ONLINE:
+            self._without.setdefault(change.key, now_ns)
+            return
+        since_ns = self._without.pop(change.key, now_ns)
+        if new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch or since_ns != now_ns:
+            kind = "unclean" if change.key in self._unclean else _kind(old, new)
+            self._unclean.discard(change.key)
+            self.elections[kind] += 1
+            if kind != "transfer":
+                self.failovers.observe((now_ns - since_ns) / NS_PER_S)
+
+
+def _kind(old: PartitionState, new: PartitionState) -> str:
+    before = old.deposed or old.leader or old.last_leader
+    return "transfer" if before and before != new.leader and before in new.isr else "clean"

@@ -1,0 +1,94 @@
+"""NodeRoom: what a whole node may hold of publishes on their way, whatever its partitions may hold each. Pure.
+
+Goal: a thousand partitions, each within its own bound, don't take more memory than the node has. Constraint: a node that can't take
+more says so to who publishes; it never stops replicating, nor its part in the metadata group, whose memory is not counted here.
+
+Algorithm: what is held for publishes is summed up ten times a second: read and not looked at, held back, appended and not committed,
+publishers that wait, what is heard standing by, readers that wait. The last two count with their shares at most, so that they can't
+shut publishes out for good. Up to four fifths of ``limit_bytes`` nothing changes. From there on each partition's own bound shrinks, in
+a straight line, to nothing at the limit: so the largest queues meet theirs first, and at the limit every new publish is refused
+(dropped, where nobody waits for an answer). It opens again as queues drain.
+
+Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
+publish while it holds less than 32. At 1,000 none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_FREE = 0.8
+"""Of the limit: up to here partitions have their own bounds alone."""
+STANDBY_SHARE = 0.15
+READERS_SHARE = 0.10
+WAITING_PUBLISHER_BYTES = 200
+"""What one that waits for an ack costs, about."""
+LEAST_LIMIT_BYTES = 16 * 1024 * 1024
+DEFAULT_SHARE = 0.25
+"""Of the memory that the process may have, where no limit is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldByNode:
+    """What a node holds now, in bytes."""
+
+    unread: int = 0
+    held_back: int = 0
+    uncommitted: int = 0
+    publishers: int = 0
+    standby: int = 0
+    readers: int = 0
+
+
+def limit_of(setting_bytes: int, memory_bytes: int) -> int:
+    """The limit: what is set, or the default's share of ``memory_bytes``, which the process may have."""
+    return setting_bytes or max(round(memory_bytes * DEFAULT_SHARE), LEAST_LIMIT_BYTES)
+
+
+class NodeRoom:
+    """Of one node. ``limit_bytes`` 0: there is no limit."""
+
+    __slots__ = ("is_limited", "limit_bytes", "open_part", "used_bytes")
+
+    def __init__(self, limit_bytes: int = 0) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.is_limited = False
+        """Partitions have less than their own bounds."""
+        self.open_part = 1.0
+        """Of each partition's own bound: what it has of it now."""
+
+    def look(self, held: HeldByNode) -> None:
+        """So much is held now."""
+        if not self.limit_bytes:
+            return
+        self.used_bytes = (
+            held.unread
+            + held.held_back
+            + held.uncommitted
+            + held.publishers
+            + min(held.standby, round(self.limit_bytes * STANDBY_SHARE))
+            + min(held.readers, round(self.limit_bytes * READERS_SHARE))
+        )
+        used_part = self.used_bytes / self.limit_bytes
+        self.is_limited = used_part >= _FREE
+        self.open_part = min(max((1.0 - used_part) / (1.0 - _FREE), 0.0), 1.0)
+
+
+class PartitionRoom:
+    """Of one partition. ``own_bytes``: its own bound; ``queued``: what it holds, beside what has just come."""
+
+    __slots__ = ("_own_bytes", "_queued", "node")
+
+    def __init__(self, node: NodeRoom, own_bytes: int, queued: Callable[[], int]) -> None:
+        self.node = node
+        self._own_bytes = own_bytes
+        self._queued = queued
+
+    def takes(self, arrived_bytes: int) -> bool:
+        """Whether one more publish is taken while the node is limited; ``arrived_bytes``: that have just come."""
+        return arrived_bytes + self._queued() < self._own_bytes * self.node.open_part
+
+
+NO_LIMIT = PartitionRoom(NodeRoom(), 0, lambda: 0)

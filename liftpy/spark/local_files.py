@@ -1,0 +1,188 @@
+"""Reads a planned range from the segment files of a replica on the executor's own host.
+
+A node with ``offer_files`` says in which files, from where to where, a range lies that it has and knows to be committed; whose host it
+is, and that its log agrees with its leader's, it says in the same answer. The task opens all of them at once: what is open outlives its
+removal, so retention and compaction take nothing from it until it ends. That is the lease: the system keeps it, for the bytes of these
+files and the time of this task, and nobody has to be told. Where retention was faster the files are not there, and the nodes are asked
+as by everybody: they have the records, or say that they are gone (R5).
+
+Every batch is checked as one that came over NATS: CRC, no gap, LeaderEpochs as planned; the folder must be that of the planned
+stream's uid (R9). What does not fit (a log that was cut meanwhile, damage, a file that can't be opened) ends the reading of files, not
+the task: the rest comes over NATS. ``pread``, not a mapping: a file that is cut under a mapping ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.ranges import RangeFiles
+from liftpy.client.slices import BatchSlice
+from liftpy.client.this_host import this_host
+from liftpy.errors import CorruptionError, LiftError, ProtocolError
+from liftpy.ids import PartitionKey
+from liftpy.log.segment import log_name
+from liftpy.spark.fetching import FetchRules, check_pieces
+from liftpy.spark.lined import read_range
+from liftpy.spark.link import Link
+from liftpy.spark.planning import PlannedRange
+from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_header, split_batches
+
+BLOCK_BYTES = 4 * 1024 * 1024
+"""Read at a time; more where one batch is larger."""
+ELSEWHERE_S = 60.0
+"""A node that is on another host, or does not offer its files, is not asked again for so long."""
+SILENT_S = 5.0
+"""The same for one that does not answer, or has not all of a range: what it costs to ask is paid so often."""
+_ASK_S = 0.5
+FILES, NATS = "records from files", "records over NATS"
+counts: Counter[str] = Counter()
+"""Of this process: FILES, NATS."""
+_lock = threading.Lock()
+_logger = logging.getLogger(__name__)
+
+
+def read_nearest(link: Link, planned: PlannedRange, rules: FetchRules) -> Generator[list[BatchSlice], None, None]:
+    """The range's records as lists of checked slices, in order, from files as far as they go; errors as of ``lined.read_range``."""
+    position, from_files = planned.start_offset, 0
+    if rules.files and not planned.compacted:
+        files = offered(link, planned)
+        if files is not None:
+            course = FileRange(planned, files)
+            for pieces in course.pieces():
+                from_files += sum(piece.record_count for piece in pieces)
+                yield pieces
+            position = course.position
+    with _lock:
+        counts[FILES] += from_files
+    rest = 0
+    if position < planned.end_offset:
+        for pieces in read_range(link, replace(planned, start_offset=position), rules):
+            rest += sum(piece.record_count for piece in pieces)
+            yield pieces
+    with _lock:
+        counts[NATS] += rest
+        share = counts[FILES] / max(counts[FILES] + counts[NATS], 1)
+    if rules.files:
+        level = logging.WARNING if rules.expects_files and rest else logging.INFO
+        text = "%s: %d records from files of this host, %d over NATS; of all that this process has read %.0f %% were from files"
+        _logger.log(level, text, planned, from_files, rest, 100 * share)
+
+
+def offered(link: Link, planned: PlannedRange) -> RangeFiles | None:
+    """The files of a replica on this host that has the range; None: none says so now."""
+    now_s = time.monotonic()
+    asked = [node for node in planned.replicas if link.elsewhere.get(node, 0.0) <= now_s]
+    if not asked or not this_host():
+        return None
+    try:
+        told = link.call(_ask(link, planned, asked), 2 * _ASK_S)
+    except LiftError:
+        return None
+    found = None
+    for node, files in zip(asked, told, strict=True):
+        if files is None:
+            link.elsewhere[node] = now_s + SILENT_S
+        elif files.host != this_host():
+            link.elsewhere[node] = now_s + ELSEWHERE_S
+        elif files.spans:
+            found = found or files
+    return found
+
+
+async def _ask(link: Link, planned: PlannedRange, nodes: list[str]) -> list[RangeFiles | None]:
+    transport = await link.transport(_ASK_S)
+
+    async def one(node: str) -> RangeFiles | None:
+        options = ReadOptions(node=node, patience_s=_ASK_S, answer_timeout_s=_ASK_S)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+        with suppress(LiftError):
+            return await reader.files(planned.start_offset, planned.end_offset, planned.uid)
+        return None
+
+    return list(await asyncio.gather(*(one(node) for node in nodes)))
+
+
+class FileRange:
+    """The way through a range's files. ``position``: the first offset that was not handed on."""
+
+    def __init__(self, planned: PlannedRange, files: RangeFiles) -> None:
+        self.position = planned.start_offset
+        self._planned = planned
+        self._files = files
+        self._epoch = planned.start_epoch
+
+    def pieces(self) -> Iterator[list[BatchSlice]]:
+        """Lists of checked slices, in order; ends early where the files are not as they should be."""
+        planned = self._planned
+        try:
+            with ExitStack() as stack:
+                for descriptor, begin, end in self._opened(stack):
+                    while begin < end and self.position < planned.end_offset:
+                        block = _block(descriptor, begin, end)
+                        begin += len(block)
+                        yield self._accepted(block)
+        except (LiftError, OSError) as error:
+            _logger.warning("%s: its files in %s are read no further: %s", planned, self._files.folder, error)
+
+    def _opened(self, stack: ExitStack) -> list[tuple[int, int, int]]:
+        """(descriptor, begin, end) of each file. Raises OSError, ProtocolError."""
+        folder = Path(self._files.folder)
+        key = PartitionKey(self._planned.stream, self._planned.uid, self._planned.partition)
+        if not folder.is_absolute() or folder.parts[-2:] != Path(key.folder).parts:
+            raise ProtocolError("that is not the folder of the planned partition")
+        opened = []
+        for base_offset, begin, end in self._files.spans:
+            descriptor = os.open(folder / log_name(base_offset), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            opened.append((descriptor, begin, end))
+        return opened
+
+    def _accepted(self, block: memoryview) -> list[BatchSlice]:
+        """Slices of the whole batches in ``block`` from ``position`` on. Raises a LiftError, and stays where it was."""
+        found, position, end = [], self.position, self._planned.end_offset
+        for batch in split_batches(block):
+            if batch.next_offset <= position or position >= end:
+                continue
+            if batch.base_offset > position:
+                raise ProtocolError(f"a gap, offset {position} was looked for and {batch.base_offset} came")
+            piece = BatchSlice.between(batch, position, end)
+            found += [piece] if piece is not None else []
+            position = min(batch.next_offset, end)
+        self._epoch = check_pieces(self._planned, found, self._epoch)
+        self.position = position
+        return found
+
+
+def _block(descriptor: int, begin: int, end: int) -> memoryview:
+    """Whole batches from ``begin`` on. Raises CorruptionError where there is none, OSError."""
+    block = os.pread(descriptor, min(BLOCK_BYTES, end - begin), begin)
+    whole = _whole_bytes(block)
+    if not whole and len(block) >= HEADER_SIZE_BYTES:
+        size_bytes = parse_header(memoryview(block)).size_bytes
+        if size_bytes <= min(MAX_BATCH_BYTES, end - begin):
+            block = os.pread(descriptor, size_bytes, begin)
+            whole = _whole_bytes(block)
+    if not whole:
+        raise CorruptionError(f"no whole batch at position {begin}: was the file cut?")
+    return memoryview(block)[:whole]
+
+
+def _whole_bytes(block: bytes) -> int:
+    """Size of the batches that lie wholly in ``block``; of what is none the first is as large as it says."""
+    view, position = memoryview(block), 0
+    while position + HEADER_SIZE_BYTES <= len(view):
+        size_bytes = parse_header(view, position).size_bytes
+        if size_bytes < HEADER_SIZE_BYTES or position + size_bytes > len(view):
+            break
+        position += size_bytes
+    return position

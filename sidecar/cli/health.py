@@ -1,0 +1,79 @@
+"""``liftpy health``: whether a node is live, ready or caught up, over its status port or NATS; whether the cluster is.
+
+Exit codes: 0 healthy, 1 not, 3 nobody answered. With ``--port`` nothing of NATS is loaded: a probe may be started every few seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException
+from typing import Any, TypeVar
+
+import click
+
+EXIT_UNHEALTHY = 1
+EXIT_SILENT = 3
+_TIMEOUT_S = 3.0
+_PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def levels(function: F) -> F:
+    """Add the three flags; the command gets ``level``."""
+    for flag, text in (
+        ("--synced", "The same, and all its replicas have been in sync since it started."),
+        ("--ready", "Whether the node takes part in the cluster. (default)"),
+        ("--live", "Whether the process should go on; never because of others."),
+    ):
+        name = flag.removeprefix("--")
+        function = click.option(flag, "level", flag_value=name, help=text)(function)
+    return function
+
+
+PORT = click.option(
+    "--port", type=click.IntRange(1, 65_535), default=None, help="Ask the node here with this status port, without NATS."
+)
+
+
+class _Health(click.Command):
+    """Without ``--port`` it is the command that goes over NATS."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Of the command that is meant."""
+        if any(word == "--port" or word.startswith("--port=") for word in args):
+            return super().make_context(info_name, args, parent, **extra)
+        over_nats = importlib.import_module("sidecar.cli.health_nats").health
+        context: click.Context = over_nats.make_context(info_name, args, parent, **extra)
+        return context
+
+
+@click.command(cls=_Health)
+@levels
+@PORT
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
+def health(level: str | None, port: int, as_json: bool) -> int:
+    """Say whether the node with this status port is healthy: exit code 0 if so, 1 if not, 3 if nobody answered."""
+    return show(_by_port(port, level or "ready"), as_json)
+
+
+def show(found: dict[str, Any], as_json: bool) -> int:
+    """Print what was found; return the exit code."""
+    click.echo(json.dumps(found) if as_json else "\n".join(found["checks"]))
+    return 0 if found["healthy"] else EXIT_SILENT if found["silent"] else EXIT_UNHEALTHY
+
+
+def _by_port(port: int, level: str) -> dict[str, Any]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", _PATHS[level])
+        answer = connection.getresponse()
+        lines = answer.read().decode("utf-8", "replace").splitlines()
+        return {"healthy": answer.status == 200, "silent": False, "checks": lines}
+    except (OSError, HTTPException) as error:
+        return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered on port {port}: {error}"]}
+    finally:
+        connection.close()

@@ -1,0 +1,120 @@
+"""``liftpy health`` over NATS: of a node, or of the whole cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+import nats
+import nats.errors
+
+from liftpy.client import Client
+from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.strict_json import load_json
+from sidecar.cli.health import PORT, levels, show
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+_TIMEOUT_S = 3.0
+PROBE = "_liftpy-probe"
+_PROBE_SUBJECT = "liftpy-probe"
+
+
+@click.command()
+@levels
+@PORT
+@click.option("--node", "node_id", default=None, metavar="NODE", help="This node, over NATS.")
+@click.option("--cluster", is_flag=True, help="The metadata group, by a barrier that it commits, and each node. (default)")
+@click.option("--probe", is_flag=True, help=f"Publish into {PROBE}, read it back, and say how long each step took.")
+@json_option
+@connection_options
+def health(
+    level: str | None, port: None, node_id: str | None, cluster: bool, probe: bool, as_json: bool, target: Target
+) -> int:
+    """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered."""
+    if node_id is not None and cluster:
+        raise click.UsageError("give --node or --cluster")
+    return show(_by_nats(target, level or "ready", node_id, probe), as_json)
+
+
+def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+    try:
+        return with_client(target, lambda client: _asked(client, target, level, node_id, probe), timeout_s=_TIMEOUT_S)
+    except (UnavailableError, OutcomeUnknownError) as error:
+        return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered: {error}"]}
+
+
+async def _asked(client: Client, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+    lines: list[str] = []
+    nodes = [node_id] if node_id is not None else []
+    if node_id is None:
+        began = time.monotonic()
+        state = await client.describe_cluster(linearizable=True)
+        lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
+        nodes = state.image.live_nodes()
+        fenced = sorted(set(state.image.nodes) - set(nodes))
+        lines += [f"[-] {name}: fenced" for name in fenced]
+    silent = 0
+    for name in nodes:
+        said = await _said_by(client, name)
+        silent += said is None
+        if said is None:
+            lines.append(f"[-] {name}: does not answer")
+            continue
+        why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
+        lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
+    if probe:
+        lines += await _probed(client, target)
+    well = not any(line.startswith("[-]") for line in lines)
+    return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
+
+
+async def _said_by(client: Client, node_id: str) -> dict[str, Any] | None:
+    try:
+        found = await client.node_health(node_id, _TIMEOUT_S)
+        return found if "health" in found and "checks" in found else None
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return None
+
+
+async def _published(target: Target, value: bytes) -> int:
+    """Publish as any NATS client does; the record's offset. Raises LiftError."""
+    try:
+        connection = await nats.connect(list(target.nats), connect_timeout=_TIMEOUT_S, **target.credentials.nats_options())
+        try:
+            answer = load_json((await connection.request(_PROBE_SUBJECT, value, timeout=_TIMEOUT_S)).data)
+        finally:
+            await connection.close()
+    except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+        raise UnavailableError(f"a publish was not answered: {error!r}") from None
+    if answer.get("error"):
+        raise UnavailableError(f"a publish was refused: {answer['error'].get('description')}")
+    return int(answer["seq"]) - 1
+
+
+async def _probed(client: Client, target: Target) -> list[str]:
+    """A record there and back, with the time of each step."""
+    lines: list[str] = []
+    began = time.monotonic()
+    try:
+        try:
+            await client.stream(PROBE)
+        except NotFoundError:
+            client.allow_internal()
+            nodes = (await client.describe_cluster()).image.live_nodes()
+            await client.create_stream(PROBE, _PROBE_SUBJECT, replicas=min(3, len(nodes)))
+            lines.append(f"[+] probe: stream made in {(time.monotonic() - began) * 1000:.1f} ms")
+        began, mark = time.monotonic(), f"{time.time_ns()}".encode()
+        offset = await _published(target, mark)
+        lines.append(f"[+] probe: published and committed in {(time.monotonic() - began) * 1000:.1f} ms")
+        began = time.monotonic()
+        async for record in client.consume(PROBE, start=offset, until="end"):
+            if record.value == mark:
+                lines.append(f"[+] probe: read back in {(time.monotonic() - began) * 1000:.1f} ms")
+                return lines
+        lines.append("[-] probe: what was acknowledged is not there")
+    except LiftError as error:
+        lines.append(f"[-] probe: {error.code}: {error}")
+    return lines

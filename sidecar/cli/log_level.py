@@ -1,0 +1,47 @@
+"""``liftpy log-level``: have a node log more, or less, for a time; then it falls back by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import click
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.logs import LEVELS
+from sidecar.settings import Target
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``5m``, ``1h``. Raises click.BadParameter."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None:
+        raise click.BadParameter(f"{text!r}: such as 90s, 5m, 1h", param_hint="--for")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@click.command(name="log-level")
+@click.argument("node_id", metavar="NODE")
+@click.argument("level", type=click.Choice(LEVELS))
+@click.option("--for", "how_long", default="5m", show_default=True, metavar="TIME", help="For so long, at most 24h.")
+@json_option
+@connection_options
+def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Target) -> None:
+    """Have NODE log from LEVEL on, for a time; needs the rights of an operator."""
+    check_name(node_id, "node")
+    for_s = seconds(how_long)
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.node_log_level(node_id, level, for_s)
+
+    said = with_client(target, work)
+    if "error" in said:
+        raise ConfigError(str(said["error"]))
+    click.echo(json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs from {level} on for {how_long}")

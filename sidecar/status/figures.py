@@ -1,0 +1,392 @@
+"""A node's figures, gathered from where they are counted: of all partitions in slices of the loop's time, of the rest at once.
+
+What is summed over partitions and only grows includes what those counted that are gone (``sidecar/partition/counted.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from liftpy import __version__
+from liftpy.config import AckPolicy
+from liftpy.instruments import Histogram
+from liftpy.partition import PartitionState, Pause
+from liftpy.replica.phases import RoleName
+from liftpy.wire.refusals import by_reason
+from sidecar import clock
+from sidecar.logs import LEVELS, LOGS
+from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
+from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
+from sidecar.status.report import Reporter
+
+SLICE_S = 0.002
+_LOOKED_AT_ONCE = 64
+"""Partitions between two looks at the clock."""
+_SUMMED = {
+    "duplicates": "publish_duplicates_total",
+    "message_ids_forgotten": "message_ids_forgotten_total",
+    "producers_forgotten": "producers_forgotten_total",
+    "replayed_bytes": "replayed_bytes_total",
+    "derived_states_written": "derived_states_written_total",
+    "derived_states_failed": "derived_states_failed_total",
+    "poison_envelopes": "poison_envelopes_total",
+    "refused_replies": "refused_replies_total",
+    "truncated_records": "truncated_records_total",
+}
+_GAUGES = (
+    "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
+    "partitions_under_min_isr",
+)  # fmt: skip
+"""With a label ``stream``, beside BY_STREAM."""
+_SEEN = (
+    "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
+    "replicas_with_slow_disks", "assembling_bytes", "readers_waiting", "partitions_with_too_many_subjects",
+    "partitions_with_set_aside_files", "standby_buffer_bytes",
+)  # fmt: skip
+Labels = tuple[str, ...]
+
+
+class BoundedLabels:
+    """A label's values as they come first, at most ``most`` of them; a value that has its own label keeps it."""
+
+    def __init__(self, most: int = MOST_VALUES) -> None:
+        self._most = most
+        self._given: dict[str, set[str]] = {}
+
+    def of(self, metric: str, value: str) -> str:
+        """As what ``value`` is shown."""
+        given = self._given.setdefault(metric, set())
+        if value not in given:
+            if len(given) >= self._most:
+                return OTHERS
+            given.add(value)
+        return value
+
+
+class Grown:
+    """A count whose source may begin anew: it goes on."""
+
+    def __init__(self) -> None:
+        self._before = self._last = 0.0
+
+    def of(self, count: float) -> float:
+        """All that there was, now that the source says ``count``."""
+        if count < self._last:
+            self._before += self._last
+        self._last = count
+        return self._before + count
+
+
+class Figures:
+    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last."""
+
+    def __init__(self, bounded: BoundedLabels | None = None) -> None:
+        self._bounded = bounded or BoundedLabels()
+        self.numbers: dict[str, dict[Labels, float]] = {}
+        self.histograms: dict[str, dict[Labels, Histogram]] = {}
+
+    def put(self, name: str, value: float, *labels: str) -> None:
+        """One figure; of equal labels the sum."""
+        row = self.numbers.setdefault(name, {})
+        row[labels] = row.get(labels, 0) + value
+
+    def each(self, name: str, values: Iterable[tuple[str, float]]) -> None:
+        """One for each value of the metric's label, bounded in number."""
+        self.numbers.setdefault(name, {})
+        for value, figure in values:
+            self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
+
+
+class NodeFigures:
+    """Gathers them for one node; keeps what makes counters go on."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._bounded = BoundedLabels()
+        self._late_ticks = Grown()
+
+    async def gather(self) -> Figures:
+        """All of them; other work of the loop has its turn every 2 ms."""
+        found = Figures(self._bounded)
+        await self._partitions(found)
+        reporter = self._reporter
+        _identity(found, reporter)
+        _instruments(found, reporter)
+        self._metadata(found, reporter)
+        _bus(found, reporter)
+        _disk(found, reporter)
+        _coordinators(found, reporter.coordinators())
+        counters = reporter.counted()
+        found.each("frames_refused_total", by_reason(counters).items())
+        for level in (*LEVELS, "critical"):
+            found.put("log_messages_total", LOGS.suppression.messages[level], level)
+        found.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        for name, label in INCIDENTS.items():
+            found.put("incidents_total", counters.get(name, 0), label)
+        return found
+
+    # ---- partitions ----------------------------------------------------------------------------------------------------
+    async def _partitions(self, found: Figures) -> None:
+        partitions = self._reporter.partitions
+        counts = partitions.counts.ended.copy()
+        workers, ending = list(partitions), list(partitions.counts.ending)
+        labels, now_ns = partitions.counts.labels, clock.now_ns()
+        looked = Looked()
+        services: list[dict[str, Any]] = []
+        gone = 0
+        began = time.monotonic()
+        for number, worker in enumerate(workers):
+            if number % _LOOKED_AT_ONCE == _LOOKED_AT_ONCE - 1 and time.monotonic() - began > SLICE_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+            label = labels.of(worker.key.stream)
+            counts.add(label, worker)
+            looked.look(worker, label, now_ns)
+            if worker.services.known:
+                services += worker.services.report()
+                gone += len(worker.services.gone())
+        for worker in ending:
+            counts.add(labels.of(worker.key.stream), worker)
+        _counted(found, counts)
+        for role, count in sorted(looked.roles.items()):
+            found.put("partitions", count, role.lower())
+        for name, count in looked.sums.items():
+            found.put(name, count)
+        found.put("partitions_failed", len(partitions.failed))
+        for label, row in (looked.by_stream or {OTHERS if labels.patterns else "": [0.0] * len(_GAUGES)}).items():
+            for name, figure in zip(_GAUGES, row, strict=True):
+                found.put(name, figure, *([label] if label else []))
+        found.put("services_gone", gone)
+        _services(found, services)
+
+    # ---- the rest ------------------------------------------------------------------------------------------------------
+    def _metadata(self, found: Figures, reporter: Reporter) -> None:
+        group, own = reporter.group, reporter.node_id
+        ticks = group.ticks()
+        found.put("metadata_has_leader", int(bool(group.leader)))
+        found.put("metadata_is_leader", int(group.is_controller and group.leader == own))
+        status = next((member for member in group.status() if member.nodeId == own), None)
+        found.put("metadata_commit_index", status.commitIndex if status is not None else group.image.index)
+        found.put("metadata_applied_index", status.appliedIndex if status is not None else group.image.index)
+        found.put("metadata_late_ticks_total", self._late_ticks.of(ticks.get("late", 0)))
+        held = group.held
+        found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
+        found.each("metadata_held", held.items())
+        if group.is_controller:
+            _cluster(found, reporter)
+        else:
+            for name in ("cluster_nodes", "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing"):
+                found.numbers[name] = {}
+            found.numbers["cluster_elections_total"] = {}
+
+
+class Looked:
+    """What partitions show now, summed in plain numbers: there may be thousands."""
+
+    def __init__(self) -> None:
+        self.by_stream: dict[str, list[float]] = {}
+        """Label -> in the order of _GAUGES."""
+        self.roles: Counter[str] = Counter({role.value: 0 for role in RoleName})
+        self.sums = dict.fromkeys(_SEEN, 0)
+
+    def look(self, worker: Any, label: str, now_ns: int) -> None:
+        """Add one partition."""
+        row = self.by_stream.get(label)
+        if row is None:
+            row = self.by_stream[label] = [0.0] * len(_GAUGES)
+        state, replica, sums = worker.state, worker.replica, self.sums
+        role = replica.role
+        row[0] += worker.acks.count
+        row[1] += worker.log.size_bytes
+        if waiting := worker.reads.waiting_count:
+            sums["readers_waiting"] += waiting
+        if assembling := worker.fetches.assembling_bytes:
+            sums["assembling_bytes"] += assembling
+        if heard := worker.standby.heard.size_bytes:
+            sums["standby_buffer_bytes"] += heard
+        if worker.derived.subjects.state == "full":
+            sums["partitions_with_too_many_subjects"] += 1
+        if worker.set_aside:
+            sums["partitions_with_set_aside_files"] += 1
+        if worker.executor.storage_failed:
+            sums["partitions_failed"] += 1
+        if role is RoleName.LEADER and state is not None:
+            self._leads(worker, state, replica, row, now_ns)
+        elif role is RoleName.FOLLOWER:
+            sums["partitions_quiet"] += replica.phase == "FOLLOWER_QUIET"
+            if state is not None and state.copy_of(worker.node_id):
+                role = RoleName.LEARNER
+        self.roles[role.value] += 1
+
+    def _leads(self, worker: Any, state: PartitionState, replica: Any, row: list[float], now_ns: int) -> None:
+        sums = self.sums
+        spare = len(state.isr) - state.min_isr(worker.config)
+        records, age_ns, slow = replica.worst_lag(now_ns)
+        row[2] = max(row[2], records)
+        row[3] = max(row[3], age_ns / 1e9)
+        row[4] += len(state.isr) < len(state.replicas)
+        row[5] += spare < 0
+        sums["partitions_at_min_isr"] += spare == 0 and len(state.replicas) > 1
+        sums["replicas_with_slow_disks"] += slow
+        sums["partitions_paused"] += state.pause is not Pause.NOT_PAUSED
+        sums["partitions_moving"] += bool(state.target)
+        sums["uncommitted_records"] += worker.log.log_end_offset - 1 - replica.high_watermark
+
+
+def _counted(found: Figures, counts: Counts) -> None:
+    for label, sums in counts.by_stream.items():
+        for name in BY_STREAM:
+            found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
+    if not counts.by_stream:
+        for name in BY_STREAM:
+            found.put(f"{name}_total", 0)
+    for name, metric in _SUMMED.items():
+        found.put(metric, counts.total(name))
+    found.each("publish_refused_total", counts.refused.items())
+    found.each("publish_dropped_total", counts.dropped.items())
+    found.each("standby_messages_total", counts.standby.items())
+    found.put("standby_overflow_total", counts.standby["lost"])
+
+
+def _identity(found: Figures, reporter: Reporter) -> None:
+    settings = reporter.settings
+    found.put("build_info", 1, __version__, platform.python_version())
+    controller = "true" if reporter.group.is_controller else "false"
+    found.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
+
+
+def _instruments(found: Figures, reporter: Reporter) -> None:
+    it = reporter.instruments
+    found.histograms = {
+        "ingest_batch_records": {(): it.batch_records},
+        "ack_duration_seconds": {("leader",): it.acks[AckPolicy.LEADER], ("all",): it.acks[AckPolicy.ALL]},
+        "ingest_queue_seconds": {(): it.queued},
+        "commit_duration_seconds": {(): it.commits},
+        "log_flush_duration_seconds": {(): it.flushes},
+        "fetch_duration_seconds": {(): it.fetches},
+        "read_duration_seconds": {(): it.reads},
+        "metadata_proposal_duration_seconds": {(): it.proposals},
+        "metadata_fsync_duration_seconds": {(): it.journal_flushes},
+        "failover_duration_seconds": {(): it.failovers},
+        "event_loop_lag_seconds": {(): it.loop_lag},
+    }
+    found.put("isr_shrinks_total", it.isr_shrinks)
+    found.put("isr_expands_total", it.isr_expands)
+    found.put("replication_bytes_total", it.replicated_in_bytes, "in")
+    found.put("replication_bytes_total", it.replicated_out_bytes, "out")
+    found.put("damaged_segments_total", it.damaged_segments)
+    found.put("recovery_duration_seconds", it.recovery_s)
+    found.put("metadata_leader_changes_total", it.leader_changes)
+    found.each("metadata_proposals_failed_total", it.proposals_failed.items())
+
+
+def _cluster(found: Figures, reporter: Reporter) -> None:
+    image, watch = reporter.group.image, reporter.cluster_watch
+    states = Counter({"live": 0, "fenced": 0, "drained": 0})
+    for node in image.nodes.values():
+        states["fenced" if node.fenced else "drained" if node.leaving else "live"] += 1
+    for state, count in states.items():
+        found.put("cluster_nodes", count, state)
+    found.put("cluster_streams", len(image.streams))
+    found.put("cluster_partitions_offline", watch.offline)
+    found.put("cluster_partitions_electing", watch.electing)
+    for kind, count in watch.elections.items():
+        found.put("cluster_elections_total", count, kind)
+
+
+def _bus(found: Figures, reporter: Reporter) -> None:
+    links, nats = reporter.links, reporter.nats()
+    found.put("nats_connected", int(nats["connected"]))
+    for direction in ("in", "out"):
+        found.put("nats_messages_total", nats[f"{direction}_msgs"], direction)
+        found.put("nats_bytes_total", nats[f"{direction}_bytes"], direction)
+    for link in links.all():
+        found.put("connection_up", int(link.is_connected), link.name)
+        found.put("nats_send_buffer_bytes", link.unsent_bytes, link.name)
+        found.put("nats_reconnects_total", link.stats["reconnects"], link.name)
+    kinds: Counter[str] = Counter()
+    for kind, count in nats["errors"].items():
+        kinds[ERRORS.get(kind, "server" if kind.startswith("server: ") else "other")] += count
+    found.each("nats_errors_total", kinds.items())
+    inflow = links.ingest
+    found.put("ingest_buffer_bytes", inflow.waiting_bytes)
+    found.put("publish_lost_with_connections_total", inflow.cuts.lost_messages)
+    found.put("publish_unknown_losses_total", inflow.cuts.unknown)
+
+
+def _disk(found: Figures, reporter: Reporter) -> None:
+    free, size = _space(reporter.settings.data)
+    found.put("disk_free_bytes", free)
+    found.put("disk_size_bytes", size)
+    place = reporter.flush_place
+    found.put("log_flushes_on_loop", int(place.on_loop))
+    found.put("log_flush_moves_total", place.moves)
+    for where, count in (("loop", place.done_on_loop), ("thread", place.done_in_thread), ("tried_out", place.probed)):
+        found.put("log_flushes_total", count, where)
+    scrub = reporter.scrub()
+    found.put("scrub_bytes_total", scrub.get("checked_bytes", 0))
+    found.put("scrub_findings_total", scrub.get("findings", 0))
+    last_pass = scrub.get("last_full_pass_s", 0)
+    found.put("scrub_age_seconds", max(0.0, time.time() - last_pass) if last_pass else -1)
+    descriptors = reporter.descriptors()
+    for name, key in (
+        ("open_files", "open"), ("open_files_limit", "limit"), ("open_maps", "maps"), ("partition_budget", "partition_budget"),
+    ):  # fmt: skip
+        found.put(name, descriptors.get(key, 0))
+    copies, derived = reporter.partitions.copy_pace, reporter.partitions.derived
+    found.put("copied_bytes_total", copies.copied_bytes)
+    found.put("copied_backlog_bytes_total", copies.backlog_bytes)
+    found.put("copies_put_off_seconds_total", copies.waited_ns / 1e9)
+    found.put("copies_yielded_seconds_total", copies.yielded_ns / 1e9)
+    found.put("derived_bound_bytes", derived.bound_bytes)
+    found.each("derived_bytes", sorted(derived.by_kind.items()))
+    found.each("derived_refused_total", sorted(derived.refused.items()))
+    found.put("queued_bytes", reporter.room.used_bytes)
+    found.put("queued_bytes_limit", reporter.room.limit_bytes)
+    found.put("held_bytes", reporter.intake.held_bytes)
+    found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
+    found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)
+
+
+def _space(folder: Any) -> tuple[int, int]:
+    """(free, size) of its file system, in bytes; nothing where that can't be told."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return 0, 0
+    return usage.free, usage.total
+
+
+def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
+    """Numbers of groups are those of the coordinators that are LEADER here, so that a sum over nodes counts each once."""
+    leading = [one for one in coordinators if one["role"] == "LEADER"]
+    found.put("coordinators", len(leading), "leader")
+    found.put("coordinators", sum(one["role"] == "FOLLOWER" for one in coordinators), "follower")
+    found.put("coordinators", sum(bool(one["problem"]) for one in coordinators), "failing")
+    for name in ("groups", "group_members", "group_queues", "group_records_out"):
+        found.put(name, sum(one[name.removeprefix("group_")] for one in leading))
+    found.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
+    found.put("coordinator_state_bound_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
+
+
+def _services(found: Figures, services: list[dict[str, Any]]) -> None:
+    found.each("services", sorted(Counter(str(service.get("role") or "none") for service in services).items()))
+    leaders = [service for service in services if service.get("role") == "LEADER"]
+    stuck = [service.get("since_output_s") or 0 for service in leaders if service.get("output_backlog")]
+    ages = [service["since_snapshot_s"] for service in services if service.get("since_snapshot_s") is not None]
+    found.put("services_failing", sum(bool(service.get("failing")) for service in services))
+    found.put("service_lag_records", max((service["lag"] for service in services), default=0))
+    found.put("service_output_backlog", sum(service.get("output_backlog", 0) for service in leaders))
+    found.put("service_output_age_seconds", max(stuck, default=0))
+    found.put("service_snapshot_age_seconds", max(ages, default=0))
+    found.put("service_state_bytes", sum(service.get("snapshot_bytes", 0) for service in services))
+    for way in ("fetched", "given"):
+        found.put("service_snapshot_bytes", sum(service.get(f"{way}_bytes", 0) for service in services), way)
+    for state in ("waiting", "answered", "refused"):
+        found.put("service_queries", sum(service.get(f"queries_{state}", 0) for service in services), state)

@@ -1,0 +1,90 @@
+"""Livez, readyz and synced of real processes: one that stands still, NATS away, no quorum. Nobody is restarted for others' state."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client import sync
+from sidecar.cli.main import main
+from sidecar.dev.cluster import DevCluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "warning"}
+
+
+def asked(cluster: DevCluster, node: str, path: str) -> tuple[int, str]:
+    """(status, body); 0: nobody answered."""
+    try:
+        with urllib.request.urlopen(cluster.nodes[node].status_url + path, timeout=0.5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def row(cluster: DevCluster, node: str) -> tuple[int, int, int]:
+    """(livez, readyz, synced)"""
+    return tuple(asked(cluster, node, path)[0] for path in ("/livez", "/readyz", "/readyz?synced"))  # type: ignore[return-value]
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+def test_what_is_live_ready_and_synced_through_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    with DevCluster(3, settings=SETTINGS) as cluster:
+        url = ("--nats", cluster.nats_url)
+        with sync.connect(cluster.nats_url) as client:
+            client.create_stream("s", "ev", replicas=3)
+        for node in cluster.nodes:
+            until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well")
+        code, said = command(capsys, "health", "--synced", "--cluster", "--probe", *url)
+        assert (code, said.count("[+]")) == (0, 7), said
+        assert command(capsys, "node", "may-stop", "n1", *url) == (0, "n1 may stop\n")
+        port = cluster.nodes["n2"].status_url.rpartition(":")[2]
+        assert command(capsys, "health", "--live", "--port", port)[0] == 0
+
+        cluster.nodes["n2"].send(signal.SIGSTOP)
+        assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
+        assert command(capsys, "health", "--node", "n2", *url)[0] == 3
+        until(lambda: command(capsys, "node", "may-stop", "n1", *url)[0] == 1, "the group would lose its majority")
+        reasons = json.loads(command(capsys, "node", "may-stop", "n1", "--json", *url)[1])["reasons"]
+        assert any("metadata group" in reason for reason in reasons)
+        cluster.nodes["n2"].send(signal.SIGCONT)
+        until(lambda: row(cluster, "n2") == (200, 200, 200), "it goes on")
+
+        assert cluster.nats is not None
+        cluster.nats.kill()
+        for node in cluster.nodes:
+            until(lambda node=node: row(cluster, node)[1] == 503, "not ready without NATS")
+            assert asked(cluster, node, "/livez") == (200, "ok\n")
+            assert "[-] nats: not connected" in asked(cluster, node, "/readyz?verbose")[1]
+        cluster.nats.restart()
+        for node in cluster.nodes:
+            until(lambda node=node: row(cluster, node) == (200, 200, 200), "all is well again")
+        assert not cluster.ended(), "and nobody was restarted"
+
+        for node in ("n2", "n3"):
+            cluster.nodes[node].kill()
+        until(lambda: row(cluster, "n1") == (200, 503, 503), "no quorum")
+        assert "[-] metadata: nothing heard" in asked(cluster, "n1", "/readyz")[1]
+        assert command(capsys, "health", "--node", "n1", *url)[0] == 1
+        assert command(capsys, "health", "--cluster", *url)[0] == 3

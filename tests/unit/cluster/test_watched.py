@@ -1,0 +1,80 @@
+"""What a controller counts by watching the image: each election once, of its kind, with how long nobody led."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from immutables import Map
+
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.watched import ClusterWatch
+from liftpy.config import StreamConfig
+from liftpy.partition import PartitionState, PartitionStatus
+
+ONLINE = PartitionState(
+    partition=0,
+    replicas=("a", "b", "c"),
+    isr=("a", "b", "c"),
+    leader="a",
+    leader_epoch=1,
+    epoch=1,
+    last_leader="a",
+    leaderships=1,
+)
+ELECTION = replace(ONLINE, leader="", status=PartitionStatus.ELECTION, deposed="a", epoch=2)
+CANDIDATE = replace(ELECTION, status=PartitionStatus.CANDIDATE_FOUND, candidate="b", leader_epoch=2, epoch=3)
+DONE = replace(ONLINE, leader="b", isr=("b", "c"), leader_epoch=2, epoch=4, last_leader="b", leaderships=2)
+OFFLINE = replace(ELECTION, status=PartitionStatus.OFFLINE)
+
+
+class Watched:
+    def __init__(self) -> None:
+        self.watch, self.image, self.now_s = ClusterWatch(), ClusterImage(), 0.0
+
+    def show(self, *partitions: PartitionState) -> tuple[int, int, dict[str, int]]:
+        """(offline, electing, elections) when the image has become this."""
+        streams: Any = Map({"s": StreamImage("s", "u1", "ev", StreamConfig(), partitions)} if partitions else {})
+        self.image = ClusterImage(index=self.image.index + 1, streams=streams)
+        self.watch.changed(self.image, round(self.now_s * 1e9))
+        self.now_s += 1
+        return self.watch.offline, self.watch.electing, {kind: count for kind, count in self.watch.elections.items() if count}
+
+
+def test_a_leader_that_dies_is_one_clean_election_and_its_time_is_measured() -> None:
+    watched = Watched()
+    assert watched.show(ONLINE) == (0, 0, {})
+    assert watched.show(ELECTION) == (0, 1, {})
+    assert watched.show(CANDIDATE) == (0, 1, {})
+    assert watched.show(DONE) == (0, 0, {"clean": 1})
+    assert watched.watch.failovers.total == pytest.approx(2)
+    assert watched.show(replace(DONE, isr=("b", "c", "a"), epoch=5)) == (0, 0, {"clean": 1}), "an ISR change is none"
+
+
+def test_a_leader_that_hands_over_is_a_transfer_and_no_fail_over() -> None:
+    watched = Watched()
+    watched.show(ONLINE)
+    watched.show(ELECTION)
+    assert watched.show(replace(DONE, isr=("b", "c", "a"))) == (0, 0, {"transfer": 1})
+    assert not sum(watched.watch.failovers.counts)
+
+
+def test_an_unclean_election_is_told_once() -> None:
+    watched = Watched()
+    watched.show(ONLINE)
+    assert watched.show(OFFLINE) == (1, 0, {})
+    assert watched.show(replace(CANDIDATE, unclean_elected=True)) == (0, 1, {})
+    after = replace(DONE, unclean_elected=True)
+    assert watched.show(after) == (0, 0, {"unclean": 1})
+    watched.show(replace(ELECTION, unclean_elected=True, deposed="b", leaderships=2, leader_epoch=2, epoch=5))
+    again = replace(after, leader="c", isr=("c",), leader_epoch=3, epoch=6, leaderships=3)
+    assert watched.show(again) == (0, 0, {"unclean": 1, "clean": 1})
+
+
+def test_what_is_there_at_first_is_counted_as_it_is_and_what_goes_counts_no_more() -> None:
+    watched = Watched()
+    assert watched.show(OFFLINE, replace(ELECTION, partition=1)) == (1, 1, {})
+    assert watched.show() == (0, 0, {})
+    watched.show(ONLINE)
+    assert watched.show(DONE) == (0, 0, {"clean": 1}), "images may be skipped"

@@ -1,0 +1,57 @@
+"""Health: what makes a node not live, not ready, not synced; and nothing of one in another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.health import HUNG_FLUSH_S, Check, Signs, Synced, live, ready, told
+from liftpy.ids import PartitionKey
+
+WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
+A, B = PartitionKey("s", "u1", 0), PartitionKey("s", "u1", 1)
+
+
+def failing(checks: list[Check]) -> list[str]:
+    return [check.name for check in checks if not check.ok]
+
+
+@pytest.mark.parametrize(
+    ("signs", "not_live", "not_ready"),
+    [
+        ({}, [], []),
+        ({"failure": "the disk is gone"}, ["tasks"], []),
+        ({"longest_flush_s": HUNG_FLUSH_S}, ["flush"], []),
+        ({"longest_flush_s": HUNG_FLUSH_S - 1}, [], []),
+        ({"nats": False, "metadata_heard_s": 9.5}, [], ["nats", "metadata"]),
+        ({"metadata_heard_s": 9.0}, [], []),
+        ({"metadata_heard_s": None}, [], ["metadata"]),
+        ({"registered": False}, [], ["registered"]),
+        ({"opened": False, "opening": 3}, [], ["partitions"]),
+        ({"opening": 3}, [], []),
+        ({"stopped_for_space": 2}, [], ["space"]),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_where_it_belongs(signs: dict[str, Any], not_live: list[str], not_ready: list[str]) -> None:
+    seen = Signs(**{**WELL, **signs})
+    assert (failing(live(seen)), failing(ready(seen))) == (not_live, not_ready)
+
+
+def test_each_line_says_how_it_is_and_why() -> None:
+    lines = told(ready(Signs(**{**WELL, "nats": False})))
+    assert lines.splitlines()[:2] == ["[+] registered", "[-] nats: not connected"]
+
+
+def test_a_node_is_synced_once_all_of_it_has_been_and_for_good() -> None:
+    synced = Synced()
+    assert not synced.look([(A, True)], opened=False).ok
+    assert "1 of 2 have not caught up yet, s/1" in synced.look([(A, True), (B, False)], opened=True).why
+    assert not synced.look([(A, False), (B, False)], opened=True).ok
+    assert synced.look([(A, False), (B, True)], opened=True).ok, "each has been in sync once"
+    assert synced.look([(A, False), (B, False)], opened=True).ok, "a later lag takes nothing out of service"
+
+
+def test_a_node_that_holds_nothing_is_synced() -> None:
+    assert Synced().look([], opened=True).ok

@@ -1,0 +1,88 @@
+"""What a whole node may hold: partitions' bounds shrink near the limit, the largest queues first, and at it everybody is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.ingest.node_room import (
+    LEAST_LIMIT_BYTES,
+    READERS_SHARE,
+    STANDBY_SHARE,
+    HeldByNode,
+    NodeRoom,
+    PartitionRoom,
+    limit_of,
+)
+from sidecar.memory import memory_bytes
+from sidecar.settings import NodeSettings
+
+MIB = 1 << 20
+
+
+def of(node: NodeRoom, queued_mib: float) -> PartitionRoom:
+    return PartitionRoom(node, 64 * MIB, lambda: round(queued_mib * MIB))
+
+
+@pytest.mark.parametrize(
+    ("held_mib", "is_limited", "takes"),
+    [
+        (0, False, [True, True, True]),
+        (799, False, [True, True, True]),
+        (900, True, [True, True, False]),
+        (950, True, [True, False, False]),
+        (999, True, [True, False, False]),
+        (1000, True, [False, False, False]),
+        (2000, True, [False, False, False]),
+    ],
+)
+def test_the_largest_queues_are_limited_first_and_at_the_limit_all_are(
+    held_mib: int, is_limited: bool, takes: list[bool]
+) -> None:
+    node = NodeRoom(1000 * MIB)
+    node.look(HeldByNode(uncommitted=held_mib * MIB))
+    assert node.is_limited is is_limited
+    rooms = [of(node, queued) for queued in (0, 20, 40)]
+    assert [room.takes(0) or not node.is_limited for room in rooms] == takes
+    if held_mib == 900:
+        assert of(node, 0).takes(32 * MIB - 1)
+        assert not of(node, 0).takes(32 * MIB), "what has just come counts as well"
+
+
+def test_it_opens_again_as_queues_drain() -> None:
+    node = NodeRoom(100)
+    node.look(HeldByNode(held_back=100))
+    assert node.open_part == 0
+    node.look(HeldByNode(held_back=79))
+    assert (node.is_limited, node.open_part) == (False, 1)
+
+
+def test_all_that_is_held_counts_standbys_and_readers_up_to_their_shares() -> None:
+    node = NodeRoom(1000)
+    node.look(HeldByNode(unread=1, held_back=2, uncommitted=4, publishers=8, standby=16, readers=32))
+    assert node.used_bytes == 63
+    node.look(HeldByNode(standby=10**6, readers=10**6))
+    assert node.used_bytes == round(1000 * STANDBY_SHARE) + round(1000 * READERS_SHARE)
+    assert not node.is_limited, "they can't shut publishes out"
+    nobody = NodeRoom()
+    nobody.look(HeldByNode(unread=1 << 60))
+    assert not nobody.is_limited
+
+
+def test_the_default_is_a_share_of_what_the_process_may_have(tmp_path: Path) -> None:
+    assert limit_of(0, 4000 * MIB) == 1000 * MIB
+    assert limit_of(123, 4000 * MIB) == 123
+    assert limit_of(0, 1) == LEAST_LIMIT_BYTES
+    group, none = tmp_path / "memory.max", tmp_path / "absent"
+    group.write_text("67108864\n")
+    assert memory_bytes((none, group)) == 64 * MIB
+    group.write_text("max\n")
+    assert memory_bytes((group,)) == memory_bytes(()) > 64 * MIB
+
+
+@pytest.mark.parametrize("wrong", [1, LEAST_LIMIT_BYTES - 1, -1])
+def test_a_limit_that_nothing_fits_is_refused(wrong: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="memory_limit_bytes"):
+        NodeSettings("n1", tmp_path, memory_limit_bytes=wrong)

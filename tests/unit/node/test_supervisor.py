@@ -1,0 +1,108 @@
+"""A supervisor is told in order: what a start is at, with more time for each step, that it is ready, that it lives, that it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import CorruptionError, FencedError, ForeignFolderError, NoSpaceError, StorageError, UnknownFormatError
+from liftpy.health import Check
+from sidecar import supervisor as module
+from sidecar.restarting import momentary, never_again
+from sidecar.settings import supervised
+from sidecar.supervisor import Supervisor
+
+WELL = [Check("tasks")]
+
+
+class There:
+    """The other end of the socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.setblocking(False)
+        self.heard: list[str] = []
+
+    async def until(self, condition: Callable[[list[str]], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition(self.heard):
+                try:
+                    self.heard.append(self.socket.recv(4096).decode())
+                except BlockingIOError:
+                    await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[There]:
+    monkeypatch.chdir(tmp_path)  # the path of a socket is short
+    monkeypatch.setattr(module, "_LOOK_S", 0.002)
+    made = There(Path("notify"))
+    yield made
+    made.socket.close()
+
+
+async def test_the_sequence_of_a_start_that_takes_longer_than_the_time_out(there: There) -> None:
+    recovered, ready, live = 1, [Check("partitions", "they are not opened yet")], WELL
+    telling = Supervisor("notify", watchdog_s=0.03)
+    telling.start(lambda: live, lambda: ready, lambda: f"recovering log {recovered} of 3")
+    for recovered in (1, 2, 3):
+        wanted = f"STATUS=recovering log {recovered} of 3\nEXTEND_TIMEOUT_USEC=30000000"
+        await there.until(lambda heard, wanted=wanted: wanted in heard)
+    stands_still = there.heard.count("WATCHDOG=1") + 3
+    await there.until(lambda heard: heard.count("WATCHDOG=1") >= stands_still)
+    assert [text for text in there.heard if "EXTEND" in text] == [
+        f"STATUS=recovering log {number} of 3\nEXTEND_TIMEOUT_USEC=30000000" for number in (1, 2, 3)
+    ], "a start that stands still gets no more time"
+    assert not any("READY" in text for text in there.heard)
+    ready = WELL
+    await there.until(lambda heard: "READY=1\nSTATUS=ready" in heard)
+    after = len(there.heard)
+    await there.until(lambda heard: heard[after:].count("WATCHDOG=1") >= 2)
+    live = [Check("flush", "it hangs")]
+    telling.stopping()
+    await there.until(lambda heard: heard[-1] == "STOPPING=1\nSTATUS=stopping")
+    assert sum("READY" in text for text in there.heard) == 1
+
+
+async def test_a_node_that_is_not_live_is_not_said_to_be(there: There) -> None:
+    telling = Supervisor("notify", watchdog_s=0.006)
+    telling.start(lambda: [Check("flush", "it hangs")], lambda: WELL, str)
+    await there.until(lambda heard: any("READY" in text for text in heard))
+    await asyncio.sleep(0.05)
+    telling.stopping()
+    await there.until(lambda heard: heard[-1].startswith("STOPPING"))
+    assert "WATCHDOG=1" not in there.heard
+
+
+async def test_without_a_supervisor_nothing_is_told_and_one_that_is_gone_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    nobody = Supervisor("")
+    nobody.start(list, list, str)
+    nobody.stopping()
+    assert not caplog.records
+    Supervisor("/nowhere/at/all").tell("READY=1")
+    assert "can't be told READY=1" in caplog.text
+
+
+def test_a_watchdog_of_another_process_is_not_ours() -> None:
+    own = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "15000000"}
+    assert supervised(own) == ("@x", 15.0)
+    assert supervised({**own, "WATCHDOG_PID": str(os.getpid())}) == ("@x", 15.0)
+    assert supervised({**own, "WATCHDOG_PID": "1"}) == ("@x", 0.0)
+    assert supervised({}) == ("", 0.0)
+
+
+@pytest.mark.parametrize("error", [CorruptionError("x"), UnknownFormatError("x"), ForeignFolderError("x")])
+def test_what_a_person_has_to_look_at_is_not_restarted(error: Exception) -> None:
+    assert never_again(error)
+    assert not momentary(error)
+
+
+@pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
+def test_what_a_restart_may_heal_is(error: Exception | None) -> None:
+    assert not never_again(error)

@@ -1,0 +1,116 @@
+"""Iceberg tables of an archive, without a JVM and without a server: marks and files in one transaction, and who is late is fenced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+pytest.importorskip("sqlalchemy")
+
+import pyarrow as pa
+from pyiceberg.catalog.sql import SqlCatalog
+
+from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
+from liftpy.spark.pipelines.committing import Commit, commit_of, marks_of
+from liftpy.spark.pipelines.iceberg import CATALOG, IcebergFolder
+from liftpy.spark.pipelines.opening import state_of, table_at
+from liftpy.spark.pipelines.orphans import find_orphans
+from liftpy.spark.pipelines.writing import Writing, write_range
+from liftpy.spark.planning import PlannedRange
+from liftpy.spark.schema import arrow_schema
+from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
+
+QUERY = "q"
+
+
+def opened(root: Path) -> IcebergFolder:
+    table = table_at(root, "iceberg")
+    assert isinstance(table, IcebergFolder)
+    return table
+
+
+def committed(root: Path, start: int, end: int, batch: int, query: str = QUERY) -> Commit:
+    planned: PlannedRange = replace(PLANNED, start_offset=start, end_offset=end)
+    written = write_range(planned, batches(range(start, end)), SCHEMA, Writing(str(root)))
+    state = opened(root).state(marks_of([written], query))
+    found = commit_of([written], query, batch, {} if state is None else state.marks)
+    assert found is not None
+    return found
+
+
+def test_an_iceberg_table_keeps_its_marks_with_its_files(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    assert table.state() is None
+    with pytest.raises(NotFoundError, match="no table"):
+        state_of(table)
+    first = table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    assert table.commit(committed(tmp_path, 10, 15, 1), SCHEMA) == first + 1
+    found = table_at(tmp_path)
+    assert isinstance(found, IcebergFolder), "what a folder holds is told by its catalog"
+    state = state_of(found, [QUERY, "liftpy/orders/2", "liftpy/orders/uid/uid", "none"])
+    assert (state.version, state.record_count, len(state.files)) == (first + 1, 15, 2)
+    assert state.marks == {QUERY: 1, "liftpy/orders/2": 15, "liftpy/orders/uid/uid": 1}
+    assert state.schema.names == SCHEMA.names
+    assert all(Path(file).is_file() for file in state.files)
+    assert table.only_added_to()
+    assert find_orphans(table, 0.0).files == ()
+    with pytest.raises(ConfigError, match="of the format iceberg, not delta"):
+        table_at(tmp_path, "delta")
+
+
+def test_marks_without_a_file_are_a_transaction_too(tmp_path: Path) -> None:
+    table, other = opened(tmp_path), opened(tmp_path)
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    assert other.state() is not None
+    table.commit(Commit((), {QUERY: 7}), SCHEMA)
+    assert state_of(table, [QUERY]).marks == {QUERY: 7}
+    assert state_of(table).record_count == 10
+    assert table.only_added_to()
+    with pytest.raises(FencedError):
+        other.commit(Commit((), {QUERY: 1}), SCHEMA)
+    assert state_of(table, [QUERY]).marks == {QUERY: 7}
+
+
+def test_two_archives_of_one_iceberg_table_fence_each_other(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    assert one.state() is other.state() is None
+    first = committed(tmp_path, 0, 10, 0)
+    one.commit(first, SCHEMA)
+    with pytest.raises(FencedError, match="another archive"):
+        other.commit(replace(first, marks={**first.marks, "r": 0}), SCHEMA)
+    other.state()
+    one.commit(committed(tmp_path, 10, 20, 1), SCHEMA)
+    with pytest.raises(FencedError, match="another archive"):
+        other.commit(committed(tmp_path, 10, 12, 0, "r"), SCHEMA)
+    assert state_of(other).record_count == 20
+
+
+def test_others_read_it_and_what_it_can_not_do_is_said(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
+    read = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}").load_table("liftpy.archive").scan().to_arrow()
+    assert sorted(read["offset"].to_pylist()) == list(range(10))
+    with pytest.raises(ConfigError, match="Delta tables only"):
+        table.commit(committed(tmp_path, 10, 20, 1), SCHEMA, replace=True)
+    (tmp_path / CATALOG).write_bytes(b"no database at all, and longer than a page header of one would be" * 20)
+    with pytest.raises(StorageError, match="the Iceberg table"):
+        table.state()
+
+
+def test_all_columns_of_an_archive_are_taken(tmp_path: Path) -> None:
+    schema = arrow_schema(("key", "value", "headers", "subject", "stream", "partition", "offset", "timestamp", "leader_epoch"))
+    row = {"key": None, "value": b"v", "headers": [{"key": "h", "value": b"1"}], "subject": "s", "stream": "orders"}
+    row |= {"partition": PLANNED.partition, "offset": 0, "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "leader_epoch": 1}
+    batch = pa.RecordBatch.from_pylist([row], schema)
+    written = write_range(replace(PLANNED, start_offset=0, end_offset=1), [batch], schema, Writing(str(tmp_path)))
+    table = opened(tmp_path)
+    found = commit_of([written], QUERY, 0, {})
+    assert found is not None
+    table.commit(found, schema)
+    assert state_of(table).schema.names == schema.names
+    catalog = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}")
+    assert catalog.load_table("liftpy.archive").scan().to_arrow().to_pylist() == [row]

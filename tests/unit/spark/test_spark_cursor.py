@@ -1,0 +1,62 @@
+"""A streaming query's cursor: set after each micro-batch, and no reason to fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from liftpy.client.client import Client
+from liftpy.errors import UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.spark import cursor
+from liftpy.spark.cursor import CursorWriter
+from liftpy.spark.link import Link
+from liftpy.spark.offsets import StreamOffsets
+
+OFFSETS = StreamOffsets({("a", 0): 5, ("a", 1): 7, ("b", 0): 9}, {"a": "u1", "b": "u2"})
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the cluster was told; an Exception put in front is raised once."""
+    said: list[Any] = []
+
+    async def set_cursor(client: Client, name: str, positions: dict[PartitionKey, int]) -> None:
+        if said and isinstance(said[0], Exception):
+            raise said.pop(0)
+        said.append((name, positions))
+
+    monkeypatch.setattr(cursor, "set_cursor", set_cursor)
+    return said
+
+
+def test_it_says_all_positions_with_their_streams_uids(link: Link, told: list[Any]) -> None:
+    assert CursorWriter(link, "nightly").write(OFFSETS)
+    assert told == [("nightly", {PartitionKey("a", "u1", 0): 5, PartitionKey("a", "u1", 1): 7, PartitionKey("b", "u2", 0): 9})]
+
+
+def test_a_cluster_that_does_not_take_it_is_left_alone_for_a_while(
+    link: Link, told: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [100.0]
+    writer = CursorWriter(link, "nightly", lambda: now[0])
+    told.append(UnavailableError("no leader"))
+    assert not writer.write(OFFSETS)
+    assert "the cursor nightly is not set: [UNAVAILABLE] no leader" in caplog.text
+    now[0] += cursor.RETRY_S - 1
+    assert not writer.write(OFFSETS)
+    assert told == []
+    now[0] += 1
+    assert writer.write(OFFSETS)
+    assert len(told) == 1
+
+
+def test_it_is_not_waited_for_without_end(link: Link, told: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cursor, "PATIENCE_S", 0.01)
+
+    async def never(*_: object) -> None:
+        await cursor.asyncio.sleep(60)
+
+    monkeypatch.setattr(cursor, "set_cursor", never)
+    assert not CursorWriter(link, "nightly").write(OFFSETS)

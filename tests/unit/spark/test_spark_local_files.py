@@ -1,0 +1,203 @@
+"""Ranges read from the segment files of a replica on this host: the same records, checked as over NATS, and never fewer."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from liftpy.client.ranges import RangeFiles
+from liftpy.client.this_host import this_host
+from liftpy.config import StreamConfig
+from liftpy.errors import DataLossError, LiftError
+from liftpy.log.log import Log
+from liftpy.log.segment import log_name
+from liftpy.log.spans import MAX_FILES, FileSpan, spans_of
+from liftpy.spark import local_files
+from liftpy.spark.fetching import FetchRules
+from liftpy.spark.link import Link
+from liftpy.spark.local_files import FILES, NATS, FileRange, counts, offered, read_nearest
+from liftpy.spark.planning import PlannedRange
+from liftpy.testing.fake_node import FakeNode
+from liftpy.wire.batch import build_batch
+from sidecar.disk.files import FolderStorage
+
+RECORDS = 100
+RULES = FetchRules(patience_s=3, files=True)
+
+
+def a_batch(first: int, count: int = 10, epoch: int = 3) -> bytes:
+    values = [b"%06d" % i + bytes(200) for i in range(first, first + count)]
+    return build_batch(values, base_offset=first, leader_epoch=epoch, timestamp_ns=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "streams" / "orders-uid-orders" / "0"
+
+
+@pytest.fixture
+def log(folder: Path) -> Log:
+    """100 records in batches of 10, two in each segment."""
+    opened, _ = Log.open(FolderStorage(folder), StreamConfig(segment_bytes=5000))
+    for first in range(0, RECORDS, 10):
+        opened.append(a_batch(first))
+    opened.raise_high_watermark(RECORDS - 1)
+    assert len(opened.segments) == 5
+    return opened
+
+
+def planned(start: int = 0, end: int = RECORDS, epoch: int = 3) -> PlannedRange:
+    return PlannedRange("orders", "uid-orders", 0, start, end, epoch, "n1", ("n1", "n2", "n3"))
+
+
+def files(log: Log, folder: Path, start: int = 0, end: int = RECORDS) -> RangeFiles:
+    return RangeFiles(this_host(), str(folder), tuple((s.base_offset, s.begin, s.end) for s in spans_of(log, start, end)))
+
+
+def offsets(course: FileRange) -> list[int]:
+    return [int(offset) for pieces in course.pieces() for piece in pieces for offset in piece.offsets()]
+
+
+def test_where_a_range_lies(log: Log) -> None:
+    one = len(a_batch(0))
+    assert spans_of(log, 0, 5) == spans_of(log, 3, 10) == [FileSpan(0, 0, one)]
+    assert spans_of(log, 10, 20) == [FileSpan(0, one, 2 * one)]
+    assert spans_of(log, 15, 41) == [FileSpan(0, one, 2 * one), FileSpan(20, 0, 2 * one), FileSpan(40, 0, one)]
+    assert spans_of(log, 99, 100) == [FileSpan(80, one, 2 * one)]
+    assert spans_of(log, 5, 5) == []
+
+
+def test_of_too_many_files_nothing_is_told(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_FILES >= 256
+    monkeypatch.setattr("liftpy.log.spans.MAX_FILES", 2)
+    assert len(spans_of(log, 0, 40)) == 2
+    assert spans_of(log, 0, 41) == []
+
+
+@pytest.mark.parametrize("block_bytes", [200, 4000, 1 << 20])
+def test_exactly_the_range_is_read(log: Log, folder: Path, block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "BLOCK_BYTES", block_bytes)
+    for start, end in ((0, 100), (3, 57), (10, 20), (99, 100), (19, 21)):
+        course = FileRange(planned(start, end), files(log, folder, start, end))
+        assert offsets(course) == list(range(start, end))
+        assert course.position == end
+
+
+def test_what_retention_removes_meanwhile_is_read_to_its_end(log: Log, folder: Path) -> None:
+    course = FileRange(planned(), files(log, folder))
+    pieces = course.pieces()
+    found = [int(offset) for piece in next(pieces) for offset in piece.offsets()]
+    log.drop_prefix(80)
+    assert not (folder / log_name(20)).exists()
+    found += [int(offset) for rest in pieces for piece in rest for offset in piece.offsets()]
+    assert found == list(range(RECORDS))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert offsets(FileRange(planned(), files(log, folder, 80, 100))) == []  # what is gone is not there to begin with
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def spoil(folder: Path, name: str, at: int) -> None:
+    data = bytearray((folder / name).read_bytes())
+    data[at] ^= 1
+    (folder / name).write_bytes(bytes(data))
+
+
+def test_reading_of_files_ends_where_they_are_not_as_they_should_be(
+    log: Log, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, one = files(log, folder), len(a_batch(0))
+    wrong = {
+        "another stream's": replace(own, folder=str(folder.parent.parent / "orders-u2" / "0")),
+        "another partition's": replace(own, folder=str(folder.parent / "1")),
+        "not a whole path": replace(own, folder="orders-uid-orders/0"),
+        "no such file": replace(own, spans=((7, 0, one),)),
+        "inside a batch": replace(own, spans=((0, 5, one),)),
+        "a file is missing": replace(own, spans=own.spans[1:]),
+    }
+    for what, told in wrong.items():
+        course = FileRange(planned(), told)
+        assert offsets(course) == [], what
+        assert course.position == 0
+        assert "are read no further" in caplog.text
+    spoil(folder, log_name(40), 200)
+    assert offsets(FileRange(planned(), own)) == list(range(40)), "a bit that fell over"
+    os.truncate(folder / log_name(20), one + 50)
+    assert offsets(FileRange(planned(), own)) == list(range(30)), "a log that was cut"
+
+
+def test_a_record_that_was_written_since_ends_it_too(log: Log, folder: Path) -> None:
+    log.cut_to(60)
+    log.append(a_batch(60, epoch=4))
+    course = FileRange(planned(0, 70), files(log, folder, 0, 70))
+    assert offsets(course) == list(range(60))
+    assert course.position == 60
+
+
+@pytest.fixture
+def there(node: FakeNode, log: Log, folder: Path) -> FakeNode:
+    """A cluster with the same records, of which n2 is on this host."""
+    served = node.add_stream("orders").partitions[0]
+    served.leader_epoch = 3
+    for first in range(0, RECORDS, 10):
+        served.append(a_batch(first))
+    node.files["n2"] = (this_host(), str(folder), log)
+    node.files["n3"] = ("elsewhere/1", str(folder), log)
+    return node
+
+
+def read(link: Link, rules: FetchRules = RULES, what: PlannedRange | None = None) -> tuple[list[int], int, int]:
+    """(offsets, how many came from files, how many over NATS)."""
+    before = dict(counts)
+    pieces = read_nearest(link, what or planned(), rules)
+    found = [int(offset) for batch in pieces for piece in batch for offset in piece.offsets()]
+    return found, counts[FILES] - before.get(FILES, 0), counts[NATS] - before.get(NATS, 0)
+
+
+def test_a_task_reads_the_files_of_the_replica_on_its_host(
+    link: Link, there: FakeNode, log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert read(link) == (list(range(RECORDS)), RECORDS, 0)
+    assert "100 records from files of this host, 0 over NATS" in caplog.text
+    there.asked.clear()
+    assert read(link) == (list(range(RECORDS)), RECORDS, 0)
+    assert there.asked == {"n2": 1}, "others are known to be elsewhere"
+
+
+def test_what_files_do_not_give_comes_over_nats(
+    link: Link, there: FakeNode, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / log_name(40)).rename(folder / "away")
+    assert read(link) == (list(range(RECORDS)), 0, RECORDS), "all are opened at once, or none is read"
+    (folder / "away").rename(folder / log_name(40))
+    spoil(folder, log_name(40), 200)
+    caplog.clear()
+    assert read(link, replace(RULES, expects_files=True)) == (list(range(RECORDS)), 40, 60)
+    assert [record.levelname for record in caplog.records if "over NATS" in record.message] == ["WARNING"]
+
+
+def test_who_wants_the_leader_or_a_compacted_log_reads_no_files(link: Link, there: FakeNode) -> None:
+    assert read(link, FetchRules(patience_s=3)) == (list(range(RECORDS)), 0, RECORDS)
+    assert read(link, what=replace(planned(), compacted=True)) == (list(range(RECORDS)), 0, RECORDS)
+
+
+def test_a_replica_that_does_not_know_the_range_as_committed_offers_nothing(link: Link, there: FakeNode) -> None:
+    there.lagging["n2"] = 50
+    assert offered(link, planned()) is None
+    assert set(link.elsewhere) == {"n1", "n2", "n3"}
+    link.elsewhere.clear()
+    assert offered(link, planned(0, 51)) is not None
+    assert offered(link, replace(planned(0, 51), uid="u2")) is None, "another stream of that name"
+
+
+def test_what_retention_took_before_is_a_loss_and_never_short(link: Link, there: FakeNode, log: Log) -> None:
+    log.drop_prefix(40)
+    there.streams["orders"].partitions[0].log_start_offset = 40
+    with pytest.raises(DataLossError, match="are gone"):
+        read(link)
+    with pytest.raises(LiftError):
+        read(link, FetchRules(patience_s=3))

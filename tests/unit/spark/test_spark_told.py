@@ -1,0 +1,118 @@
+"""What leaders tell a streaming query while its questions wait: each change is known, and nobody asks for each micro-batch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from liftpy.spark.failures import SourceError
+from liftpy.testing.fake_node import FakeNode, FakePartition
+from liftpy.wire.batch import build_batch
+
+ALL = ReadAllAvailable()
+Open = Callable[..., Any]
+
+
+def append(log: FakePartition, count: int) -> None:
+    first = log.log_end_offset
+    log.append(build_batch([b"v"] * count, base_offset=first, leader_epoch=log.leader_epoch))
+
+
+def streaming(source: Any) -> Any:
+    return source.streamReader(source.schema())
+
+
+def ranges(partitions: list[Any]) -> list[tuple[int, int, int]]:
+    return [(p.value.partition, p.value.start_offset, p.value.end_offset) for p in partitions]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    give_up_at = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.002)
+
+
+def test_leaders_tell_a_streaming_query_of_what_is_new(source: Open, node: FakeNode) -> None:
+    stream = node.add_stream("orders", partitions=2)
+    append(stream.partitions[0], 10)
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ALL)
+    wait_for(lambda: sum(node.asked.values()) >= 6)  # both wait
+    asked = sum(node.asked.values())
+    append(stream.partitions[0], 10)
+    wait_for(lambda: reader.latestOffset(end, ALL) != end)
+    later = reader.latestOffset(end, ReadMaxRows(7))
+    assert later == {"orders": {"0": 17, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
+    assert ranges(reader.partitions(end, later)) == [(0, 10, 17)]
+    assert json.dumps(reader.reportLatestOffset()["orders"]["0"]) == "20"
+    assert sum(node.asked.values()) - asked <= 3, "its own questions alone, a second each: nobody asks for each micro-batch"
+    restarted = streaming(source(startingOffsets="earliest"))
+    assert ranges(restarted.partitions(end, later)) == [(0, 10, 17)], "who knows nothing asks"
+
+
+def test_a_watched_stream_that_is_made_again_or_cut_is_noticed(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    for _ in range(3):
+        append(log, 10)
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.latestOffset(reader.initialOffset(), ReadMaxRows(20))
+    assert reader.latestOffset(start, ReadMaxRows(5))["orders"]["0"] == 25
+    while log.batches and log.batches[-1][0].next_offset > 10:
+        log.batches.pop()
+    log.leader_epoch, log.high_watermark = 4, 9
+    append(log, 40)
+
+    def refused() -> str:
+        try:
+            reader.latestOffset(start, ALL)
+        except SourceError as error:
+            return error.code
+        return ""
+
+    wait_for(lambda: refused() == "DATA_LOSS")
+    node.add_stream("orders", "another")
+    wait_for(lambda: refused() == "NOT_FOUND")
+
+
+def test_nodes_that_do_not_wait_are_watched_too(source: Open, node: FakeNode) -> None:
+    node.waits = False
+    log = node.add_stream("orders").partitions[0]
+    reader = streaming(source(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) == start
+    append(log, 5)
+    wait_for(lambda: reader.latestOffset(start, ALL)["orders"]["0"] == 5)
+
+
+def test_what_is_known_of_a_log_that_was_cut_is_asked_again(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    reader = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
+    start = reader.latestOffset(reader.initialOffset(), ALL)
+    log.batches.clear()
+    log.leader_epoch, log.high_watermark = 4, -1
+    append(log, 40)
+    restarted = streaming(source(failOnDataLoss="false"))
+    assert restarted.latestOffset(start, ALL)["orders"]["0"] == 40
+    assert restarted._asked()._watched([]) is None
+
+
+def test_what_the_watch_has_not_heard_of_yet_is_asked_for(source: Open, node: FakeNode) -> None:
+    node.waits = False
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    reader = streaming(source(startingOffsets="earliest"))
+    reader.latestOffset(reader.initialOffset(), ALL)
+    catalog = reader._asked()
+    append(log, 40)
+    assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50

@@ -1,0 +1,134 @@
+"""What leaders hold, watched: told at once, asked rarely, and forgotten as soon as anything is not as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from liftpy.errors import UnavailableError
+from liftpy.spark import watching
+from liftpy.spark.planning import PartitionView
+from liftpy.spark.watching import Watch
+
+VIEW = PartitionView(
+    stream="s", uid="u1", partition=0, replicas=("n1",), leader="n1", leader_epoch=3, log_start_offset=0, end_offset=10
+)
+
+
+class Leader:
+    """Answers when it is told to. ``asked``: the ends that were known to who asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.answers: asyncio.Queue[PartitionView | Exception] = asyncio.Queue()
+
+    async def ask(self, view: PartitionView, wait_s: float) -> PartitionView:
+        assert wait_s == watching.WAIT_S
+        self.asked.append(view.end_offset)
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def until(condition: Callable[[], object]) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it does not come")
+
+
+def run(body: Callable[[Watch, Leader], Awaitable[None]], clock: Callable[[], float] | None = None) -> None:
+    async def whole() -> None:
+        leader = Leader()
+        watch = Watch(leader.ask, clock) if clock else Watch(leader.ask)
+        assert watch.views() is None, "nothing is known before it was seen"
+        watch.follow({VIEW.key: VIEW})
+        await body(watch, leader)
+        watch.end()
+
+    asyncio.run(whole())
+
+
+def end_of(watch: Watch) -> int:
+    views = watch.views()
+    return -1 if views is None else views[VIEW.key].end_offset
+
+
+def test_what_is_new_is_known_when_it_is_told_and_never_goes_back() -> None:
+    async def body(watch: Watch, leader: Leader) -> None:
+        assert end_of(watch) == 10
+        await until(lambda: leader.asked)
+        leader.answers.put_nowait(replace(VIEW, end_offset=12))
+        await until(lambda: end_of(watch) == 12)
+        await until(lambda: leader.asked == [10, 12])
+        leader.answers.put_nowait(replace(VIEW, end_offset=11))
+        await until(lambda: len(leader.asked) == 3)
+        assert end_of(watch) == 12
+        assert leader.asked == [10, 12, 12]
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        UnavailableError("no leader"),
+        replace(VIEW, end_offset=12, leader_epoch=4),
+        replace(VIEW, end_offset=12, leader="n2"),
+        replace(VIEW, end_offset=12, uid="u2"),
+    ],
+    ids=["error", "epoch", "leader", "uid"],
+)
+def test_what_is_not_as_it_was_ends_all_of_it(answer: PartitionView | Exception) -> None:
+    async def body(watch: Watch, leader: Leader) -> None:
+        other = replace(VIEW, partition=1)
+        watch.follow({VIEW.key: VIEW, other.key: other})
+        await until(lambda: len(leader.asked) == 2)
+        leader.answers.put_nowait(answer)
+        await until(lambda: watch.views() is None)
+        await until(lambda: not watch._tasks)
+        watch.follow({VIEW.key: VIEW})
+        assert end_of(watch) == 10
+
+    run(body)
+
+
+def test_nodes_that_do_not_wait_are_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def body(watch: Watch, leader: Leader) -> None:
+        sleep = asyncio.sleep
+
+        async def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(watching.asyncio, "sleep", pause)
+        for end, wanted in ((10, watching.POLL_S), (11, watching.PAUSE_S)):
+            pauses.clear()
+            leader.answers.put_nowait(replace(VIEW, end_offset=end))
+            for _ in range(100):
+                await sleep(0)
+            assert pauses == [wanted]
+        monkeypatch.setattr(watching.asyncio, "sleep", sleep)
+
+    run(body)
+
+
+def test_nobody_is_asked_for_a_query_that_has_ended() -> None:
+    now = [0.0]
+
+    async def body(watch: Watch, leader: Leader) -> None:
+        await until(lambda: leader.asked)
+        now[0] = watching.UNWANTED_S + 1
+        leader.answers.put_nowait(replace(VIEW, end_offset=12))
+        await until(lambda: not watch._tasks)
+        assert watch.views() is None
+        assert leader.asked == [10]
+
+    run(body, lambda: now[0])
