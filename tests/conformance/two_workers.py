@@ -10,6 +10,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -178,6 +179,7 @@ class WorkerNode:
             counters,
         )
         tools: Any = SimpleNamespace(
+            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
