@@ -54,6 +54,8 @@ async def test_the_sequence_of_a_start_that_takes_longer_than_the_time_out(there
     for recovered in (1, 2, 3):
         wanted = f"STATUS=recovering log {recovered} of 3\nEXTEND_TIMEOUT_USEC=30000000"
         await there.until(lambda heard, wanted=wanted: wanted in heard)
+    stands_still = there.heard.count("WATCHDOG=1") + 3
+    await there.until(lambda heard: heard.count("WATCHDOG=1") >= stands_still)
     assert [text for text in there.heard if "EXTEND" in text] == [
         f"STATUS=recovering log {number} of 3\nEXTEND_TIMEOUT_USEC=30000000" for number in (1, 2, 3)
     ], "a start that stands still gets no more time"
