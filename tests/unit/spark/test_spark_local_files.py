@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +111,7 @@ def test_reading_of_files_ends_where_they_are_not_as_they_should_be(
     log: Log, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own, one = files(log, folder), len(a_batch(0))
+    shutil.copytree(folder, folder.parent.parent / "orders-u2" / "0")
     wrong = {
         "another stream's": replace(own, folder=str(folder.parent.parent / "orders-u2" / "0")),
         "another partition's": replace(own, folder=str(folder.parent / "1")),
