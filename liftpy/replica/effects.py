@@ -260,7 +260,8 @@ class KeepFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerWaiter:
-    """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered with nothing. Nothing is sent
+    """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered
+    with nothing. Nothing is sent
     where the way back was not kept, or the log can't be read: the follower fetches when its idle wait is over."""
 
     replica: str

@@ -138,6 +138,40 @@ class FetchDesk:
         )
         return False
 
+    def owes_high_watermark(self, now_ns: int) -> bool:
+        """HW has risen: whether somebody waits at the log end who does not know it. Word is owed to all of those from now on."""
+        high_watermark, found = self._log.high_watermark, False
+        for replica, progress in self.followers.items():
+            lacks = progress.told_high_watermark < high_watermark and self.waiters.of(replica) is not None
+            if lacks and replica in self._shared.live:
+                progress.is_owed(now_ns)
+                found = True
+        return found
+
+    def tell_those_owed(self, before_ns: int, out: Effects) -> tuple[str, ...]:
+        """Answer the fetches with HW to which word has been owed since ``before_ns`` or longer. The replicas that are to be sent a
+        notice instead, and those that have not fetched in this epoch: they count as told."""
+        told = []
+        for replica, progress in self.followers.items():
+            if replica not in self._shared.live:
+                continue
+            if progress.position is not None and not (self._is_owed(replica) and progress.owed_ns <= before_ns):
+                continue
+            if progress.position is not None and self.awaits_answer(replica):
+                self.tell(replica, out)
+            else:
+                progress.told(self._log.high_watermark)
+                told.append(replica)
+        return tuple(told)
+
+    def _is_owed(self, replica: str) -> bool:
+        return self.followers[replica].owed_ns > 0 and self.waiters.of(replica) is not None
+
+    def owes_since_ns(self) -> int | None:
+        """Since when word is owed to whoever waits longest, of those that live; None: to nobody."""
+        owed = (progress.owed_ns for replica, progress in self.followers.items() if self._is_owed(replica) and progress.live)
+        return min(owed, default=None)
+
     def tell(self, replica: str, out: Effects) -> None:
         """Answer the fetch that waits with HW alone; it waits on."""
         self.followers[replica].told(self._log.high_watermark)

@@ -267,10 +267,8 @@ class LeaderRole(ReplicaRole):
         if offset > log.high_watermark:
             self.shared.raise_high_watermark(min(offset, log.flushed_newest_offset), out)
             self.intake.committed(log.high_watermark)
-            for replica, progress in self.desk.followers.items():
-                if self._lacks_high_watermark(replica):
-                    progress.is_owed(now_ns)
-                    self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
+            if self.desk.owes_high_watermark(now_ns):
+                self._want_notice(now_ns + _NOTICE_DELAY_NS, out)
         if log.high_watermark < log.flushed_newest_offset and self._probe_after_ns:
             self.shared.deadlines.set_earlier(Deadline.PROBE, now_ns + self._probe_after_ns, out)
         self._acknowledge(now_ns, out)
@@ -351,37 +349,21 @@ class LeaderRole(ReplicaRole):
         self.desk.epoch_query_received(event, now_ns, out)
         self._open_when_free(now_ns, out)
 
-    def _lacks_high_watermark(self, replica: str) -> bool:
-        """Whether ``replica`` waits at the log end, if it lives, and does not know the HW that its next fetch would tell."""
-        progress = self.desk.followers[replica]
-        lacks = progress.told_high_watermark < self.log.high_watermark
-        return lacks and replica in self.shared.live and self.desk.waiters.of(replica) is not None
-
     def _want_notice(self, at_ns: int, out: Effects) -> None:
         self.shared.deadlines.set_earlier(Deadline.NOTICE, at_ns, out)
 
     def _send_notices(self, now_ns: int, out: Effects) -> None:
-        """NewLeadershipTerm to those that have not fetched in this epoch, HW to those at the log end to whom word is owed for long enough:
-        as an answer to the fetch that waits where one does, so that none has to fetch for it, else as CommitPosition."""
-        log, told = self.log, []
-        for replica, progress in self.desk.followers.items():
-            if replica not in self.shared.live:
-                continue
-            if progress.position is None:
-                self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
-                told.append(replica)
-            elif not progress.owed_ns or self.desk.waiters.of(replica) is None:
-                continue
-            elif now_ns < (due_ns := progress.owed_ns + _NOTICE_DELAY_NS):
-                self._want_notice(due_ns, out)
-            elif self.desk.awaits_answer(replica):
-                self.desk.tell(replica, out)
-            else:
-                told.append(replica)
+        """NewLeadershipTerm to those that have not fetched in this epoch, HW to those at the log end to whom word is owed for long
+        enough: as an answer to the fetch that waits where one does, so that none has to fetch for it, else as CommitPosition."""
+        log, told = self.log, self.desk.tell_those_owed(now_ns - _NOTICE_DELAY_NS, out)
+        if any(self.desk.followers[replica].position is None for replica in told):
+            self._want_notice(now_ns + nanoseconds(self.shared.config.notice_interval_s), out)
+        if (owed_ns := self.desk.owes_since_ns()) is not None:
+            self._want_notice(owed_ns + _NOTICE_DELAY_NS, out)
         if told:
             out.append(
                 SendNotice(
-                    replicas=tuple(told),
+                    replicas=told,
                     leader_epoch=self.leader_epoch,
                     epoch=self.shared.state.epoch,
                     epoch_start_offset=self.epoch_start_offset,
@@ -389,8 +371,6 @@ class LeaderRole(ReplicaRole):
                     log_start_offset=log.log_start_offset,
                 )
             )
-        for replica in told:
-            self.desk.followers[replica].told(log.high_watermark)
 
     # ---- the ISR ---------------------------------------------------------------------------------------------------
     def _review_isr(self, now_ns: int, out: Effects) -> None:

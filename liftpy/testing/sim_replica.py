@@ -487,16 +487,12 @@ class SimReplica(Asking):
         )  # fmt: skip
 
     def _epoch_query_received(self, request: EpochRequest, reply: Reply) -> None:
-        token = self._keep((request, reply))
         self.feed(
             ev.EpochQueryReceived(
-                token=token,
-                replica=request.replica,
-                asked_epoch=request.asked_epoch,
-                current_epoch=request.current_epoch,
-                stream_uid=request.uid,
+                token=self._keep((request, reply)), replica=request.replica, asked_epoch=request.asked_epoch,
+                current_epoch=request.current_epoch, stream_uid=request.uid,
             )
-        )
+        )  # fmt: skip
 
     def send_fetch_response(self, effect: do.SendFetchResponse) -> None:
         request, reply = self._tokens.pop(effect.token)

@@ -125,7 +125,8 @@ def options_text(options: SourceOptions) -> bytes:
     found["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
     found["columns"] = ",".join(options.columns)
     found["readFrom"] = "leader" if options.read_from_leader else "nearest"
-    found["patience"] = repr(options.patience_s)
+    found["patience"], found["isolation"] = repr(options.patience_s), "committed"
+    found |= {"cursor": options.cursor} if options.cursor else {}
     return json.dumps(found).encode()
 
 

@@ -7,7 +7,6 @@ import pytest
 from liftpy.config import AckPolicy, CommitPolicy, ReplicationConfig
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.replica import leader as leader_role
 from liftpy.replica.events import Deadline, RefusalReason
 from tests.unit.replica.stepping import KEY, S, Stepped, state
 
@@ -218,29 +217,6 @@ def test_a_follower_that_awaits_more_is_answered_when_there_is_more() -> None:
     leader.fetch("b", 1, awaits_more=True)
     assert leader.only(do.SendFetchResponse).from_offset == 2
     assert not leader.has(do.KeepFetch), "this answer is not empty"
-
-
-def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() -> None:
-    """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
-    leader = Stepped("a").leads()
-    for follower in "bc":
-        leader.fetch(follower, -1, awaits_more=True)
-    for offset in range(5):
-        leader.publish(1, flush=False)
-        told = [effect.replica for effect in leader.out if isinstance(effect, do.AnswerWaiter)]
-        assert sorted(told) == ["b", "c"]
-        leader.step(ev.LogFlushed(end_offset=offset + 1))
-        for follower in "bc":
-            leader.fetch(follower, offset, awaits_more=True)
-        leader.now_ns += leader_role._NOTICE_DELAY_NS * 2 // 3
-        if leader.replica._shared.deadlines._at_ns[Deadline.NOTICE] <= leader.now_ns:
-            leader.step(ev.DeadlineReached(kind=Deadline.NOTICE))
-            assert not leader.has(do.TellWaiter)
-            assert leader.replica._shared.deadlines._at_ns[Deadline.NOTICE] > leader.now_ns
-    leader.fire(Deadline.NOTICE)
-    assert {effect.replica for effect in leader.out if isinstance(effect, do.TellWaiter)} == {"b", "c"}
-    with pytest.raises(KeyError):
-        leader.fire(Deadline.NOTICE)  # everybody knows all there is
 
 
 def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:

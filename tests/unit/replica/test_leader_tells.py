@@ -96,6 +96,29 @@ def test_who_has_been_told_is_not_told_again_with_those_who_have_not_fetched_yet
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
+def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() -> None:
+    """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
+    stepped = Stepped("a").leads()
+    for follower in "bc":
+        stepped.fetch(follower, -1, awaits_more=True)
+    for offset in range(5):
+        stepped.publish(1, flush=False)
+        told = [effect.replica for effect in stepped.out if isinstance(effect, do.AnswerWaiter)]
+        assert sorted(told) == ["b", "c"]
+        stepped.step(ev.LogFlushed(end_offset=offset + 1))
+        for follower in "bc":
+            stepped.fetch(follower, offset, awaits_more=True)
+        stepped.now_ns += 2_000_000 * 2 // 3
+        if stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] <= stepped.now_ns:
+            stepped.step(ev.DeadlineReached(kind=ev.Deadline.NOTICE))
+            assert not stepped.has(do.TellWaiter)
+            assert stepped.replica._shared.deadlines._at_ns[ev.Deadline.NOTICE] > stepped.now_ns
+    stepped.fire(ev.Deadline.NOTICE)
+    assert {effect.replica for effect in stepped.out if isinstance(effect, do.TellWaiter)} == {"b", "c"}
+    with pytest.raises(KeyError):
+        stepped.fire(ev.Deadline.NOTICE)  # everybody knows all there is
+
+
 # ---- what is held ------------------------------------------------------------------------------------------------------------
 def test_another_epoch_of_the_partition_refuses_what_is_held_only_where_the_isr_is_short() -> None:
     stepped = leader(unreplicated_bytes=512)
