@@ -34,7 +34,8 @@ liftpy.replica.progress: REACH_NS 10e9, DOUBT_NS 5e9, FollowerProgress.copy_epoc
   FollowerProgress.live no, FollowerProgress.was_caught_up no, FollowerProgress.last_fetch_ns 0,
   FollowerProgress.last_asked_ns 0, FollowerProgress.absences 0, FollowerProgress.probed no, FollowerProgress.progressed_ns 0,
   FollowerProgress.mark_end_offset -1, FollowerProgress.mark_ns 0, FollowerProgress.log_end_offset_at_last_fetch 0,
-  FollowerProgress.last_request_id 0, FollowerProgress.last_request_ns 0, FollowerProgress.told_high_watermark -2, FollowerProgress.owed_ns 0
+  FollowerProgress.last_request_id 0, FollowerProgress.last_request_ns 0, FollowerProgress.told_high_watermark -2,
+  FollowerProgress.owed_ns 0
 liftpy.replica.quiet: MAX_PER_QUESTION 512, MISSES 2, ASK_AGAIN_NS 60e9, QUIET_WAIT 0.6, _Link.asked_ns 0, _Link.misses 0
 liftpy.replica.reads: MAX_WAIT_MS 30000, MAX_WAITING 4Ki, MAX_WAITING_BYTES 32Mi, MAX_REQUEST_BYTES 11520, WAITING_COST_BYTES
   1500, _HEADER_ROOM_BYTES 4Ki, _DEFAULT_BYTES 1Mi, ReadBudget.max_bytes 32Mi, ReadBudget.used_bytes 0, Reads._head(error) 0
