@@ -481,7 +481,9 @@ class Shell:
         others = tuple(pair for pair in self.cell.kept if pair[0] != name)
         self.cell.kept = tuple(sorted((*others, (name, rid))))
         assert self.cell.replica is not None
-        self._send_records(name, rid, len(self.cell.log), self.cell.replica._role.leader_epoch)  # TellWaiter's, which may come at once
+        self._send_records(
+            name, rid, len(self.cell.log), self.cell.replica._role.leader_epoch
+        )  # TellWaiter's, which may come at once
 
     def answer_waiter(self, effect: do.AnswerWaiter) -> None:
         for name, rid in self.cell.kept:
