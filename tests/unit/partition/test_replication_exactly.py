@@ -51,9 +51,7 @@ class Leader:
         return token
 
     def answer(self, token: int, from_offset: int = 0, max_bytes: int = 1 << 20) -> list[bytes]:
-        effect = do.SendFetchResponse(
-            token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7
-        )
+        effect = do.SendFetchResponse(token=token, from_offset=from_offset, max_bytes=max_bytes, leader_epoch=7)
         self.desk.send_response(effect, self.log, 9)
         return self.bus.take(REPLY)  # type: ignore[no-any-return]
 
