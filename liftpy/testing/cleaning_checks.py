@@ -4,12 +4,13 @@ the metadata has forgotten the purge."""
 from __future__ import annotations
 
 from liftpy.config import StreamConfig
+from liftpy.errors import DamagedBatchError
 from liftpy.invariants import check
 from liftpy.log.log import Log
 from liftpy.partition import PartitionState
 from liftpy.testing.ghost import PartitionGhost
 from liftpy.testing.messages import KEYS
-from liftpy.wire.batch import DamagedBatchError, split_batches
+from liftpy.wire.batch import split_batches
 
 
 def held_ids(log: Log) -> dict[int, int]:
