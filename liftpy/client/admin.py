@@ -14,6 +14,7 @@ from typing import Any
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
+from liftpy.client.this_host import this_host
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
 from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
@@ -402,14 +403,16 @@ class Admin:
         """The internal stream of consumer groups, made where it is not there; see ``Grouping.groups_stream``."""
         return await self._whole(await self._read(cluster_pb2.ControlRequest(openGroups=cluster_pb2.OpenGroups())))
 
-    async def nodes_in(self, rack: str) -> set[str]:
-        """The nodes of a rack, without the rest of the cluster, about."""
+    async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
+        """The nodes of this host, and those of a rack ('': of none), without the rest of the cluster, about."""
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()
         while pages.request is not None and not pages.cluster.image.streams:  # nodes come first
             request.describeCluster.CopyFrom(pages.request)
             request.describeCluster.maxBytes = _NODES_BYTES
             pages.add((await self._read(request)).cluster)
-        return {node.nodeId for node in pages.cluster.image.nodes if node.rack == rack}
+        nodes, host = pages.cluster.image.nodes, this_host()
+        here = {node.nodeId for node in nodes if host and node.host == host}
+        return here, {node.nodeId for node in nodes if rack and node.rack == rack}
 
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
         """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""

@@ -545,7 +545,7 @@ class Client(GivingUp, Grouping, Internals, Pauses, ServiceCalls):
         async def now() -> PartitionState:
             return _partition_of(await self._described(stream), partition)
 
-        nearest = Nearest(chosen.near, now, self._admin.nodes_in) if chosen.near else None
+        nearest = Nearest(chosen.near, now, self._admin.nodes_near) if chosen.near or chosen.nearest else None
         return PartitionReader(self._transport, self._subjects, stream, partition, chosen, now, nearest)
 
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:

@@ -60,9 +60,10 @@ class ReadOptions:
     ``wait_s``, until the request counts as unanswered. ``patience_s``: how long nobody may answer before UnavailableError.
     ``read_ahead``: answers kept ready, each up to ``max_bytes``.
     ``node``: read from this node only; empty: any in-sync replica, the same one as long as it answers. ``near``: a rack; an in-sync
-    replica there is read from as long as one answers. ``isolation``: ``uncommitted`` reads past HW, from the leader only: such records
-    may still vanish, and then LogTruncatedError says how far what was read holds. ``on_event``: told of answers, failures and changes
-    of replica (``liftpy.client.events``).
+    replica there is read from as long as one answers, one on the reader's own host before the others; ``nearest``: the same without a
+    rack. ``isolation``: ``uncommitted`` reads past HW, from the leader only: such records may still vanish, and
+    then LogTruncatedError says how far what was read holds. ``on_event``: told of answers, failures and changes of replica
+    (``liftpy.client.events``).
     """
 
     max_bytes: int = 1024 * 1024
@@ -73,6 +74,7 @@ class ReadOptions:
     node: str = ""
     isolation: Literal["committed", "uncommitted"] = "committed"
     near: str = ""
+    nearest: bool = False
     on_event: OnEvent | None = None
 
     def __post_init__(self) -> None:
@@ -88,8 +90,10 @@ class ReadOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)} is outside {low}..{high}")
         if self.isolation not in ("committed", "uncommitted"):
             raise ConfigError(f"isolation = {shown(str(self.isolation))}: committed or uncommitted")
-        if self.near and (self.node or not self.committed):
-            raise ConfigError("near is one of several replicas: give no node, and read what is committed")
+        if (self.near or self.nearest) and (self.node or not self.committed):
+            raise ConfigError(
+                f"{'near' if self.near else 'nearest'} is one of several replicas: give no node, and read what is committed"
+            )
 
     @property
     def committed(self) -> bool:

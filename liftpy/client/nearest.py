@@ -1,7 +1,8 @@
-"""Reading from the rack where the reader stands: which in-sync replicas of a partition are there, and which of them to ask.
+"""Reading from where the reader stands: which in-sync replicas of a partition are on its host or in its rack, and which of them to ask.
 
-It is a wish: where no replica of the rack answers well, any other does, and after ``AWAY_S`` the rack is tried again. What may be read
-does not depend on it: each replica answers up to its own HW.
+It is a wish: where none of the host answers well one of the rack does, then any other, and after ``AWAY_S`` the near ones are tried
+again. What may be read does not depend on it: each replica answers up to its own HW, and one that is behind what the reader has seen
+does not answer well.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ AWAY_S = 10.0
 
 
 class Nearest:
-    """``rack``: where the reader stands. ``partition``: as it is now. ``nodes_in``: the nodes of a rack."""
+    """``rack``: where the reader stands, '': it does not say. ``partition``: as it is now. ``nodes_near``: the nodes of its host, and of a
+    rack; each replica counts for the nearer of the two."""
 
     def __init__(
         self,
         rack: str,
         partition: Callable[[], Awaitable[PartitionState]],
-        nodes_in: Callable[[str], Awaitable[Collection[str]]],
+        nodes_near: Callable[[str], Awaitable[tuple[Collection[str], Collection[str]]]],
     ) -> None:
         self._rack = rack
         self._partition = partition
-        self._nodes_in = nodes_in
+        self._nodes_near = nodes_near
         self._near: list[str] = []
+        self._here: Collection[str] = ()
+        """Those of ``_near`` that are on the reader's host."""
         self._away_until: dict[str, float] = {}
         """Of nodes in ``_near`` only."""
         self._look_at = 0.0
 
     async def instead_of(self, node: str) -> str:
-        """Whom to ask rather than ``node`` (empty: any): one of the rack that has not failed lately, or ``node`` itself."""
+        """Whom to ask rather than ``node`` (empty: any): a near one that has not failed lately, or ``node`` itself."""
         now = asyncio.get_running_loop().time()
         fit = self._fit(now)
         if not fit and now >= self._look_at:
@@ -56,10 +60,11 @@ class Nearest:
             self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S
 
     def _fit(self, now: float) -> list[str]:
-        return [node for node in self._near if self._away_until.get(node, 0.0) <= now]
+        fit = [node for node in self._near if self._away_until.get(node, 0.0) <= now]
+        return [node for node in fit if node in self._here] or fit
 
     async def _look(self) -> None:
         in_sync = (await self._partition()).isr
-        there = await self._nodes_in(self._rack)
-        self._near = [node for node in in_sync if node in there]
+        here, there = await self._nodes_near(self._rack)
+        self._near, self._here = [node for node in in_sync if node in here or node in there], here
         self._away_until = {node: until for node, until in self._away_until.items() if node in self._near}

@@ -84,6 +84,7 @@ def node_to_pb(node: NodeImage) -> pb.Node:
         weightByHand=node.weight_by_hand,
         rackByHand=node.rack_by_hand,
         leaving=node.leaving,
+        host=node.host,
     )
 
 
@@ -107,6 +108,7 @@ def node_from_pb(message: pb.Node) -> NodeImage:
         weight_by_hand=message.weightByHand,
         rack_by_hand=message.rackByHand,
         leaving=message.leaving,
+        host=message.host,
     )
 
 

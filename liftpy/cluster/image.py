@@ -57,6 +57,8 @@ class NodeImage:
     rack_by_hand: bool = False
     leaving: bool = False
     """An operator drains it: it is given nothing, and what it holds moves away."""
+    host: str = ""
+    """The machine that its process runs on, as ``liftpy.client.this_host`` has it; '': it did not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from liftpy import __version__
+from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
 from liftpy.cluster.predecessor import DEFAULT_WAIT_S
@@ -73,6 +74,7 @@ class Membership:
             version=__version__,
             statusAddress=status_address,
             partitionBudget=partition_budget,
+            host=this_host(),
         )
         starts.tell(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import ReadEvent, ReadOptions
+from liftpy.client.this_host import this_host
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -26,6 +27,8 @@ async def test_a_follower_in_the_rack_answers(bench: Any, stream_name: str) -> N
     try:
         consumer = bench.client.consume(stream_name, until="end", options=ReadOptions(near="near", on_event=told.append))
         assert [record.value async for record in consumer] == [b"%d" % n for n in range(20)]
+        hosts = {node.host for node in (await bench.client.describe_cluster()).image.nodes.values()}
+        assert hosts == {this_host()} != {""}
     finally:
         await bench.client.reset_node(follower, rack=True)
     # it may be behind the leader for a moment, and is then passed over; here it has had the time of an ack

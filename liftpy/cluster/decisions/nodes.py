@@ -60,6 +60,7 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
         weight_by_hand=known is not None and known.weight_by_hand,
         rack_by_hand=known is not None and known.rack_by_hand,
         leaving=known is not None and known.leaving,
+        host=request.host,
     )
     draft.add(NodeChanged(node))
     complete = known is None or holds_all_it_acknowledged(known, request)
@@ -198,7 +199,7 @@ def _wrong_registration(draft: Draft, request: pb.RegisterNode) -> str:
         check_speaker(request.nodeId, "node id")
     except InvalidNameError as error:
         return str(error)
-    for what in ("rack", "version", "statusAddress", "folderId"):
+    for what in ("rack", "version", "statusAddress", "folderId", "host"):
         if len(getattr(request, what)) > MAX_TEXT_LENGTH:
             return f"{what} is longer than {MAX_TEXT_LENGTH} characters"
     if len(request.earlierNonces) > MAX_EARLIER_NONCES:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.client import admin as admin_module
 from liftpy.client import nearest as nearest_module
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import Consumer, ReadOptions
@@ -23,9 +24,10 @@ class Metadata:
 
     def __init__(self, isr: tuple[str, ...] = ("n1", "n2", "n3", "n4"), **racks: set[str]) -> None:
         self.isr, self.racks = isr, racks or {"a": {"n2", "n3", "n9"}}
+        self.here: set[str] = set()
         self.looks = 0
         self.fails = False
-        self.nearest = Nearest("a", self.partition, self.nodes_in)
+        self.nearest = Nearest("a", self.partition, self.nodes_near)
 
     async def partition(self) -> Any:
         self.looks += 1
@@ -33,8 +35,8 @@ class Metadata:
             raise UnavailableError("no metadata leader")
         return SimpleNamespace(isr=self.isr)
 
-    async def nodes_in(self, rack: str) -> set[str]:
-        return self.racks.get(rack, set())
+    async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
+        return self.here, self.racks.get(rack, set())
 
 
 class Time:
@@ -82,6 +84,18 @@ async def test_one_that_fails_is_passed_over_for_a_while(time: Time) -> None:
     assert {await metadata.nearest.instead_of("n1") for _ in range(20)} == {"n3"}
 
 
+async def test_one_on_the_readers_host_comes_before_those_of_its_rack(time: Time) -> None:
+    metadata = Metadata()
+    metadata.here = {"n1", "n3", "n7"}  # of these n3 is in the rack too, and n7 is not in sync
+    assert {await metadata.nearest.instead_of("n2") for _ in range(40)} == {"n1", "n3"}
+    metadata.nearest.failed("n1")
+    assert {await metadata.nearest.instead_of("n2") for _ in range(20)} == {"n3"}
+    metadata.nearest.failed("n3")
+    assert await metadata.nearest.instead_of("n1") == "n2", "the rack's other one"
+    time.now += AWAY_S
+    assert await metadata.nearest.instead_of("n2") in ("n1", "n3")
+
+
 async def test_where_the_rack_has_none_any_will_do_and_it_is_looked_up_now_and_then(time: Time) -> None:
     metadata = Metadata(b={"n1"})
     for _ in range(5):
@@ -121,9 +135,12 @@ async def test_a_reader_asks_its_rack_and_others_when_that_fails(time: Time) -> 
 def test_near_is_one_of_several(given: Any) -> None:
     with pytest.raises(ConfigError, match="near is one of several replicas"):
         ReadOptions(near="a", **given)
+    with pytest.raises(ConfigError, match="nearest is one of several replicas"):
+        ReadOptions(nearest=True, **given)
 
 
-async def test_a_cluster_is_asked_for_its_nodes_and_not_for_its_streams() -> None:
+async def test_a_cluster_is_asked_for_its_nodes_and_not_for_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_module, "this_host", lambda: "h/1")
     asked: list[cluster_pb2.DescribeCluster] = []
 
     async def read(request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
@@ -131,13 +148,13 @@ async def test_a_cluster_is_asked_for_its_nodes_and_not_for_its_streams() -> Non
         answer = cluster_pb2.ControlResponse()
         image, number = answer.cluster.image, len(asked)
         answer.cluster.more = True
-        image.nodes.add(nodeId=f"n{number}", rack="a" if number != 2 else "b")
+        image.nodes.add(nodeId=f"n{number}", rack="a" if number != 2 else "b", host="h/1" if number > 1 else "h/2")
         if number == 3:
             image.streams.add(name="s", uid="u")
         return answer
 
     admin: Any = Admin.__new__(Admin)
     admin._read = read
-    assert await admin.nodes_in("a") == {"n1", "n3"}
+    assert await admin.nodes_near("a") == ({"n2", "n3"}, {"n1", "n3"})
     assert [(question.afterNode, question.afterStream) for question in asked] == [("", ""), ("n1", ""), ("n2", "")]
     assert {question.maxBytes for question in asked} == {64 * 1024}

@@ -28,6 +28,7 @@ def test_every_field_of_every_state_comes_back() -> None:
         weight=3.0,
         version="v",
         status_address="a",
+        host="h/1",
         fenced=True,
         session_time_ns=4,
         previous_incarnation=5,
