@@ -24,8 +24,8 @@ AWAY_S = 10.0
 
 
 class Nearest:
-    """``rack``: where the reader stands, '': it does not say. ``partition``: as it is now. ``nodes_near``: the nodes of its host, and of
-    a rack; each replica counts for the nearer of the two."""
+    """``rack``: where the reader stands, '': it does not say. ``partition``: as it is now. ``nodes_near``: the nodes of its host, and
+    of a rack; each replica counts for the nearer of the two."""
 
     def __init__(
         self,
