@@ -1,6 +1,6 @@
-"""The suite on two cores, ``python -m pytest -n 3``: what starts real nodes stays on two of the workers, one test after another.
+"""The suite on two cores, ``python -m pytest -n 4``: what starts real nodes is one test after another, on three of the workers.
 
-Such a test waits as much as it computes, so that three workers keep two cores busy.
+Such a test waits as much as it computes, so that four workers keep two cores busy.
 """
 
 from __future__ import annotations
@@ -26,28 +26,33 @@ anew then, which is half of what its start costs; and each worker would rewrite 
 ONE_AT_A_TIME = ("tests/integration/", "tests/system/", "tests/unit/test_compose.py", "tests/bench/")
 """Where the tests marked ``processes`` and ``spark`` are (``test_tidy`` sees to it): they wait for elections, beside their own load.
 
-In this order: the integration tests are one worker's, the others another's; the benchmarks' short forms come last there.
+In this order: the integration tests are two workers', the others another's; the benchmarks' short forms come last there.
 """
+LATER_HALF = "tests/integration/test_n"
+"""From here on, by name: of the second of the two."""
 
 SPARK = (
     "tests/integration/test_spark_",
     "tests/integration/test_operator_mode.py",
     "tests/bench/test_short_forms.py::test_the_spark",
 )
-"""These wait for Spark, and for few elections: they begin the third worker's part."""
+"""These wait for Spark, and for few elections: they begin the fourth worker's part."""
 
 
 def group_of(nodeid: str) -> str:
-    """Tests of one group run on one worker, one after another: integration, the other ones with processes, Spark, else a file."""
+    """Tests of one group run on one worker, one after another: integration in two halves, the other ones with processes, Spark,
+    else a file."""
     if nodeid.startswith(SPARK):
         return "spark"
     if nodeid.startswith(ONE_AT_A_TIME):
-        return "integration" if nodeid.startswith(ONE_AT_A_TIME[0]) else "system"
+        if not nodeid.startswith(ONE_AT_A_TIME[0]):
+            return "system"
+        return "integration" if nodeid < LATER_HALF else "integration, later"
     return nodeid.split("::", 1)[0]
 
 
 def place_of(nodeid: str) -> int:
-    """Groups begin in the order in which their first tests are collected: the three long ones first, one for each worker."""
+    """Groups begin in the order in which their first tests are collected: the four long ones first, one for each worker."""
     if nodeid.startswith(SPARK):
         return len(ONE_AT_A_TIME)
     return next((place for place, start in enumerate(ONE_AT_A_TIME) if nodeid.startswith(start)), len(ONE_AT_A_TIME) + 1)
