@@ -149,6 +149,7 @@ _JOURNAL_OTHER = (
     "flushed_index",
     "_descriptor",
     "_closed",
+    "_times",
 )
 _LINEAGE = ("nonce", "earlier", "missed", "known", "_known_as", "_doubts", "_changed")
 _PROBATION = ("over", "turn", "has_been_member")

@@ -139,7 +139,7 @@ def promises_are_not_written() -> Patches:
 def journal_is_not_flushed() -> Patches:
     """It is written: the end of the process loses nothing, a power cut does."""
     real = GroupJournal.__init__
-    return [method(GroupJournal, "__init__", lambda self, path, *, flush=True: real(self, path, flush=False))]
+    return [method(GroupJournal, "__init__", lambda self, path, *, flush=True, **more: real(self, path, flush=False, **more))]
 
 
 def votes_twice() -> Patches:

@@ -205,7 +205,9 @@ def conflicts_left_to_the_library() -> Patches:
 def journal_not_flushed() -> Patches:
     """Written, and never flushed: a power cut takes it."""
     real = GroupJournal.__init__
-    return [patch.object(GroupJournal, "__init__", lambda self, path, *, flush=True: real(self, path, flush=False))]
+    return [
+        patch.object(GroupJournal, "__init__", lambda self, path, *, flush=True, **more: real(self, path, flush=False, **more))
+    ]
 
 
 def duties_without_a_barrier() -> Patches:

@@ -102,7 +102,7 @@ def the_first_may_be_any() -> Patches:
 BUGS = [
     (what_is_there_is_appended, 1),
     (a_gap_is_appended, 5),
-    (what_is_cut_is_known_on, 192),
+    (what_is_cut_is_known_on, 249),
     (a_follower_takes_no_producers, 0),
     (said_before_the_commit, 1),
     (the_first_may_be_any, 154),
