@@ -35,8 +35,9 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/nearest.py",
-        ("a node out of sync is the nearest", "self._near = [node for node in in_sync if node in there]", "self._near = sorted(there)", "a reader in a rack asks nodes in vain that hold no replica"),
-        ("the nearest is asked however often it fails", "return [node for node in self._near if self._away_until.get(node, 0.0) <= now]", "return list(self._near)", "a reader in a rack hangs on a node that is down"),
+        ("a node out of sync is the nearest", "[node for node in in_sync if node in here or node in there], here", "sorted({*here, *there}), here", "a reader in a rack asks nodes in vain that hold no replica"),
+        ("the nearest is asked however often it fails", "fit = [node for node in self._near if self._away_until.get(node, 0.0) <= now]", "fit = list(self._near)", "a reader in a rack hangs on a node that is down"),
+        ("the reader's own host is as far as its rack", "return [node for node in fit if node in self._here] or fit", "return fit", "a reader beside a replica reads over the network"),
         ("who has failed is never near again", "self._away_until[node] = asyncio.get_running_loop().time() + AWAY_S", "self._away_until[node] = asyncio.get_running_loop().time() + 1e9", "a reader crosses racks for ever after one failure"),
         ("the metadata group is asked at every read", "            self._look_at = now + LOOK_EVERY_S\n", "", "readers of racks without replicas flood the metadata group"),
         ("no metadata ends a reading", "with contextlib.suppress(LiftError, TimeoutError):", "with contextlib.suppress(TimeoutError):", "readers in a rack stop while the metadata group elects"),
