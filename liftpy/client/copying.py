@@ -12,6 +12,8 @@ the target never got anything, or has forgotten when.
 A producer that is told that a newer process goes on, or that others' records lie under its sequences (somebody of an earlier
 generation was faster than the fence), is opened anew, and sends again what is not acknowledged, as long as the partition is its
 member's; once it is not, all that was in hand is the next owner's.
+
+A target that is paused or read-only is tried again in the same way, for ``patience_s`` at most without a part acknowledged.
 """
 
 from __future__ import annotations
@@ -41,8 +43,10 @@ _AGAIN_S = 0.25
 _LOOK_S = 0.5
 """How often an idle producer looks whether its partition is still the member's."""
 _ANOTHERS = ("PRODUCER_FENCED", "DIVERGED_PRODUCER", "OUT_OF_ORDER")
+_NOT_NOW = ("PAUSED", "READ_ONLY")
+"""What an operator begins and ends."""
 _FAREWELLS = 3
-"""Sessions for which such a refusal may last while the coordinator says that the partition is this member's."""
+"""Sessions for which either refusal may last while the coordinator says that the partition is this member's."""
 
 
 class CopyHome(Protocol):
@@ -140,6 +144,8 @@ class _Course:
         self._parts: deque[GroupPart] = deque()
         self._receipts: deque[asyncio.Task[None]] = deque()
         """Of the first parts, in their order."""
+        self._finished = 0
+        """Parts that were acknowledged."""
         self._news = asyncio.Event()
 
     def add(self, part: GroupPart) -> None:
@@ -156,18 +162,19 @@ class _Course:
         loop, home, refused_until = asyncio.get_running_loop(), self._home, 0.0
         try:
             while self._is_ours:
-                before = len(self._parts)
+                before = self._finished
                 try:
                     await self._copy()
                     return
                 except PublishRejectedError as error:
-                    if error.reason not in _ANOTHERS:
+                    if error.reason not in _ANOTHERS + _NOT_NOW:
                         raise
-                    home.group.counters["copied anew"] += 1
-                    if not refused_until or len(self._parts) < before:
+                    home.group.counters["target closed" if error.reason in _NOT_NOW else "copied anew"] += 1
+                    if not refused_until or self._finished > before:
                         refused_until = loop.time() + home.patience_s
                     if loop.time() >= refused_until and self._is_ours:
-                        raise
+                        text = f"{home.target} has taken nothing of {self._key} for {home.patience_s:g} s: {error}"
+                        raise PublishRejectedError(text, error.reason) from error
                 await asyncio.sleep(_AGAIN_S)
         finally:
             home.in_hand -= len(self._parts)
@@ -211,6 +218,7 @@ class _Course:
             while self._receipts and self._receipts[0].done():
                 self._receipts.popleft().result()
                 home.group.finished(self._parts.popleft())
+                self._finished += 1
                 home.in_hand -= 1
                 home.room.set()
 

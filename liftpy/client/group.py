@@ -263,7 +263,8 @@ class Group:
         once, in the order of its source partition, whoever dies meanwhile. Until it is cancelled.
 
         ``partition_for``: (key, partitions) -> partition; by default by key, without one by the source's partition. Raises what
-        reading, ``transform`` and ``Client.producer`` raise.
+        reading, ``transform`` and ``Client.producer`` raise; PublishRejectedError also for a target that was paused or read-only for
+        three sessions: so long it is waited for.
         """
         client = cast("CopyHome", self._client)
         session_s = self._options.session_s

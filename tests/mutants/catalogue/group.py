@@ -165,4 +165,26 @@ MUTANTS = [
         ),
         tests=("tests/unit/client/test_queue_order.py",),
     ),
+    *rows(
+        "liftpy/client/copying.py",
+        (
+            "a target that is closed ends the copying",
+            "if error.reason not in _ANOTHERS + _NOT_NOW:",
+            "if error.reason not in _ANOTHERS:",
+            "a pause of the target stops every process that copies into it",
+        ),
+        (
+            "a target that stays closed is never said",
+            "if loop.time() >= refused_until and self._is_ours:",
+            "if False:",
+            "an application waits for ever and nobody is told",
+        ),
+        (
+            "finished before it is acknowledged",
+            "while self._receipts and self._receipts[0].done():\n                self._receipts.popleft().result()",
+            "while self._receipts:\n                self._receipts.popleft()",
+            "committed is what the target does not have",
+        ),
+        tests=("tests/unit/client/test_group_into.py",),
+    ),
 ]

@@ -143,17 +143,55 @@ async def test_who_is_refused_as_an_older_process_and_has_the_partition_begins_a
         await end(group, task)
 
 
-async def test_nothing_is_committed_that_the_target_does_not_have(cluster: MemoryCluster) -> None:
+async def close(client: Client, how: str) -> None:
+    """The target takes nothing from now on."""
+    await (client.pause("bills") if how == "PAUSED" else client.alter_stream("bills", read_only=True))
+
+
+async def reopen(client: Client, how: str) -> None:
+    await (client.resume("bills") if how == "PAUSED" else client.alter_stream("bills", read_only=False))
+
+
+async def until_refused(group: Group, times: int) -> None:
+    async with asyncio.timeout(40):
+        while group.counters["target closed"] < times:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["PAUSED", "READ_ONLY"])
+async def test_a_target_that_is_closed_for_a_while_is_waited_for_and_gets_all_once(cluster: MemoryCluster, how: str) -> None:
+    async with cluster.client() as client:
+        await feed(client, 0, 20)
+        group, task = await copying(client)
+        await until_copied(client, 20)
+        await close(client, how)
+        await feed(client, 20, 20)
+        await until_refused(group, 2 * SOURCES)
+        await feed(client, 40, 10)
+        assert max((await describe_group(client, "billing")).positions.values(), default=0) <= 21
+        await reopen(client, how)
+        await until_copied(client, 50)
+        assert not task.done()
+        await end(group, task)
+
+
+async def test_a_target_that_stays_closed_is_said_and_nothing_is_committed_that_it_does_not_have(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("liftpy.client.copying._FAREWELLS", 0.2)
     async with cluster.client() as client:
         await feed(client, 0, 20)
         group, task = await copying(client)
         await until_copied(client, 20)
         await client.pause("bills")
         await feed(client, 20, 20)
-        with pytest.raises(PublishRejectedError, match="PAUSED"):
-            await task
+        with pytest.raises(PublishRejectedError, match=r"bills has taken nothing of orders/\d.* for 0\.6 s: .*PAUSED") as told:
+            async with asyncio.timeout(40):
+                await task
+        assert told.value.reason == "PAUSED"
+        assert group.counters["target closed"] >= 2
         await group.close()
-        assert max((await describe_group(client, "billing")).positions.values()) <= 21  # the first after it yields nothing
+        assert max((await describe_group(client, "billing")).positions.values(), default=0) <= 21
         await client.resume("bills")
         again = await copying(client)
         await until_copied(client, 40)
