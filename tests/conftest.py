@@ -39,6 +39,10 @@ SPARK = (
 """These wait for Spark, and for few elections: they begin the fourth worker's part."""
 
 
+LONG = ("tests/simulation/", "tests/model/", "tests/scripts/")
+"""Files with few tests, each of which takes long: behind those, before all that is short, so that no worker has one at the end."""
+
+
 def group_of(nodeid: str) -> str:
     """Tests of one group run on one worker, one after another: integration in two halves, the other ones with processes, Spark,
     else a file."""
@@ -55,7 +59,8 @@ def place_of(nodeid: str) -> int:
     """Groups begin in the order in which their first tests are collected: the four long ones first, one for each worker."""
     if nodeid.startswith(SPARK):
         return len(ONE_AT_A_TIME)
-    return next((place for place, start in enumerate(ONE_AT_A_TIME) if nodeid.startswith(start)), len(ONE_AT_A_TIME) + 1)
+    last = len(ONE_AT_A_TIME) + (1 if nodeid.startswith(LONG) else 2)
+    return next((place for place, start in enumerate(ONE_AT_A_TIME) if nodeid.startswith(start)), last)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,4 +88,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
+    config.option.loadscopereorder = False  # it would begin with the groups of most tests, and end with the longest
     return Groups(config, log)
