@@ -96,6 +96,14 @@ def test_who_has_been_told_is_not_told_again_with_those_who_have_not_fetched_yet
     assert told == [("b", "d"), ("d",), ("d",)]
 
 
+def test_a_fetch_that_waits_is_answered_soon_though_hw_stays_where_it_is() -> None:
+    stepped = leader()
+    stepped.fetch("b", 4, 2, awaits_more=True)
+    assert stepped.replica.high_watermark == 2, "c has not fetched"
+    stepped.fire(ev.Deadline.NOTICE)
+    assert stepped.only(do.TellWaiter) == do.TellWaiter(replica="b", leader_epoch=4)
+
+
 def test_word_of_hw_comes_with_the_records_while_there_are_some_and_else_soon() -> None:
     """One fetch and one answer for each record, and no more, while the next comes within the time that word may take."""
     stepped = Stepped("a").leads()
