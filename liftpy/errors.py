@@ -32,6 +32,13 @@ class ForeignFolderError(ConfigError):
     code = "FOREIGN_FOLDER"
 
 
+class UnspokenError(LiftError):
+    """The cluster, or its data, is of a version that this one does not speak; it stops rather than guess. Blame: who started it. Do:
+    start the version that the text asks for."""
+
+    code = "UNSPOKEN"
+
+
 class ProtocolError(LiftError):
     """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
 

@@ -35,6 +35,7 @@ from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.fsm import again
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.leaderless import Leaderless
+from liftpy.cluster.level_check import levels_answer
 from liftpy.cluster.pages import describer
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -146,6 +147,7 @@ class MetadataMember:
     def __init__(
         self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
     ) -> None:
+        self._rules = rules
         self._duties = MetadataDuties(config, rules)
         self._log = log
         self._feed = feed
@@ -300,7 +302,9 @@ class MetadataMember:
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
-        if request.HasField("changeControllers"):
+        if request.HasField("setFeatureLevel"):
+            answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules)
+        elif request.HasField("changeControllers"):
             answer = self._about_controllers(request)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())

@@ -96,7 +96,9 @@ class MemberLog:
         self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
         self.probation.opened(self.journal)
         members = opened.members if opened.joins is None else voters
-        self.transport = SessionTransport(node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns)
+        self.transport = SessionTransport(
+            node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
+        )
         conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
         self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
         self.transport.attach(self.core, self.probation)
@@ -134,7 +136,10 @@ class MemberLog:
     # ---- the state machine ---------------------------------------------------------------------------------------------
     def apply(self, entry: bytes, index: int) -> bytes:
         """Called by the library for each committed entry, in order."""
+        level = self.fsm.image.feature_level
         answer = self.fsm.apply(entry, index)
+        if self.fsm.image.feature_level != level:
+            self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
         self._feed.applied(index, self.fsm.last_records)
         return answer
 
@@ -189,7 +194,8 @@ class MemberLog:
         heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
         live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
         caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
-        return GroupView(now, self.leader_id, live, caught_up, core.blocked)
+        levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
+        return GroupView(now, self.leader_id, live, caught_up, core.blocked, levels)
 
     @property
     def is_member(self) -> bool:

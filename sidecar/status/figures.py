@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from liftpy import __version__
+from liftpy.cluster.features import SPOKEN
 from liftpy.config import AckPolicy
 from liftpy.instruments import Histogram
 from liftpy.partition import PartitionState, Pause
@@ -258,6 +259,9 @@ def _identity(found: Figures, reporter: Reporter) -> None:
     settings = reporter.settings
     found.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
+    found.put("feature_level", reporter.group.image.feature_level)
+    found.put("feature_level_supported", SPOKEN.least, "min")
+    found.put("feature_level_supported", SPOKEN.most, "max")
     found.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
 
 

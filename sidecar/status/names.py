@@ -34,6 +34,8 @@ TABLE: dict[str, Row] = {
         GAUGE,
         ("build_info", "version python", "1."),
         ("node_info", "node rack namespace controller", "1."),
+        ("feature_level", "", "Of the cluster, as this node's image has it."),
+        ("feature_level_supported", "bound", "That this node's version speaks, from min to max."),
         ("standby_buffer_bytes", "", "Memory for what was heard while standing by."),
         ("acks_waiting", "stream", "Publishers that wait for an ack."),
         ("queued_bytes", "", "What the node holds of publishes on their way, readers and standbys up to their shares."),
