@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from liftpy.cluster.level_range import LevelRange
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _DRIVERS = str(Path(__file__).parents[1] / "unit" / "cluster")
@@ -19,6 +20,7 @@ if _DRIVERS not in sys.path:
 from cluster_driver import Driver  # noqa: E402  (a module beside unit tests, which are no package)
 from test_control_plane_histories import NODES, World  # noqa: E402
 
+_MOST = 100
 _SETTINGS = {
     "retentionRecords": lambda rng: rng.choice((0, 10, 5000)),
     "readOnly": lambda rng: rng.random() < 0.5,
@@ -41,21 +43,21 @@ class RecordedDriver(Driver):
 class RecordedWorld(World):
     """A world in which everything is asked for that can be asked for."""
 
-    def __init__(self, seed: int, first: list[pb.ControlRequest]) -> None:
+    def __init__(self, seed: int) -> None:
         self.more = random.Random(f"{seed}/more")
-        self.first = first
         super().__init__(seed)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "driver":  # made by World: this one takes its place, before anything is asked for
             value = RecordedDriver(elections=True)
-            for request in self.first:
-                kind = request.WhichOneof("request") or ""
-                value.ask(**{kind: getattr(request, kind)})
         super().__setattr__(name, value)
 
     def ask(self, **request: Any) -> pb.ControlResponse:
-        """Unchecked: some of it is nonsense."""
+        """Unchecked: some of it is nonsense. Nodes speak all levels, so that each can be recorded."""
+        if "registerNode" in request:
+            LevelRange(1, _MOST).tell(request["registerNode"])
+            if self.more.random() < 0.3:
+                request["registerNode"].flushedAlways = False
         response = self.driver.ask(**request)
         self.duties.image_changed(self.driver.fsm.image, self.now_ns)
         return response
@@ -100,7 +102,9 @@ class RecordedWorld(World):
             {"concludeElection": pb.ConcludeElection(**of, epoch=epoch)},
             {"openGroups": pb.OpenGroups(partitions=rng.randint(1, 3), replicationFactor=rng.choice((0, 2)))},
             {"removeNode": pb.RemoveNode(nodeId=node)},
-            {"fenceNode": pb.FenceNode(nodeId="e", incarnation=7)},
+            {"fenceNode": pb.FenceNode(nodeId=node, incarnation=incarnation)},
+            {"unfenceNode": pb.UnfenceNode(nodeId=node, incarnation=incarnation)},
+            {"unfenceNode": pb.UnfenceNode(nodeId=node, incarnation=incarnation)},
             {"setNode": pb.SetNode(nodeId=node, leaving=rng.random() < 0.3, rackAsItSays=rng.random() < 0.1)},
             {"createStream": pb.CreateStream(name=rng.choice((name, "liftpy", "a b", "_own", "new")),
                                              subject=rng.choice(("x.0", "liftpy.info", "q.>", "q.1")))},
@@ -126,9 +130,9 @@ _BATCHED = {
 }  # fmt: skip
 
 
-def history(seed: int, entries: int, first: list[pb.ControlRequest] | None = None) -> list[bytes]:
-    """So many entries, ``first`` before all others."""
-    world = RecordedWorld(seed, first or [])
+def history(seed: int, entries: int) -> list[bytes]:
+    """So many entries."""
+    world = RecordedWorld(seed)
     while len(world.driver.log) < entries:
         world.fault()
         world.order()

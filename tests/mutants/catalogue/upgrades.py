@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import rows
 
 _LEVELS = ("tests/unit/cluster/test_feature_levels.py",)
+_REPLAYED = ("tests/unit/cluster/test_decisions_replayed.py",)
 
 MUTANTS = [
     *rows(
@@ -215,5 +216,31 @@ MUTANTS = [
             "a follower goes on at a level that it does not know",
         ),
         tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/cluster/decisions/nodes.py",
+        (
+            "unguarded decision change: a better word",
+            "there is no node {shown(node_id)}; there are:",
+            "no node is called {shown(node_id)}; there are:",
+            "two versions keep different answers to one operation",
+        ),
+        (
+            "unguarded decision change: a kind of generosity",
+            "request.cleanStop or request.flushedAlways)",
+            "True)",
+            "two versions have different ISRs",
+        ),
+        tests=_REPLAYED,
+    ),
+    *rows(
+        "liftpy/cluster/draft.py",
+        (
+            "unguarded decision change: a number that starts elsewhere",
+            "        return self._epoch - count\n",
+            "        return self._epoch - count + 1\n",
+            "two versions have different Epochs",
+        ),
+        tests=_REPLAYED,
     ),
 ]
