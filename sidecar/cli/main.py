@@ -16,6 +16,7 @@ import click
 
 from liftpy import __version__
 from liftpy.errors import ConfigError, LiftError, UnavailableError
+from sidecar.cli.pipes import nobody_reads
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -78,7 +79,7 @@ class LazyGroup(click.Group):
         except (BrokenPipeError, SystemExit) as error:  # caught here, because click and rich themselves would end with 1
             if not isinstance(error, BrokenPipeError) and not isinstance(error.__context__, BrokenPipeError):
                 raise
-            importlib.import_module("sidecar.cli.pipes").nobody_reads()  # with asyncio, which a probe has no time for
+            nobody_reads()
             return 0
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
