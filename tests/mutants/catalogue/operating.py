@@ -102,6 +102,13 @@ MUTANTS = [
         tests=("tests/unit/ingest/test_node_room.py", "tests/unit/bus/test_ingest_edges.py"),
     ),
     *rows(
+        "sidecar/cli/health.py",
+        ("an answer of no node is one", '    if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:\n', "    if not answer:\n", "another program on the port is taken for a node"),
+        ("an endless answer is read", "while len(answer) < _MOST_BYTES and (more := ", "while (more := ", "a probe never ends"),
+        ("whatever is answered is well", 'head.split()[1] == b"200"', "bool(head)", "a node that is not ready gets work"),
+        tests=("tests/unit/cli/test_health_by_port.py",),
+    ),
+    *rows(
         "sidecar/memory.py",
         ("the control group is not asked", "            found.append(int(text))\n", "            pass\n", "a container is killed for what its machine would have had"),
         tests=("tests/unit/ingest/test_node_room.py", "tests/unit/bus/test_ingest_edges.py"),
