@@ -30,20 +30,20 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClusterVerdict:
     """``word``: one of three."""
 
     word: str
     reasons: tuple[Reason, ...]
 
 
-def judge(glances: Mapping[str, Glance | None]) -> Verdict:
+def judge(glances: Mapping[str, Glance | None]) -> ClusterVerdict:
     """Node -> what it says; None: it does not answer."""
     said = [glance for glance in glances.values() if glance is not None]
     reasons = [*_cluster(said), *_nodes(glances, said)] if said else [Reason(True, "no node answers", "node-down")]
     ordered = tuple(sorted(reasons, key=lambda reason: not reason.stops))
     word = OK if not ordered else UNAVAILABLE if ordered[0].stops else DEGRADED
-    return Verdict(word, ordered)
+    return ClusterVerdict(word, ordered)
 
 
 def states(glances: Mapping[str, Glance | None]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from liftpy.glance import Glance, percentile
-from liftpy.verdict import Verdict, judge, leader_of, states
+from liftpy.verdict import ClusterVerdict, judge, leader_of, states
 
 HISTORY = 60
 """Seconds that sparklines show, one value each."""
@@ -16,7 +16,7 @@ WINDOW = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class NodeRow:
     """A node; None: not known, since it does not answer, or not for long enough."""
 
     node: str
@@ -40,9 +40,9 @@ class Model:
     """The cluster at a moment."""
 
     namespace: str
-    verdict: Verdict
+    verdict: ClusterVerdict
     metadata_leader: str
-    rows: tuple[Row, ...]
+    rows: tuple[NodeRow, ...]
     streams: int | None
     records_in_s: float | None
     bytes_in_s: float | None
@@ -132,9 +132,9 @@ class Watching:
             history_out=tuple(self._out),
         )
 
-    def _row(self, node: str, state: str, leads: bool) -> Row:
+    def _row(self, node: str, state: str, leads: bool) -> NodeRow:
         seen = self._seen.get(node) or _Seen()
-        return Row(
+        return NodeRow(
             node=node,
             state=state,
             leads_metadata=leads,

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from liftpy.verdict import DEGRADED, OK, Reason
-from sidecar.cli.top_model import HISTORY, Model, Row
+from sidecar.cli.top_model import HISTORY, Model, NodeRow
 
 SORTS = ("rate", "lag", "p99", "name")
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}
@@ -64,7 +64,7 @@ def pressed(view: View, key: str, count: int) -> View:
     return view
 
 
-_BY: dict[str, Callable[[Row], Any]] = {
+_BY: dict[str, Callable[[NodeRow], Any]] = {
     "rate": lambda row: -(row.records_in_s or 0.0),
     "lag": lambda row: -(row.glance.lag_s if row.glance is not None else 0.0),
     "p99": lambda row: -(row.ack_p99_s or 0.0),
@@ -72,7 +72,7 @@ _BY: dict[str, Callable[[Row], Any]] = {
 }
 
 
-def rows_of(model: Model, view: View) -> list[Row]:
+def rows_of(model: Model, view: View) -> list[NodeRow]:
     """Those that are shown, in order; equal ones by name."""
     kept = [row for row in model.rows if view.filter in row.node]
     return sorted(sorted(kept, key=lambda row: row.node), key=_BY[view.sort], reverse=view.reverse)
@@ -144,7 +144,7 @@ def _totals(model: Model, width: int) -> list[Text]:
     ]
 
 
-_COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (
+_COLUMNS: tuple[tuple[str, int, int, Callable[[NodeRow], str]], ...] = (
     ("in/s", 9, 0, lambda row: _rate(row.records_in_s)),
     ("out/s", 9, 2, lambda row: _rate(row.records_out_s)),
     ("p99", 8, 0, lambda row: _ms(row.ack_p99_s)),
@@ -159,7 +159,7 @@ _COLUMNS: tuple[tuple[str, int, int, Callable[[Row], str]], ...] = (
 _NAME, _STATE, _LEAST_SPARK = 12, 9, 8
 
 
-def _table(rows: list[Row], width: int, room: int, view: View) -> list[Text]:
+def _table(rows: list[NodeRow], width: int, room: int, view: View) -> list[Text]:
     columns = list(_COLUMNS)
     name = min(_NAME, max(4, *(len(row.node) for row in rows), 0)) if rows else 4
     fixed = 2 + name + 1 + _STATE
@@ -188,7 +188,7 @@ def _table(rows: list[Row], width: int, room: int, view: View) -> list[Text]:
     return lines
 
 
-def _detail(row: Row) -> list[Text]:
+def _detail(row: NodeRow) -> list[Text]:
     glance = row.glance
     lines = [f"node {row.node}: {row.state}" + (", leads the metadata group" if row.leads_metadata else "")]
     if glance is None:
@@ -234,7 +234,7 @@ def _cut(text: str, size: int) -> str:
     return text.ljust(size) if len(text) <= size else text[: size - 1] + "…"
 
 
-def _of(row: Row, show: Callable[[Any], str]) -> str:
+def _of(row: NodeRow, show: Callable[[Any], str]) -> str:
     return "?" if row.glance is None else show(row.glance)
 
 

@@ -144,7 +144,7 @@ MUTANTS = [
         ("what is too wide wraps", "        line.truncate(width, overflow=\"ellipsis\")\n", "        pass\n", "the frame is torn in a small window"),
         ("the filter is for show", "if view.filter in row.node", "if True", "a hundred nodes can't be searched"),
         ("a gap is a low bar", '" " if value is None else ', '_BARS[0] if value is None else ', "a node that was away looks idle"),
-        ("the selection leaves the table", "min(max(0, view.selected + step), max(0, count - 1))", "view.selected + step", "Enter shows nothing"),
+        ("the selection leaves the table", "min(max(0, view.selected + step), max(0, count - 1))", "view.selected + step", "Enter shows another node, or none"),
         tests=("tests/unit/cli/test_top.py",),
     ),
     *rows(

@@ -28,7 +28,7 @@ from liftpy.errors import UnavailableError
 from liftpy.glance import LATENCY_S, MOST_NODES, Glance, glance_of, percentile
 from liftpy.verdict import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
 from sidecar.cli.top import Looking, as_object
-from sidecar.cli.top_model import HISTORY, Model, Row, Watching
+from sidecar.cli.top_model import HISTORY, Model, NodeRow, Watching
 from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of, spark
 
 FRAMES = Path(__file__).parent / "frames"
@@ -157,7 +157,7 @@ def test_who_is_silent_and_who_leads_is_told_from_what_each_says_itself() -> Non
 
 
 # ---- the model --------------------------------------------------------------------------------------------------------------
-def row_of(model: Model, node: str) -> Row:
+def row_of(model: Model, node: str) -> NodeRow:
     return next(row for row in model.rows if row.node == node)
 
 
@@ -254,7 +254,7 @@ def test_markup_in_names_is_text() -> None:
 
 def test_rows_are_sorted_and_found() -> None:
     rows = tuple(
-        Row(node=node, state="live", glance=Glance(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
+        NodeRow(node=node, state="live", glance=Glance(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
         for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
     )
     model = replace(Watching("ns").model(), rows=rows)
