@@ -68,6 +68,12 @@ class DamagedBatchError(CorruptionError):
         self.offset = offset
 
 
+class DivergedError(StorageError):
+    """This controller's image is not that of the majority. It puts its folder aside and fetches a snapshot. Blame: a bug, or memory."""
+
+    code = "DIVERGED"
+
+
 class UnknownFormatError(StorageError):
     """Data of another format version: refused, never rewritten [S11]. Do: start the version that wrote it."""
 

@@ -134,6 +134,8 @@ class GroupView:
     """The learner has all that is committed, and everything that was lost before is behind it."""
     blocked: str = ""
     """Why no change may be proposed at this moment; ''."""
+    halted: str = ""
+    """Why nothing may be decided at all; ''."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
     """Of the other members, the feature levels that they say they speak; None: nothing in this session."""
 

@@ -232,7 +232,7 @@ class MetadataMember:
         if image is not self._image:
             self._image = image
             self._duties.image_changed(image, now_ns)
-        deadline_ns = self._duties.next_deadline_ns()
+        deadline_ns = None if self._log.view().halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
             for request in self._duties.due(now_ns):
                 self._own_orders += 1
@@ -253,7 +253,7 @@ class MetadataMember:
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
             return [HandOver()]
-        if self._step_is_ordered or next_step(view) is None:
+        if self._step_is_ordered or view.halted or next_step(view) is None:
             return []
         self._step_is_ordered = True
         self._own_orders += 1
@@ -291,7 +291,14 @@ class MetadataMember:
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
-        """The leader's answer, or what has to be ordered first; None on any other member."""
+        """The leader's answer, or what has to be ordered first; None on any other member. Where the controllers hold different images,
+        and no majority agrees, nothing is ordered."""
+        decided = self._request(request, timeout_ns, now_ns)
+        if isinstance(decided, Order) and (halted := self._log.view().halted):
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, halted)
+        return decided
+
+    def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
         log = self._log
         if not log.leads:
             return None

@@ -161,6 +161,11 @@ TABLE: dict[str, Row] = {
         ("scrub_findings_total", "", "Damage that the scrub has found."),
         ("read_records_total", "stream", "Records that readers were sent."),
         ("read_bytes_total", "stream", "Bytes of the batches that they were sent."),
+        (
+            "metadata_divergence_total",
+            "",
+            "Controllers found to hold another image than the majority, or this one at its start.",
+        ),
         ("metadata_leader_changes_total", "", "As this node has seen them."),
         ("metadata_late_ticks_total", "", "Ticks of the group that came more than 50 ms late."),
         ("metadata_proposals_failed_total", "reason", "Requests of this node to the group, by the error that was answered."),

@@ -243,4 +243,68 @@ MUTANTS = [
         ),
         tests=_REPLAYED,
     ),
+    *rows(
+        "liftpy/cluster/divergence.py",
+        (
+            "a plurality is a majority",
+            "majority = len(names) // 2 + 1",
+            "majority = len(names) // 2",
+            "half of the controllers put the other half aside",
+        ),
+        ("learners count", "if node_id in names and index in held", "if index in held", "a learner makes a majority"),
+        (
+            "the leader is always right",
+            "own_is_beside = own_is_beside or digest != own",
+            "own_is_beside = False",
+            "a leader beside the majority goes on",
+        ),
+        (
+            "no majority, and it goes on",
+            "                self.halted = f",
+            "                _ = f",
+            "two images are both written on",
+        ),
+        (
+            "where there is no digest everybody differs",
+            "return own is not None and own != agreed[1]",
+            "return own != agreed[1]",
+            "a controller that was sent a snapshot puts it aside",
+        ),
+        ("sessions that ended stay", "        self._held.pop(node_id, None)\n", "", "who has a new image still differs"),
+        (
+            "each is counted with every look",
+            "self.found_count += len(found - self._found)",
+            "self.found_count += len(found)",
+            "one divergence looks like thousands",
+        ),
+        (
+            "checkpoints at every entry",
+            "before // self._every != index // self._every",
+            "before != index",
+            "members compare different places",
+        ),
+        tests=("tests/unit/cluster/test_divergence.py",),
+    ),
+    *rows(
+        "liftpy/cluster/digests.py",
+        (
+            "the index is not in it",
+            '    chain.update(after.index.to_bytes(8, "big"))\n',
+            "",
+            "entries that do nothing are not told apart",
+        ),
+        (
+            "records are not in it",
+            '        chain.update(len(data).to_bytes(4, "big") + data)\n',
+            "",
+            "images that differ have one digest",
+        ),
+        (
+            "it begins anew with each entry",
+            "hashlib.blake2b(after.digest,",
+            'hashlib.blake2b(b"",',
+            "what was different once is forgotten",
+        ),
+        tests=_LEVELS,
+    ),
 ]
