@@ -356,13 +356,15 @@ class Run:
             out.lost += max((Counter(self._acked[partition.partition]) - Counter(v for _, v in each)).total() for each in held)
 
     async def _settled(self, client: Client, partition: int) -> None:
+        found: list[dict[str, Any]] = []
+
         async def equal() -> bool:
-            found = [p for r in await self._reports(client) for p in self._of_stream(r) if p["partition"] == partition]
+            found[:] = [p for r in await self._reports(client) for p in self._of_stream(r) if p["partition"] == partition]
             return len(found) == 3 and len({(p["newest_offset"], p["high_watermark"]) for p in found}) == 1
 
         deadline = time.monotonic() + _DEADLINE_S
         while not await equal():
-            assert time.monotonic() < deadline, f"the replicas of partition {partition} don't get level"
+            assert time.monotonic() < deadline, f"the replicas of partition {partition} don't get level: {found}"
             await asyncio.sleep(0.1)
 
     async def _held(self, client: Client, partition: int, node: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
