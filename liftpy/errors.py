@@ -68,10 +68,10 @@ class DamagedBatchError(CorruptionError):
         self.offset = offset
 
 
-class DivergedError(StorageError):
+class OtherImageError(StorageError):
     """This controller's image is not that of the majority. It puts its folder aside and fetches a snapshot. Blame: a bug, or memory."""
 
-    code = "DIVERGED"
+    code = "OTHER_IMAGE"
 
 
 class UnknownFormatError(StorageError):

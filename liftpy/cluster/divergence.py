@@ -1,4 +1,4 @@
-"""Checkpoints: do the controllers hold the same image? They compare digests of what they applied. Pure.
+"""AppliedDigests: do the controllers hold the same image? They compare digests of what they applied. Pure.
 
 Goal: a controller whose image differs (a bug, memory that flipped, a version that decides otherwise without a level) is found within
 ``EVERY`` entries, and gives way: it must neither lead nor vote by what nobody else holds. Constraint: a majority alone knows who is
@@ -22,11 +22,11 @@ from liftpy.cluster.digests import Checkpoint
 
 EVERY = 1024
 KEPT = 16
-"""Checkpoints of each member that are kept."""
+"""AppliedDigests of each member that are kept."""
 NONE: Checkpoint = (0, b"")
 
 
-class Checkpoints:
+class AppliedDigests:
     """Of one member. ``every``: entries between two."""
 
     def __init__(self, node_id: str, every: int = EVERY) -> None:

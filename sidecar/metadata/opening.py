@@ -17,7 +17,7 @@ from liftpy.cluster.controller_list import ControllerList, GroupView, first_list
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
-from liftpy.errors import CorruptionError, DivergedError
+from liftpy.errors import CorruptionError, OtherImageError
 from liftpy.instruments import Instruments
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar import clock as clocks
@@ -155,7 +155,7 @@ class MemberLog:
         """This member's image differs from that of a majority: nothing of its folder is used again."""
         if self.core.failure is None:
             mark_diverged(self._folder, index)
-            self.core.failure = DivergedError(
+            self.core.failure = OtherImageError(
                 f"{self.node_id} holds another image of the cluster than the majority, at index {index}: its raft folder is put aside, "
                 "and it begins anew with the others' snapshot"
             )

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.digests import Checkpoint
-from liftpy.cluster.divergence import NONE, Checkpoints
+from liftpy.cluster.divergence import NONE, AppliedDigests
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.level_range import FIRST, LevelRange
 from liftpy.errors import ProtocolError
@@ -62,7 +62,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer as it last said to this leader; for the status."""
-        self.checkpoints = Checkpoints(node_id)
+        self.checkpoints = AppliedDigests(node_id)
         """Digests of what this member, and its followers, have applied."""
         self.diverged: Callable[[int], None] = lambda _: None
         """Called when this member is found to differ from a majority, at an index."""

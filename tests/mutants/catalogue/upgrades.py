@@ -260,8 +260,8 @@ MUTANTS = [
         ),
         (
             "no majority, and it goes on",
-            "                self.halted = f",
-            "                _ = f",
+            "                self.halted = (\n",
+            "                _ = (\n",
             "two images are both written on",
         ),
         (

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from liftpy.cluster.divergence import Checkpoints
+from liftpy.cluster.divergence import AppliedDigests
 from tests.simulation.raft.__main__ import run_seed
 from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 
@@ -37,5 +37,5 @@ def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
     assert run_seed(_TURNS_TWICE, seen, DivergedRun) == ""
     assert seen["folders put aside"] == 2
     assert seen["controllers with another image"] >= 2
-    with patch.object(Checkpoints, "differs_from", lambda *_: False):
+    with patch.object(AppliedDigests, "differs_from", lambda *_: False):
         assert run_seed(_TURNS_TWICE, Counter(), DivergedRun), "and who does not look goes on with it"

@@ -1,15 +1,15 @@
-"""Checkpoints: who differs from a majority is found, wherever it sits, and without a majority nothing is decided."""
+"""AppliedDigests: who differs from a majority is found, wherever it sits, and without a majority nothing is decided."""
 
 from __future__ import annotations
 
-from liftpy.cluster.divergence import EVERY, KEPT, NONE, Checkpoints
+from liftpy.cluster.divergence import EVERY, KEPT, NONE, AppliedDigests
 
 D, E, F = b"d" * 8, b"e" * 8, b"f" * 8
 ABC = ("a", "b", "c")
 
 
-def at(index: int, digest: bytes, **told: bytes) -> Checkpoints:
-    made = Checkpoints("a")
+def at(index: int, digest: bytes, **told: bytes) -> AppliedDigests:
+    made = AppliedDigests("a")
     made.applied(index - 1, index, digest)
     for node_id, other in told.items():
         made.told(node_id, (index, other))
@@ -17,7 +17,7 @@ def at(index: int, digest: bytes, **told: bytes) -> Checkpoints:
 
 
 def test_checkpoints_lie_behind_each_multiple_and_the_newest_is_told() -> None:
-    made = Checkpoints("a", every=4)
+    made = AppliedDigests("a", every=4)
     seen = []
     before = 0
     for index in (1, 2, 3, 5, 6, 8, 9, 11, 13):  # some entries are the library's own
@@ -81,7 +81,7 @@ def test_a_learner_does_not_count_and_one_alone_agrees_with_itself() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    made = Checkpoints("a", every=1)
+    made = AppliedDigests("a", every=1)
     for index in range(1, 100):
         made.applied(index - 1, index, D)
         made.told("b", (index, E))

@@ -361,6 +361,14 @@ def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_record
             51,
         )
     assert driver.fsm.image.digest != other.image.digest
+    barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=5, barrier=pb.Barrier()).SerializeToString()
+    for each in (driver.fsm, other):
+        each.apply(barrier, 52)
+    assert driver.fsm.image.digest != other.image.digest, "what was different once stays so"
+    restored.restore(driver.fsm.snapshot())
+    driver.fsm.apply(barrier, 53)
+    restored.apply(barrier, 54)
+    assert driver.fsm.image.digest != restored.image.digest, "each index counts"
 
 
 def test_a_repeated_finalization_is_answered_as_before() -> None:
