@@ -154,6 +154,7 @@ CASES: dict[str, Case] = {
     "PartitionFailed": Case(gauge("partitions_failed", (0, 5), (1, 5), (0, 5)), 5.5, 7, 11, NODE),
     "UnderMinIsr": Case(gauge("partitions_under_min_isr", (0, 5), (3, 5), (0, 5)), 5.5, 7, 11, JOB),
     "NoMetadataLeader": Case(gauge("metadata_is_leader", (1, 5), (0, 5), (1, 5)), 5, 6, 11, JOB),
+    "MetadataDivergence": Case(gauge("metadata_divergence_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
     "UncleanElection": Case(
         gauge("cluster_elections_total", (0, 5), (1, 40), labels=',kind="unclean"')
         | gauge("cluster_elections_total", *growing(1, 45), labels=',kind="clean"'),
@@ -192,6 +193,10 @@ CASES: dict[str, Case] = {
     "VersionsMixed": Case(
         {f'liftpy_build_info{{{N1},version="1"}}': ((1, 1600),)}
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},
+        1430, 1460, 1520, JOB, every_min=4,
+    ),
+    "LevelWaits": Case(
+        gauge("feature_level_supported", (2, 1600), labels=',bound="max"') | gauge("feature_level", (1, 1500), (2, 100)),
         1430, 1460, 1520, JOB, every_min=4,
     ),
 }  # fmt: skip
