@@ -59,6 +59,11 @@ _AHEAD_S = 5.0
 """Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
 
 
+Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
+"""(message, name of who says it, how it is answered); nothing of it gets lost."""
+
+
 @dataclass(slots=True)
 class _Serving:
     """What goes on beside the feeding. ``emitted``: where the output stream ended when it was last seen to have grown, and when,
@@ -68,8 +73,19 @@ class _Serving:
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
     effects: EffectRunner | None = None
+    replier: Replier | None = None
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
+    say: Say | None = None
+    acknowledged: tuple[int, int] = (0, -1)
+    """Order and position, where that can't have got lost."""
     thread: int = field(default_factory=threading.get_ident)
+
+    def wake(self) -> None:
+        """There may be something to do, or it may be done from here now."""
+        if self.replier is not None:
+            self.replier.wake()
+        if self.effects is not None:
+            self.effects.wake()
 
     def at_home(self) -> bool:
         """Whether this is the thread in which records are applied, and not that of an effect."""
@@ -86,8 +102,10 @@ class ServiceHost:
         transport: Transport,
         namespace: str = "liftpy",
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
+        say: Say | None = None,
     ) -> None:
-        """``reader_of``: what reads the records; None: by NATS, as any client."""
+        """``reader_of``: what reads the records; None: by NATS, as any client. ``say``: how its node is spoken to where that is this
+        process; None: by NATS."""
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
         self._factory = factory
@@ -107,7 +125,7 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _Serving(reader_of=reader_of)
+        self._serving = _Serving(reader_of=reader_of, say=say)
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -234,7 +252,8 @@ class ServiceHost:
             self._emitter.on_advance = self._wake_routers
             for router in self._routers:
                 self._spawn(router.run())
-        self._spawn(Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end).run())
+        self._serving.replier = Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end)
+        self._spawn(self._serving.replier.run())
         writer = RecordWriter(self._client, settings.emit_timeout_s)
         self._serving.effects = EffectRunner(writer, settings, lambda: self.machine, self._leads, self._emitted_end)
         self._spawn(self._serving.effects.run())
@@ -245,6 +264,7 @@ class ServiceHost:
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         machine.at_home = self._serving.at_home
+        machine.on_work = self._serving.wake
         self._serving.replies.restart()
         self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
@@ -259,11 +279,20 @@ class ServiceHost:
         try:
             kind, body = envelope.decode(message.data)
             if kind is MessageType.JOIN_LOG:
-                self._ordered(frames.parse(body, pb.JoinLog))
+                self._told(frames.parse(body, pb.JoinLog))
             elif kind is MessageType.SERVICE_REFUSAL:
-                self._refused(frames.parse(body, pb.ServiceRefusal))
+                self._told(frames.parse(body, pb.ServiceRefusal))
         except ProtocolError as error:
             logger.warning("a frame from the sidecar can't be used: %s", error)
+
+    def _told(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
+        if self._ended.done():
+            return
+        try:
+            if isinstance(message, pb.JoinLog):
+                self._ordered(message)
+            else:
+                self._refused(message)
         except LiftError as error:
             self._fatal(error)
 
@@ -342,6 +371,7 @@ class ServiceHost:
         role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
+            self._serving.wake()
             if self._emitter is not None:
                 self._emitter.look_again()
             feeder.verify(order.startOffset)
@@ -374,6 +404,10 @@ class ServiceHost:
         order, machine = self._order, self.machine
         if order is None or machine is None:
             return
+        acknowledged = (order.ackId, machine.position)
+        if self._serving.say is not None and order.stopPosition < 0 and acknowledged == self._serving.acknowledged:
+            return
+        self._serving.acknowledged = acknowledged
         settings = self._settings
         ack = pb.ServiceAck(
             service=settings.service,
@@ -390,12 +424,13 @@ class ServiceHost:
     async def _heartbeats(self) -> None:
         while True:
             await self._try_to_send(self._hello())
-            await asyncio.sleep(self._settings.heartbeat_s)
+            await asyncio.sleep(0)  # what is answered at once is heard: this process stood still, not its node
             self._upgrade_if_due()
             order = self._order
             if order is not None and self._leads() and time.monotonic() - self._heard_s >= order.leaseMs / 1000:
                 logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
                 self._obey()
+            await asyncio.sleep(self._settings.heartbeat_s)
 
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
@@ -472,6 +507,9 @@ class ServiceHost:
         return f"log time is {ahead_s:.0f} s ahead of the newest record: a leader's clock was; timers wait until records come there"
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
+        if self._serving.say is not None:
+            self._serving.say(message, self._inbox, self._told)
+            return
         await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:

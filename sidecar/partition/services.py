@@ -7,6 +7,7 @@ candidate, nothing is held up.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,6 +43,10 @@ _CHECKS_PER_SESSION = 4
 _ACK_IDS_PER_INCARNATION = 1 << 32
 
 
+Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+"""How a service of this process hears what it is told."""
+
+
 class PartitionServices:
     """The services of one partition on this node. ``feed`` takes ReplayProgressed and ReplayFinished, ``hand_over`` to whom the
     leadership shall go, and why."""
@@ -74,6 +79,8 @@ class PartitionServices:
         self._agreements: dict[str, Agreement] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
+        self._here: dict[str, Told] = {}
+        """By inbox, services of this process: what they are told takes no way over NATS."""
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -115,8 +122,12 @@ class PartitionServices:
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
-    def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
-        """A heartbeat; ``inbox`` may be answered."""
+    def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
+        """A heartbeat; ``inbox`` may be answered. ``told``: of a service of this process, in the place of its inbox."""
+        if hello.leaving:
+            self._here.pop(inbox, None)
+        elif told is not None:
+            self._here[inbox] = told
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if len(self._sessions):
             self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
@@ -256,6 +267,8 @@ class PartitionServices:
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case Tell(inbox, message) if inbox in self._here:
+                    asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case Tell(inbox, message):
                     self._bus.send(inbox, (frames.sealed(message),))
                 case Replayed(_, True):
@@ -305,6 +318,17 @@ class ServiceDesk:
             self._counters[refused(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
+    def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
+        """What a service of this process says: nothing of it gets lost. It is answered later, by ``told``; ``inbox`` is its name."""
+        if isinstance(message, pb.ServiceAck):
+            self._acked(message)
+            return
+        services = self._find(message.stream, message.partition)
+        if services is not None:
+            services.hello(message, inbox, told)
+        elif not message.leaving:
+            asyncio.get_running_loop().call_soon(told, self._not_here(message))
+
     def _acked(self, ack: pb.ServiceAck) -> None:
         services = self._find(ack.stream, ack.partition)
         if services is not None and ack.streamUid in ("", services.key.uid):
@@ -324,16 +348,18 @@ class ServiceDesk:
         if services is not None:
             services.hello(hello, inbox)
         elif not hello.leaving:
-            refusal = pb.ServiceRefusal(
-                reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
-                detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
-                node=self._node_id,
-                service=hello.service,
-                stream=hello.stream,
-                partition=hello.partition,
-                instance=hello.instance,
-            )
-            self._bus.send(inbox, (frames.sealed(refusal),))
+            self._bus.send(inbox, (frames.sealed(self._not_here(hello)),))
+
+    def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:
+        return pb.ServiceRefusal(
+            reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
+            detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
+            node=self._node_id,
+            service=hello.service,
+            stream=hello.stream,
+            partition=hello.partition,
+            instance=hello.instance,
+        )
 
     def close(self) -> None:
         """Stop listening."""
