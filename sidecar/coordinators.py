@@ -5,8 +5,9 @@ LEADER, so that it answers, beside the partition's leader alone; promotions wait
 orders, and what it says then is fenced. So a fail-over replays nothing. This is where it is started and ended: when the image shows a
 replica here, and when it does not any more; one that fails is begun anew, later each time, and the node goes on meanwhile.
 
-What it and its node say to each other, and what it reads, takes no way over NATS (``ServiceDesk.said_here``, ``sidecar.own_reads``): one
-that idles costs next to nothing. All else goes over NATS as of a service in a process of its own, on one connection for all of them. What members ask takes nothing from replication but time on the event loop, and of that at most
+What it and its node say to each other, and what it reads, takes no way over NATS (``ServiceDesk.said_here``,
+``sidecar.own_reads``): one that idles costs next to nothing. All else goes over NATS as of a service in a process of its own, on one
+connection for all of them. What members ask takes nothing from replication but time on the event loop, and of that at most
 ``STEP_S`` at once.
 """
 
@@ -47,10 +48,9 @@ _SNAPSHOT_BYTES = 16 * 1024 * 1024
 """Of the log, between two snapshots at most: a quarter of what retention leaves."""
 STEP_S = 0.005
 TICK_S = 1.0
-HEARTBEATS_PER_LEASE = 2
-"""None gets lost."""
 READ_WAIT_S = 10.0
-"""Nor a read, or its answer: where nothing comes, it is asked again so seldom. A new order asks again at once."""
+"""Nothing that is asked here gets lost, so it is asked again seldom; a new order asks again at once. Nor does a heartbeat: two of them
+in a session will do."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
 
@@ -158,7 +158,7 @@ class GroupCoordinators:
             snapshot_every=SNAPSHOT_EVERY,
             snapshot_bytes=_SNAPSHOT_BYTES,
             max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
-            heartbeat_s=self._settings.replication.lease_s / HEARTBEATS_PER_LEASE,
+            heartbeat_s=self._settings.replication.lease_s,
             read_wait_s=READ_WAIT_S,
             step_s=STEP_S,
             tick_s=TICK_S,

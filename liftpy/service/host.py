@@ -55,6 +55,8 @@ logger = logging.getLogger("liftpy.service")
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
+_ASK_S = 0.25
+"""How often a service asks that is not registered, whatever its heartbeat."""
 _AHEAD_S = 5.0
 """Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
 
@@ -330,7 +332,13 @@ class ServiceHost:
 
     def _is_beside_the_leader(self) -> bool:
         order = self._order
-        return order is not None and order.leads and time.monotonic() - self._heard_s < order.leaseMs / 1000
+        return order is not None and order.leads and self._holds(order)
+
+    def _holds(self, order: pb.JoinLog) -> bool:
+        """Whether what it says is still to be believed. A node that is this process itself is always heard: it says what changes."""
+        if self._serving.say is not None:
+            return self._heard_s > -math.inf
+        return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
         """Pass over what this service can't apply; every node's does, once the decision is committed."""
@@ -345,7 +353,7 @@ class ServiceHost:
         """Whether the node has been heard lately, and feeds the state."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
-        return order is not None and time.monotonic() - self._heard_s < order.leaseMs / 1000 and not feeding
+        return order is not None and self._holds(order) and not feeding
 
     def _caught_up(self) -> bool:
         """Whether the state holds what was committed when the last order was given."""
@@ -366,9 +374,8 @@ class ServiceHost:
         assert order is not None
         assert machine is not None
         assert feeder is not None
-        leased = time.monotonic() - self._heard_s < order.leaseMs / 1000
         known = machine.outbox is None or machine.outbox.known  # else it would take outputs of others for missing
-        role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased and known else Role.FOLLOWER
+        role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._holds(order) and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
             self._serving.wake()
@@ -427,10 +434,23 @@ class ServiceHost:
             await asyncio.sleep(0)  # what is answered at once is heard: this process stood still, not its node
             self._upgrade_if_due()
             order = self._order
-            if order is not None and self._leads() and time.monotonic() - self._heard_s >= order.leaseMs / 1000:
+            if order is not None and self._leads() and not self._holds(order):
                 logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
                 self._obey()
-            await asyncio.sleep(self._settings.heartbeat_s)
+            queries = self._serving.queries
+            if queries is not None and not self._hears():
+                queries.wake()
+            await asyncio.sleep(self._until_the_next_s())
+
+    def _until_the_next_s(self) -> float:
+        """Until the next heartbeat. Services of one process have theirs in one turn of its event loop."""
+        every_s = self._settings.heartbeat_s
+        if not self._greeted or self._refusal:
+            return min(_ASK_S, every_s)
+        if self._serving.say is None:
+            return every_s
+        left_s = every_s - time.monotonic() % every_s
+        return left_s if left_s > every_s / 2 else left_s + every_s
 
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine

@@ -18,7 +18,7 @@ from liftpy.wire.inboxes import InboxRule
 logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.002
-_IDLE_LOOK_S = 0.5
+_IDLE_LOOK_S = 30.0
 """When nothing wakes it: beside those who tell nobody that they lead now."""
 _MAX_TURN = 256
 """Replies between two turns of the event loop."""

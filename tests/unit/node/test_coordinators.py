@@ -43,7 +43,9 @@ class Host:
     made: list[Host]
     fails: list[Exception]
 
-    def __init__(self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any, said: Any) -> None:
+    def __init__(
+        self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any, said: Any
+    ) -> None:
         assert said is say
         self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
         self.state = factory()
@@ -122,7 +124,7 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
         "",
     )
     assert (one.snapshot_every, one.tick_s, one.step_s) == (10_000, 1.0, 0.005)
-    assert (one.heartbeat_s, one.read_wait_s) == (0.45, 10.0)
+    assert (one.heartbeat_s, one.read_wait_s) == (0.9, 10.0)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     made.follow(ClusterImage(), image_of("ab", "ba", "b"))
     await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,14 +222,14 @@ async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: p
     monkeypatch.setattr(EffectRunner, "_act", lambda *_: asyncio.Event().wait())
     with pytest.raises(asyncio.CancelledError):
         await made.run()
-    assert waits == [(1, 0.01), (1, 0.01), (0, 0.5), (1, 0.01), (0, 0.05)]
+    assert waits == [(1, 0.01), (1, 0.01), (0, 30.0), (1, 0.01), (0, 0.05)]
     assert made._tries == {}
 
 
 @pytest.mark.parametrize(
     ("tick_s", "timer_s", "ticked_s", "rest_s"),
-    [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 102.0, 0.0, 0.5), (0.0, 100.2, 0.0, 0.5),
-     (1.0, None, 0.0, 0.5)],
+    [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
+     (1.0, None, 0.0, 30.0)],
 )  # fmt: skip
 async def test_it_rests_until_a_timer_is_due_and_may_be_told(
     tick_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
@@ -238,9 +239,9 @@ async def test_it_rests_until_a_timer_is_due_and_may_be_told(
     monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
     assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
-    assert bench.runner._rest_s(None) == 0.5
+    assert bench.runner._rest_s(None) == 30.0
     bench.runner._leads = lambda: False
-    assert bench.runner._rest_s(machine) == 0.5
+    assert bench.runner._rest_s(machine) == 30.0
 
 
 async def test_what_waits_for_outputs_is_looked_at_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,7 +447,7 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
     monkeypatch.setattr("liftpy.service.replying.asyncio", loop)
     with pytest.raises(asyncio.CancelledError):
         await made.run()
-    assert waits == [(0, 256), (0.002, 256), (0, 300), (0.5, 300)]
+    assert waits == [(0, 256), (0.002, 256), (0, 300), (30.0, 300)]
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
 
 
