@@ -25,6 +25,7 @@ MAX_FUNCTION_LINES = 70
 TOP_LEVEL = {
     "pyproject.toml", "liftpy", "protos", "sidecar", "tests", "compose.yaml",
     "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".ci", ".gitignore", "docs",
+    "deploy",             # rules for Prometheus, and what else others run beside it
     "Dockerfile",         # compose.yaml builds its one image from it
     ".dockerignore",      # what that image leaves out
     "pyspark_liftpy.py",  # Spark finds data sources only in top-level modules named pyspark_*

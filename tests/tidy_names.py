@@ -150,6 +150,7 @@ LARGE_CLASSES = {
     "liftpy.client.publisher.Publisher": "26: what is on its way, who takes it, and what was refused",
     "liftpy.config.ReplicationConfig": "settings, each by itself",
     "liftpy.service.settings.ServiceSettings": "the same",
+    "liftpy.glance.Glance": "figures, each by itself",
     "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "liftpy.testing.process.Process": "26: what one life of a simulated node has",

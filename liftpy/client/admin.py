@@ -405,14 +405,21 @@ class Admin:
 
     async def nodes_near(self, rack: str) -> tuple[set[str], set[str]]:
         """The nodes of this host, and those of a rack ('': of none), without the rest of the cluster, about."""
+        nodes, host = await self._nodes(), this_host()
+        here = {node.nodeId for node in nodes if host and node.host == host}
+        return here, {node.nodeId for node in nodes if rack and node.rack == rack}
+
+    async def node_ids(self) -> list[str]:
+        """All registered nodes, by name."""
+        return sorted(node.nodeId for node in await self._nodes())
+
+    async def _nodes(self) -> list[cluster_pb2.Node]:
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()
         while pages.request is not None and not pages.cluster.image.streams:  # nodes come first
             request.describeCluster.CopyFrom(pages.request)
             request.describeCluster.maxBytes = _NODES_BYTES
             pages.add((await self._read(request)).cluster)
-        nodes, host = pages.cluster.image.nodes, this_host()
-        here = {node.nodeId for node in nodes if host and node.host == host}
-        return here, {node.nodeId for node in nodes if rack and node.rack == rack}
+        return list(pages.cluster.image.nodes)
 
     async def stream(self, name: str, *, linearizable: bool = False) -> StreamImage:
         """One stream, without the rest of the cluster; raises NotFoundError. ``linearizable``: as of ``describe``."""

@@ -21,7 +21,7 @@ from liftpy.client.iteration import Iteration
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.nearest import Nearest
-from liftpy.client.node_answers import object_of
+from liftpy.client.node_answers import object_of, whole_status
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
@@ -39,10 +39,9 @@ from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, UnavailableError
+from liftpy.glance import ASKED, Glance, glance_of
 from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
-from liftpy.wire import envelope
-from liftpy.wire.envelope import MessageType
 from liftpy.wire.filters import Filter
 from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
@@ -296,18 +295,19 @@ class Client(GivingUp, Grouping, Internals, Pauses, ServiceCalls):
 
     async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
-        status = page = await self._status_page(node_id, envelope.encode(MessageType.STATUS_REQUEST, b""), timeout_s)
-        while page.get("more") and page["partitions"]:
-            last = page["partitions"][-1]
-            after = json.dumps({"after": [last["stream"], last["partition"]]}).encode()
-            page = await self._status_page(node_id, after, timeout_s)
-            status["partitions"] += page["partitions"]
-            status["more"] = page.get("more", False)
-        return status
+        return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
 
     async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
         """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
         return await self._status_page(node_id, b'{"health": true}', timeout_s)
+
+    async def node_glance(self, node_id: str, timeout_s: float = 2.0) -> Glance | None:
+        """What a node says at a glance, in about 1 KiB; None where its version is older. Raises UnavailableError, ProtocolError."""
+        return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
+
+    async def node_ids(self) -> list[str]:
+        """All registered nodes, by name, without the streams: cheap in a large cluster."""
+        return await self._admin.node_ids()
 
     async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
         """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
+import time
 from collections.abc import Callable
-from http.client import HTTPConnection, HTTPException
 from typing import Any, TypeVar
 
 import click
@@ -16,6 +17,7 @@ import click
 EXIT_UNHEALTHY = 1
 EXIT_SILENT = 3
 _TIMEOUT_S = 3.0
+_MOST_BYTES = 1 << 16
 _PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,13 +69,23 @@ def show(found: dict[str, Any], as_json: bool) -> int:
 
 
 def _by_port(port: int, level: str) -> dict[str, Any]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", _PATHS[level])
-        answer = connection.getresponse()
-        lines = answer.read().decode("utf-8", "replace").splitlines()
-        return {"healthy": answer.status == 200, "silent": False, "checks": lines}
-    except (OSError, HTTPException) as error:
+        answer = _answered(port, _PATHS[level])
+    except (OSError, ValueError) as error:
         return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered on port {port}: {error}"]}
-    finally:
-        connection.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return {"healthy": head.split()[1] == b"200", "silent": False, "checks": body.decode("utf-8", "replace").splitlines()}
+
+
+def _answered(port: int, path: str) -> bytes:
+    """What the node here says; raises OSError, and ValueError where it speaks no HTTP. Python's own client takes 20 ms to load."""
+    deadline = time.monotonic() + _TIMEOUT_S
+    with socket.create_connection(("127.0.0.1", port), timeout=_TIMEOUT_S) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        answer = b""
+        while len(answer) < _MOST_BYTES and (more := connection.recv(_MOST_BYTES)):
+            answer += more
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+    if not answer.startswith(b"HTTP/1.") or len(answer.split(None, 2)) < 3:
+        raise ValueError("it does not speak HTTP")
+    return answer

@@ -34,6 +34,7 @@ COMMANDS = {
     "group": ("sidecar.cli.group", "Show consumer groups, their members and lag; set or forget what they have committed."),
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
+    "top": ("sidecar.cli.top", "Watch the cluster: one word, rates, acks, lag, each node."),
     "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
     "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),
     "node": (

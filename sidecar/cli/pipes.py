@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import select
@@ -15,6 +14,8 @@ _LOOK_S = 0.2
 
 async def reader_gone(output: TextIO) -> None:
     """Raise BrokenPipeError when the reader of a pipe has gone, also while there is nothing to write; else go on for ever."""
+    import asyncio  # not with this module: a probe has no time for it
+
     watched = select.poll()
     with contextlib.suppress(OSError):  # no descriptor: not ours to watch
         kind = os.fstat(output.fileno()).st_mode

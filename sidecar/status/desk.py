@@ -12,10 +12,12 @@ import contextlib
 import html
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
+from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
@@ -24,7 +26,8 @@ from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
-from sidecar.status.figures import NodeFigures
+from sidecar.status.figures import Figures, NodeFigures
+from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
@@ -53,6 +56,7 @@ class StatusDesk:
         self._connections = 0
         self.reporter: Reporter | None = None
         self._figures: NodeFigures | None = None
+        self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
         self.url = ""
 
@@ -77,6 +81,8 @@ class StatusDesk:
                 bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
             elif payload == ASKED and self.health is not None:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
+            elif payload == GLANCE_ASKED and self.reporter is not None:
+                self._glances.ask(partial(_send, bus, reply.decode()))
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
@@ -102,11 +108,18 @@ class StatusDesk:
             self._connections -= 1
             writer.close()
 
-    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
-        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+    async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
-        found = await self._figures.gather()
+        return await self._figures.gather()
+
+    async def _glance(self) -> bytes:
+        assert self.reporter is not None
+        return glance_at(await self._gather(self.reporter), self.reporter).encode()
+
+    async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
+        """Gathered in slices, put into words in a thread: neither keeps the loop."""
+        found = await self._gather(reporter)
         return _http("200 OK", _TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
@@ -151,6 +164,10 @@ class StatusDesk:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _send(bus: BusConnection, reply: str, answer: bytes) -> None:
+    bus.send(reply, (answer,))
 
 
 def _host_of(request: bytes) -> bytes:

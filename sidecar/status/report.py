@@ -63,7 +63,7 @@ class Reporter:
     ) -> None:
         self.room = room or NodeRoom()
         self.settings = self._settings = settings
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self.group = self._group = group
         self.links = self._links = links
         self.partitions = self._partitions = partitions
@@ -93,8 +93,8 @@ class Reporter:
             "node": self._settings.node_id,
             "version": __version__,
             "pid": os.getpid(),
-            "incarnation": self._incarnation,
-            "uptime_s": round(time.monotonic() - self._started, 3),
+            "incarnation": self.incarnation,
+            "uptime_s": round(self.uptime_s, 3),
             "namespace": self._settings.namespace,
             "controller": self._group.is_controller,
             "controllers": self._controllers(),
@@ -116,6 +116,11 @@ class Reporter:
             "ticks": self._group.ticks(),
             "failed_partitions": {str(key): why for key, why in self._partitions.failed.items()},
         }
+
+    @property
+    def uptime_s(self) -> float:
+        """Since there is something to report."""
+        return time.monotonic() - self._started
 
     def _controllers(self) -> dict[str, Any]:
         """Who forms the metadata group: as this node's image has it, else as its settings do."""

@@ -49,7 +49,9 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return int(ended.value.code or 0), capsys.readouterr().out
 
 
-def test_what_is_live_ready_and_synced_through_faults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_live_ready_and_synced_through_faults(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with DevCluster(3, settings=SETTINGS) as cluster:
         url = ("--nats", cluster.nats_url)
         with sync.connect(cluster.nats_url) as client:
@@ -62,7 +64,12 @@ def test_what_is_live_ready_and_synced_through_faults(capsys: pytest.CaptureFixt
         port = cluster.nodes["n2"].status_url.rpartition(":")[2]
         assert command(capsys, "health", "--live", "--port", port)[0] == 0
 
+        monkeypatch.setattr("sidecar.cli.top.EVERY_S", 0.1)
+        seen = json.loads(command(capsys, "top", "--once", "--json", *url)[1])
+        assert (seen["verdict"], [shown["state"] for shown in seen["rows"]]) == ({"word": "OK", "reasons": []}, ["live"] * 3)
+
         cluster.nodes["n2"].send(signal.SIGSTOP)
+        until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
         assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
         assert command(capsys, "health", "--node", "n2", *url)[0] == 3
         until(lambda: command(capsys, "node", "may-stop", "n1", *url)[0] == 1, "the group would lose its majority")

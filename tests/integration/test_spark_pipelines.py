@@ -18,8 +18,9 @@ from liftpy.client.client import connect
 from liftpy.errors import FencedError
 from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archiving import Archived, ArchivePlan, archive, outlook
-from liftpy.spark.pipelines.compacting import CompactPlan, compact
+from liftpy.spark.pipelines.compacting import CompactPlan, compact, next_step
 from liftpy.spark.pipelines.cutover import archived, whole
+from liftpy.spark.pipelines.opening import table_at
 from liftpy.spark.pipelines.replaying import ReplayPlan, replay
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
 from liftpy.wire.batch import build_batch
@@ -165,8 +166,8 @@ def test_an_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: D
         last = {b"k%d" % (i % 20): None if i % 10 == 9 else b"%d" % i for i in range(count)}
         return {key: value for key, value in last.items() if value is not None}
 
-    def latest() -> dict[bytes, bytes]:
-        return {bytes(row["key"]): bytes(row["value"]) for row in archived(spark, output).collect()}
+    def latest(root: str = output) -> dict[bytes, bytes]:
+        return {bytes(row["key"]): bytes(row["value"]) for row in archived(spark, root).collect()}
 
     asyncio.run(publish(0, 200))
     archive(spark, ArchivePlan(streams=(source,), table=table, source=nats))
@@ -189,5 +190,9 @@ def test_an_archive_is_replayed_once_and_compacted(spark: Any, shared_cluster: D
     compacted = compact(spark, CompactPlan(stream=source, output=output, table=table, source=nats))
     assert (compacted.read, latest()) == (53, expected(253))
     assert compact(spark, CompactPlan(stream=source, output=output, source=nats)).version == -1
-    assert compact(spark, CompactPlan(stream=source, output=output, source=nats, anew=True)).read == 253
-    assert latest() == expected(253)
+    anew = next_step(CompactPlan(stream=source, output=output, source=nats, anew=True), table_at(output))
+    assert (anew.waiting, anew.before) == (253, None)
+    kind = "iceberg" if importlib.util.find_spec("pyiceberg") else "delta"
+    other = CompactPlan(stream=source, output=str(tmp_path / "other"), kind=kind, source=nats)
+    assert compact(spark, other).read == 253
+    assert latest(other.output) == latest() == expected(253)

@@ -77,6 +77,12 @@ class SparkDriver:
         """By itself: a query that runs for ever has failed then."""
         return self._process is not None and self._process.poll() is not None
 
+    @property
+    def state(self) -> str:
+        """Of the driver, and its newest micro-batches."""
+        begun, committed = self.names("offsets")[-1:], self.names("commits")[-1:]
+        return f"the driver {'has ended' if self.ended else 'runs'}, micro-batches begun {begun}, committed {committed}"
+
     def goes_on(self) -> bool:
         """Start it again if it has ended because Spark waited ten seconds for a Python worker of its own; whether that was so.
 

@@ -22,8 +22,8 @@ from tests.system.spark_driver import SparkDriver, until
 
 AHEAD = 60_000
 """Records that the source has and the query has not written, at most: three micro-batches."""
-ROUND_S = 300.0
-"""A round that takes longer has failed."""
+ROUND_S = 600.0
+"""A round that takes longer has failed; a busy machine takes minutes to start a driver."""
 _TOGETHER = 500
 _TAIL = 6000
 
@@ -146,6 +146,14 @@ class Rounds:
         """Whether all that was fed came out."""
         return await self.look() >= self.outcome.records and not self.driver.in_the_middle
 
+    async def state(self, stream: str) -> str:
+        """What is there, for who looks at a round that did not end."""
+        found = f"{self.reached} came out, {self.driver.state}"
+        with contextlib.suppress(LiftError):
+            places = (await self.client.stream(stream)).partitions
+            found += f"; {stream}: " + ", ".join(f"leader {place.leader or 'none'} ISR {len(place.isr)}" for place in places)
+        return found
+
     def stop_feeding(self) -> None:
         """No more records."""
         self._stop.set()
@@ -195,6 +203,8 @@ async def run(begin: Begun, rounds: int, minutes: float, spoil: Callable[[Struck
                 await struck.judge()
             except (RuntimeError, TimeoutError):
                 print(common.driver.log_path.read_text(errors="replace")[-_TAIL:])
+                for known in await client.list_streams():
+                    print(await common.state(known.name))
                 raise
             finally:
                 await asyncio.to_thread(common.driver.kill)

@@ -1,4 +1,4 @@
-"""The pipeline ``compact``: the latest record of each key of a stream, as a Delta table; a tombstone deletes its key.
+"""The pipeline ``compact``: the latest record of each key of a stream, as a table; a tombstone deletes its key.
 
 Each run reads what is new since the table's last one, or everything, folds it into what the table holds, and puts the result in the
 place of it in one transaction, with the ends up to which the stream is in it. So a run that dies has done nothing, and one that is
@@ -39,12 +39,13 @@ _WRITTEN = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("recor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactPlan:
-    """``stream``: whose records; ``output``: the folder of the table with the latest of each key; ``table``: an archive of the stream,
-    from which is read what it has, '': all from the stream. ``anew``: everything again, not only what is new. ``source``: options of
-    the format ``liftpy``."""
+    """``stream``: whose records; ``output``: the folder of the table with the latest of each key; ``kind``: its format if it is new, as
+    of ``tables.FORMATS``, '': delta; ``table``: an archive of the stream, from which is read what it has, '': all from the stream.
+    ``anew``: everything again, not only what is new. ``source``: options of the format ``liftpy``."""
 
     stream: str
     output: str
+    kind: str = ""
     table: str = ""
     anew: bool = False
     source: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +128,7 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
 def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep], None] = lambda step: None) -> Compacted:
     """One run. ``tell``: what it will do. Raises as ``next_step``, FencedError where another run was faster, DataLossError where
     retention took what was not compacted yet."""
-    table = table_at(plan.output)
+    table = table_at(plan.output, plan.kind)
     step = next_step(plan, table)
     tell(step)
     if not step.waiting and step.before is not None:

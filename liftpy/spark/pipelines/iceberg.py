@@ -2,26 +2,32 @@
 
 Marks are properties of the table, set in the transaction that adds the files. Each transaction adds a snapshot, and is taken only where
 the snapshot before is the one that it was decided on: that fences archives off each other. pyiceberg would try again by itself, on a
-newer snapshot and with marks that may not hold any more: it is told not to.
+newer snapshot and with marks that may not hold any more: it is told not to. What replaces the content is a transaction of two
+snapshots, one without the old files and one with the new ones; readers see the second.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from liftpy.errors import ConfigError, FencedError, StorageError
+from liftpy.errors import FencedError, StorageError
 from liftpy.spark.pipelines.committing import Commit
+from liftpy.spark.pipelines.naming import DATA
 from liftpy.spark.pipelines.tables import TableState
 
 CATALOG = "_catalog.sqlite"
 NAME = ("liftpy", "archive")
 """Of the table in its catalog."""
 _MARK = "liftpy.mark."
+KEPT_S = 7 * 24 * 3600.0
+"""So long what was replaced can still be read, as it is in Delta tables."""
 _NO_RETRY = {"commit.retry.num-retries": "0"}
 
 
@@ -54,30 +60,32 @@ class IcebergFolder:
                 table = self._seen = self._catalog().load_table(NAME)
             except NoSuchTableError:  # who made the catalog died
                 return None
-            files = [task.file for task in table.scan().plan_files()]
+            files = _files(table)
             known = {mark: table.properties.get(_MARK + mark) for mark in marks}
             return TableState(
                 table.metadata.last_sequence_number,
                 table.schema().as_arrow(),
-                tuple(sorted(one.file_path.removeprefix("file://") for one in files)),
-                sum(one.record_count for one in files),
+                tuple(sorted(files)),
+                sum(files.values()),
                 {mark: int(value) for mark, value in known.items() if value is not None},
             )
 
     def commit(self, commit: Commit, schema: pa.Schema, *, replace: bool = False) -> int:
-        """Add the files; FencedError where somebody else committed meanwhile, ConfigError for ``replace``."""
+        """Add the files, or put them in the place of all others; FencedError where somebody else committed meanwhile."""
         from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+        from pyiceberg.expressions import AlwaysTrue
 
-        if replace:
-            raise ConfigError(f"{self._root} is an Iceberg table; what replaces its content is written to Delta tables only")
         marks = {_MARK + mark: str(value) for mark, value in commit.marks.items()}
         with _told(self._root):
             try:
                 with self._table(schema) as change:
                     change.set_properties({**marks, **_NO_RETRY})
+                    emptied = replace and self._seen is not None and bool(_files(self._seen))
+                    if emptied:
+                        change.delete(AlwaysTrue())
                     if commit.files:
                         change.add_files([str(self._root / one.path) for one in commit.files], check_duplicate_files=False)
-                    else:  # a snapshot all the same: the next transaction goes by it
+                    elif not emptied:  # a snapshot all the same: the next transaction goes by it
                         change.update_snapshot().fast_append().commit()
                 self._seen = self._catalog().load_table(NAME)
             except (CommitFailedException, TableAlreadyExistsError) as error:
@@ -94,7 +102,15 @@ class IcebergFolder:
         return catalog.create_table_transaction(NAME, schema, self._root.as_uri(), properties=_NO_RETRY)
 
     def forget_old_files(self) -> None:
-        """Nothing is: an archive's files stay."""
+        """Remove files that no version of the last KEPT_S has: those that were replaced, and those of runs that died."""
+        before_s = time.time() - KEPT_S
+        with _told(self._root):
+            table = self._catalog().load_table(NAME)
+            table.maintenance.expire_snapshots().older_than(datetime.fromtimestamp(before_s, UTC)).commit()
+            kept = {file for one in table.metadata.snapshots for file in _files(table, one.snapshot_id)}
+            for file in (self._root / DATA).rglob("*.parquet"):
+                if str(file) not in kept and file.stat().st_mtime < before_s:
+                    file.unlink()
 
     def only_added_to(self) -> bool:
         """Whether files were never taken away or merged, as far as its snapshots tell."""
@@ -104,6 +120,12 @@ class IcebergFolder:
             return all(kept) and (not snapshots or snapshots[0].parent_snapshot_id is None)
 
 
+def _files(table: Any, snapshot: int | None = None) -> dict[str, int]:
+    """Absolute path -> records, of a snapshot's files, None: the newest."""
+    found = [task.file for task in table.scan(snapshot_id=snapshot).plan_files()]
+    return {one.file_path.removeprefix("file://"): one.record_count for one in found}
+
+
 @contextmanager
 def _told(root: Path) -> Iterator[None]:
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
@@ -111,7 +133,7 @@ def _told(root: Path) -> Iterator[None]:
 
     try:
         yield
-    except (CommitFailedException, TableAlreadyExistsError, ConfigError, FencedError):
+    except (CommitFailedException, TableAlreadyExistsError, FencedError):
         raise
     except (SQLAlchemyError, OSError, ValueError) as error:
         raise StorageError(f"the Iceberg table {root}: {error}") from error

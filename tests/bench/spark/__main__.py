@@ -7,7 +7,8 @@ that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A
 
 Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
 them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
-0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions. ``--nodes 0``: a node that serves from memory, no cluster.
+0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions,
+``--micro 10000,100000`` by micro-batch size. ``--nodes 0``: a node that serves from memory, no cluster.
 ``--files``: tasks read segment files of a node on their host instead of over NATS.
 """
 
@@ -107,10 +108,8 @@ class Bench:
                 if case in SCANS:
                     for system in self._systems:
                         yield f"{case}, {label}", system.name, self._scan(system, shape, case)
-                elif case == "micro" and shape.records > self._given.micro:
-                    for system in (one for one in self._systems if one.streams):
-                        found = runs.micro_batches(self._meter, self._spark, system, shape, self._given.micro)
-                        yield f"{case}, {label}", system.name, found
+                elif case == "micro":
+                    yield from self._micro(shape, label)
         if "latency" in self._cases:
             for system in (one for one in self._systems if one.streams):
                 if system is self._ours and not self._given.nodes:
@@ -120,6 +119,14 @@ class Bench:
         if self._jetstream is not None:
             for size in {shape.size_bytes for shape in self._shapes}:
                 yield f"pull, {size} B", _PULL, self._pull(size)
+
+    def _micro(self, shape: Shape, label: str) -> Iterator[tuple[str, str, Run]]:
+        """By each size of a micro-batch that the shape has two of."""
+        sizes = [int(text) for text in self._given.micro.split(",")]
+        for size in (one for one in sizes if one < shape.records):
+            case = f"micro, {label}" if len(sizes) == 1 else f"micro {size:,}, {label}"
+            for system in (one for one in self._systems if one.streams):
+                yield case, system.name, runs.micro_batches(self._meter, self._spark, system, shape, size)
 
     def _scan(self, system: Any, shape: Shape, case: str) -> Run:
         return runs.scan(self._meter, self._spark, system, shape, *SCANS[case])
@@ -196,7 +203,7 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=1_000_000, help="of 100 B; of larger ones a quarter")
     parser.add_argument("--partitions", default="2", help="input partitions, with commas")
     parser.add_argument("--cases", default=",".join(CASES))
-    parser.add_argument("--micro", type=int, default=runs.MICRO_BATCH, help="records of a micro-batch")
+    parser.add_argument("--micro", default=str(runs.MICRO_BATCH), help="records of a micro-batch, with commas")
     parser.add_argument("--latencies", type=int, default=15, help="records of a round whose latency is taken")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm", type=int, default=3, help="scans before the first round")

@@ -140,11 +140,14 @@ MUTANTS = [
         ("denials concern everybody", "if (asked.subject == subject and is_publish) or ours", "if is_publish or ours", "one denied request fails all that are under way"),
     ),
     *rows(
+        "liftpy/client/node_answers.py",
+        ("status pages end at the first", "    while page.get(\"more\") and page[\"partitions\"]:", "    while page.get(\"more\") and not page[\"partitions\"]:", "liftpy status shows some of the partitions"),
+    ),
+    *rows(
         "liftpy/client/client.py",
         ("a stream of before is published to", "        self._streams.pop(name, None)\n\n    async def list", "\n    async def list", "a deleted stream's subject is published on"),
         ("a stream that a deposed leader does not know is not there", "            found = await self._admin.stream(stream, linearizable=True)", "            raise", "a new stream is said not to exist"),
         ("partition 3 of 3", "if partition >= len(stream.partitions):", "if partition > len(stream.partitions):", "IndexError instead of an error that says which partitions there are"),
-        ("status pages end at the first", "        while page.get(\"more\") and page[\"partitions\"]:", "        while page.get(\"more\") and not page[\"partitions\"]:", "liftpy status shows some of the partitions"),
         ("two publishers at once make two", "            found = self._publishers.get((stream, partition))\n            if found is None:\n                found = self._publishers[stream, partition]", "            found = None\n            if found is None:\n                found = self._publishers[stream, partition]", "order between publishes of one client is lost"),
         ("a range ends before it begins", "if not 0 <= start_offset <= end_offset:", "if not 0 <= start_offset:", "a range that is wrong is read as empty"),
     ),

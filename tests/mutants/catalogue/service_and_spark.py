@@ -323,7 +323,9 @@ MUTANTS = [
         "liftpy/spark/pipelines/iceberg.py",
         ("a late transaction is tried again on what came between", "_NO_RETRY = {\"commit.retry.num-retries\": \"0\"}", "_NO_RETRY = {\"commit.retry.num-retries\": \"4\"}", "two archives put records in twice"),
         ("marks without files make no snapshot", "                        change.update_snapshot().fast_append().commit()\n", "                        pass\n", "the marks of another archive are overwritten"),
-        ("what replaces is added", "        if replace:\n", "        if replace and not schema:\n", "a table of the latest holds all"),
+        ("what replaces is added", "emptied = replace and self._seen is not None", "emptied = not replace and self._seen is not None", "a table of the latest holds all"),
+        ("what may still be read is removed", "if str(file) not in kept and file.stat().st_mtime < before_s:", "if str(file) not in kept:", "files of a run that is under way are gone"),
+        ("files of this week's versions are removed", "for one in table.metadata.snapshots for file in", "for one in table.metadata.snapshots[-1:] for file in", "a reader of a version before loses its files"),
         fresh=True,
     ),
     *rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +16,12 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 
 from liftpy.errors import ConfigError, FencedError, NotFoundError, StorageError
-from liftpy.spark.pipelines.committing import Commit, commit_of, marks_of
+from liftpy.spark.pipelines.committing import Commit, TableFile, commit_of, marks_of
 from liftpy.spark.pipelines.iceberg import CATALOG, IcebergFolder
+from liftpy.spark.pipelines.naming import DATA
 from liftpy.spark.pipelines.opening import state_of, table_at
 from liftpy.spark.pipelines.orphans import find_orphans
-from liftpy.spark.pipelines.writing import Writing, write_range
+from liftpy.spark.pipelines.writing import Writing, write_file, write_range
 from liftpy.spark.planning import PlannedRange
 from liftpy.spark.schema import arrow_schema
 from tests.unit.spark.test_pipeline_archive import PLANNED, SCHEMA, batches
@@ -89,16 +91,59 @@ def test_two_archives_of_one_iceberg_table_fence_each_other(tmp_path: Path) -> N
     assert state_of(other).record_count == 20
 
 
-def test_others_read_it_and_what_it_can_not_do_is_said(tmp_path: Path) -> None:
+def test_others_read_it_and_a_catalog_that_is_none_is_said(tmp_path: Path) -> None:
     table = opened(tmp_path)
     table.commit(committed(tmp_path, 0, 10, 0), SCHEMA)
     read = SqlCatalog("liftpy", uri=f"sqlite:///{tmp_path / CATALOG}").load_table("liftpy.archive").scan().to_arrow()
     assert sorted(read["offset"].to_pylist()) == list(range(10))
-    with pytest.raises(ConfigError, match="Delta tables only"):
-        table.commit(committed(tmp_path, 10, 20, 1), SCHEMA, replace=True)
     (tmp_path / CATALOG).write_bytes(b"no database at all, and longer than a page header of one would be" * 20)
     with pytest.raises(StorageError, match="the Iceberg table"):
         table.state()
+
+
+def latest(root: Path, first: int) -> tuple[Commit, str]:
+    """Ten records as compaction writes them, and their file."""
+    path = f"{DATA}/latest-{first}.parquet"
+    rows, size_bytes = write_file(root / path, batches(range(first, first + 10)), SCHEMA, "zstd")
+    return Commit((TableFile(path, size_bytes, rows),), {"end": first + 10}), str(root / path)
+
+
+def test_what_replaces_the_content_is_one_transaction(tmp_path: Path) -> None:
+    table, other = opened(tmp_path), opened(tmp_path)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    first = table.commit(one, SCHEMA, replace=True)
+    assert other.state() is not None
+    second = table.commit(two, SCHEMA, replace=True)
+    state = state_of(opened(tmp_path), ["end"])
+    assert (state.version > first, state.version, state.files, state.record_count, state.marks) == (
+        True, second, (new,), 10, {"end": 20},
+    )  # fmt: skip
+    assert not table.only_added_to()
+    with pytest.raises(FencedError, match="another"):
+        other.commit(latest(tmp_path, 20)[0], SCHEMA, replace=True)
+    assert state_of(other).files == (new,)
+    third = table.commit(Commit((), {"end": 30}), SCHEMA, replace=True)
+    assert state_of(table, ["end"]) == replace(state, version=third, files=(), record_count=0, marks={"end": 30})
+    assert Path(old).is_file()
+
+
+def test_files_that_were_replaced_long_ago_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened(tmp_path)
+    (one, old), (two, new) = latest(tmp_path, 0), latest(tmp_path, 10)
+    table.commit(one, SCHEMA, replace=True)
+    table.commit(two, SCHEMA, replace=True)
+    stray = latest(tmp_path, 20)[1]
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [True] * 3, "they may be read for a week"
+    for file in (old, new, stray):
+        os.utime(file, (1, 1))
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [True, True, False], "a version of this week has the old one"
+    monkeypatch.setattr("liftpy.spark.pipelines.iceberg.KEPT_S", -1.0)
+    stray = latest(tmp_path, 20)[1]
+    table.forget_old_files()
+    assert [Path(file).is_file() for file in (old, new, stray)] == [False, True, False]
+    assert state_of(table).files == (new,)
 
 
 def test_all_columns_of_an_archive_are_taken(tmp_path: Path) -> None:

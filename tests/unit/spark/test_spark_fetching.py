@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 import time
 from dataclasses import replace
@@ -339,3 +340,14 @@ def test_the_loop_of_a_link_ends_with_it() -> None:
     made.close()
     thread.join(30)
     assert made._loop.is_closed()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_worker_begins_without_its_parents_links(link: Link) -> None:
+    assert link in link_module._links.values()
+    with link_module._lock:  # as a thread of the parent may hold it
+        child = os.fork()
+        if not child:
+            os._exit(len(link_module._links) + (0 if link_module._lock.acquire(blocking=False) else 100))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert link in link_module._links.values(), "the parent's are its own"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError
-from liftpy.spark.lag import Lag, lag
+from liftpy.spark.lag import Lag, lag, lag_listener
 
 
 def progress(end: object, latest: object, description: str = "PythonMicroBatchStream@7bea8754") -> dict[str, Any]:
@@ -42,3 +42,16 @@ def test_other_sources_are_passed_over_and_other_things_refused() -> None:
     for wrong in (None, 5, "{", "{}", {"sources": 5}, {"sources": [3]}):
         with pytest.raises(ConfigError, match="lastProgress"):
             lag(wrong)
+
+
+def test_a_listener_tells_each_micro_batch_by_name_or_id() -> None:
+    pytest.importorskip("pyspark")
+    told: list[tuple[str, int]] = []
+    listener = lag_listener(lambda name, lags: told.append((name, lags[0].total)))
+    for name in ("q", None):
+        found = {**progress(END, LATEST), "name": name}
+        event: Any = SimpleNamespace(progress=SimpleNamespace(json=json.dumps(found), id="an-id"))
+        listener.onQueryStarted(event)
+        listener.onQueryProgress(event)
+        listener.onQueryTerminated(event)
+    assert told == [("q", 21), ("an-id", 21)]

@@ -160,6 +160,27 @@ def test_what_is_refused(given: dict[str, str]) -> None:
         parse(**given)
 
 
+WRONG = {
+    "nats": "nats://me:secret@host", "namespace": "a.b", "stream": "a.b", "subscribe": "a,,b", "subscribePattern": "(", "assign": "{}",
+    "startingOffsets": "newest", "endingOffsets": "earliest", "startingTimestamp": "2026-01-01", "endingTimestamp": "-1",
+    "startingOffsetsByTimestamp": "5", "endingOffsetsByTimestamp": "{}", "startingOffsetsByTimestampStrategy": "earliest",
+    "minPartitions": "0", "maxRecordsPerPartition": "few", "maxOffsetsPerTrigger": "-1", "maxBytesPerTrigger": "5t",
+    "minOffsetsPerTrigger": "1.5", "maxTriggerDelay": "1y", "cursor": "a b", "onRecreated": "latest", "failOnDataLoss": "yes",
+    "includeHeaders": "1", "topicColumn": "no", "columns": "offset,colour", "isolation": "dirty", "readFrom": "near", "patience": "0",
+    "nats.user": "u", "nats.passwordFile": "f",
+}  # fmt: skip
+FILES = {"nats.creds", "nats.nkeySeed", "nats.tokenFile", "nats.tlsCa", "nats.tlsCert", "nats.tlsKey", "nats.inboxPrefix"}
+"""What is looked at when a connection is made."""
+
+
+def test_each_option_that_is_wrong_is_named_by_its_error() -> None:
+    assert WRONG.keys() | FILES == OPTIONS.keys()
+    for name, value in WRONG.items():
+        ways = {"stream": "orders"} if name not in ("subscribe", "subscribePattern", "assign") else {}
+        with pytest.raises((ConfigError, InvalidNameError), match=f"(?i){name}"):
+            SourceOptions.parse({**ways, name: value})
+
+
 @pytest.mark.parametrize(
     "given",
     [

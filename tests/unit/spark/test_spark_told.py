@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +14,10 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from liftpy.spark.catalog import Catalog
 from liftpy.spark.failures import SourceError
+from liftpy.spark.link import Link
+from liftpy.spark.options import SourceOptions
 from liftpy.testing.fake_node import FakeNode, FakePartition
 from liftpy.wire.batch import build_batch
 
@@ -116,3 +120,11 @@ def test_what_the_watch_has_not_heard_of_yet_is_asked_for(source: Open, node: Fa
     catalog = reader._asked()
     append(log, 40)
     assert catalog.views_reaching({("orders", 0): 50})["orders", 0].end_offset == 50
+
+
+def test_a_stream_made_again_is_found_though_the_streams_were_listed_a_moment_ago(link: Link, node: FakeNode) -> None:
+    append(node.add_stream("a1", uid="first").partitions[0], 10)
+    catalog = Catalog(link, SourceOptions.parse({"subscribePattern": "a.*"}), clock=itertools.count(step=0.001).__next__)
+    assert {view.uid for view in catalog.views().values()} == {"first"}
+    append(node.add_stream("a1", uid="second").partitions[0], 5)
+    assert [(view.uid, view.end_offset) for view in catalog.views().values()] == [("second", 5)]

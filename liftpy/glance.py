@@ -1,0 +1,121 @@
+"""What a node says of itself at a glance: few numbers, made of the same figures as its metrics, in about 1 KiB. Pure.
+
+Counts only grow while a process lives; rates and percentiles are the viewer's, from two glances.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from liftpy.instruments import LATENCY_S
+
+ASKED = b'{"glance": true}'
+"""The payload of a question on ``<ns>.status.<node>``."""
+MOST_NODES = 64
+"""That a controller names."""
+LIVE, FENCED, DRAINED = "live", "fenced", "drained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """Of one node. What an older version does not say has its default."""
+
+    node: str
+    version: str = ""
+    incarnation: int = 0
+    uptime_s: float = 0.0
+    is_controller: bool = False
+    metadata_leader: str = ""
+    """As this node knows it."""
+    nats_connected: bool = True
+    records_in: int = 0
+    """Appended as leader."""
+    bytes_in: int = 0
+    records_out: int = 0
+    """Sent to readers."""
+    bytes_out: int = 0
+    acks: tuple[int, ...] = ()
+    """Acks sent, by how long they took: as ``LATENCY_S``, and one above."""
+    loop_lag: tuple[int, ...] = ()
+    """The same of how late the event loop was."""
+    leads: int = 0
+    replicas: int = 0
+    """Leaders included."""
+    under_replicated: int = 0
+    at_min_isr: int = 0
+    under_min_isr: int = 0
+    failed: int = 0
+    services_failing: int = 0
+    lag_records: int = 0
+    lag_s: float = 0.0
+    """The largest of those led here."""
+    disk_free: float = 1.0
+    """Part of the disk, 0 to 1."""
+    queued: float = 0.0
+    """Part of what the node may hold of publishes, 0 to 1."""
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Controllers: node -> live, fenced or drained; the first ``MOST_NODES`` by name."""
+    index: int = 0
+    """Controllers: up to where of the metadata group's log the following is known."""
+    streams: int = 0
+    offline: int = 0
+    electing: int = 0
+    elections: int = 0
+    """Since this controller started."""
+
+    def encode(self) -> bytes:
+        """As JSON, without what has its default."""
+        said = {name: value for name, value in asdict(self).items() if name == "node" or value != _DEFAULTS[name]}
+        return json.dumps({"glance": said}, separators=(",", ":")).encode()
+
+
+def _default(name: str) -> Any:
+    return {} if name == "nodes" else Glance.__dataclass_fields__[name].default
+
+
+_DEFAULTS = {one.name: _default(one.name) for one in fields(Glance)}
+
+
+def glance_of(said: object) -> Glance | None:
+    """What a node has answered under ``glance``; None: that is none. Fields that are not known are left out."""
+    found: dict[str, Any] = {}
+    if not isinstance(said, dict):
+        return None
+    for name, value in said.items():
+        if name in _DEFAULTS and (kept := _checked(name, value)) is not None:
+            found[name] = kept
+    return Glance(**found) if found.get("node") else None
+
+
+def _checked(name: str, value: Any) -> Any:
+    """``value`` where it is of the field's kind; None where it is not."""
+    default = _DEFAULTS[name]
+    if name == "nodes":
+        good = isinstance(value, dict) and len(value) <= MOST_NODES and all(isinstance(state, str) for state in value.values())
+        return value if good else None
+    if name == "node" or isinstance(default, str):
+        return value if isinstance(value, str) else None
+    if isinstance(default, tuple):
+        good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(type(one) is int for one in value)
+        return tuple(value) if good else None
+    if isinstance(default, bool):
+        return value if type(value) is bool else None
+    kinds = (int,) if type(default) is int else (int, float)
+    return value if type(value) in kinds and value >= 0 else None
+
+
+def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:
+    """Below what ``part`` of those counted are, in s, as Prometheus estimates it: even within a bucket, the last bucket is its lower
+    bound. None where nothing was counted."""
+    wanted, below = sum(counts) * part, 0
+    if not wanted:
+        return None
+    for number, count in enumerate(counts[: len(bounds)]):
+        if count and below + count >= wanted:
+            low = bounds[number - 1] if number else 0.0
+            return low + (bounds[number] - low) * (wanted - below) / count
+        below += count
+    return bounds[-1]

@@ -1,0 +1,74 @@
+"""``liftpy health --port``: a probe, so it loads little; what it says is what the node here answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from click.testing import CliRunner
+
+from sidecar.cli.health import health
+
+
+@contextmanager
+def answering(*pieces: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """A port on which one question is answered with these pieces; and what was asked."""
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                asked.append(connection.recv(4096))
+                with suppress(OSError):  # nobody reads on
+                    for piece in pieces:
+                        connection.sendall(piece)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1], asked
+        thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [([], "/readyz?verbose"), (["--live"], "/livez?verbose"), (["--synced"], "/readyz?synced&verbose")],
+)
+def test_it_asks_for_what_is_meant_and_shows_the_answer(flags: list[str], path: str) -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n", b"\r\n[+] a\n", b"[+] b\n") as (port, asked):
+        done = CliRunner().invoke(health, ["--port", str(port), *flags], standalone_mode=False)
+    assert (done.return_value, done.output) == (0, "[+] a\n[+] b\n")
+    assert asked[0].splitlines()[:2] == [f"GET {path} HTTP/1.1".encode(), b"Host: 127.0.0.1"]
+
+
+def test_what_is_not_well_is_told_from_nobody() -> None:
+    with answering(b"HTTP/1.1 503 Service Unavailable\r\n\r\n[-] nats: not connected\n") as (port, _):
+        done = CliRunner().invoke(health, ["--port", str(port), "--json"], standalone_mode=False)
+    assert (done.return_value, json.loads(done.output)["healthy"]) == (1, False)
+    for said in (b"", b"SSH-2.0 hello\r\n", b"HTTP/1.1"):
+        with answering(said) as (port, _):
+            done = CliRunner().invoke(health, ["--port", str(port)], standalone_mode=False)
+        assert (done.return_value, "nobody answered" in done.output) == (3, True), said
+
+
+def test_an_answer_without_an_end_is_cut() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\n\r\n" + b"[+] a\n" * 60_000) as (port, _):
+        done = CliRunner().invoke(health, ["--port", str(port)], standalone_mode=False)
+    assert 65_536 - 100 < len(done.output) <= 2 * 65_536
+
+
+def test_it_loads_little() -> None:
+    words = (
+        "import sys; from sidecar.cli.main import liftpy; liftpy(['health', '--port', '1', '--live'], standalone_mode=False)"
+    )
+    heavy = (
+        "print([m for m in ('asyncio', 'http.client', 'ssl', 'email', 'nats', 'google.protobuf', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{words}; {heavy}"], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,390 @@
+"""``liftpy top``: what it makes of glances, how a frame looks at any size, keys; in a terminal of 80x24; the verdict's words."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from fcntl import ioctl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from liftpy.errors import UnavailableError
+from liftpy.glance import LATENCY_S, MOST_NODES, Glance, glance_of, percentile
+from liftpy.verdict import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
+from sidecar.cli.top import Looking, as_object
+from sidecar.cli.top_model import HISTORY, Model, NodeRow, Watching
+from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of, spark
+
+FRAMES = Path(__file__).parent / "frames"
+RUNBOOKS = Path(__file__).resolve().parents[3] / "docs" / "runbooks"
+NODES = {"n1": "live", "n2": "live", "n3": "live"}
+CLUSTER: dict[str, Any] = {"is_controller": True, "nodes": NODES, "index": 40, "streams": 7}
+
+
+def a_glance(node: str, tick: int = 0, **more: Any) -> Glance:
+    """As of second ``tick`` of a node that takes 1,000 records a second."""
+    acks = [0] * (len(LATENCY_S) + 1)
+    acks[3], acks[6] = 950 * tick, 50 * tick
+    return Glance(**{
+        "node": node, "version": "0.1.0", "incarnation": 4, "uptime_s": 90.0 + tick, "metadata_leader": "n1", "records_in": 1000 * tick,
+        "bytes_in": 100_000 * tick, "records_out": 2500 * tick, "bytes_out": 250_000 * tick, "acks": tuple(acks),
+        "loop_lag": (10 * tick, *(0,) * len(LATENCY_S)), "leads": 3, "replicas": 9, "disk_free": 0.62, "queued": 0.01,
+        **CLUSTER, **more,
+    })  # fmt: skip
+
+
+def watched(ticks: int = 5, **more: dict[str, Any]) -> Watching:
+    """Three nodes for so many seconds; ``more``: of a node, what is different; n4 is none."""
+    watching, records = Watching("liftpy"), 0
+    for tick in range(ticks):
+        records += 1000 * (1 + tick % 4)
+        watching.put(
+            100.0 + tick, {node: a_glance(node, tick, **{"records_in": records, **more.get(node, {})}) for node in NODES}
+        )
+    return watching
+
+
+def text_of(model: Model, width: int = 80, height: int = 24, view: View | None = None) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=False)
+    console.print(render(model, width, height, view or View()))
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in shown.splitlines()]
+
+
+# ---- glances ------------------------------------------------------------------------------------------------------------
+def test_a_glance_comes_back_as_it_was_and_is_small() -> None:
+    told = a_glance("n1", 1_000_000, nodes={f"node-{n:02}": "live" for n in range(3)}, offline=2, lag_s=1.5, services_failing=1)
+    encoded = told.encode()
+    assert len(encoded) <= 1024
+    assert glance_of(json.loads(encoded)["glance"]) == told
+    assert json.loads(Glance(node="a").encode()) == {"glance": {"node": "a"}}
+
+
+@pytest.mark.parametrize("said", [None, 1, [], {}, {"node": 4}, {"node": ""}, {"leads": 3}])
+def test_what_is_no_glance_is_none(said: object) -> None:
+    assert glance_of(said) is None
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"leads": "3"}, {"leads": True}, {"leads": -1}, {"lag_s": "x"}, {"acks": [1] * 18}, {"acks": [1.5]}, {"acks": "abc"},
+        {"nodes": {"n": 4}}, {"nodes": {str(n): "live" for n in range(MOST_NODES + 1)}}, {"nats_connected": 1}, {"version": 3},
+        {"what_is_new": 1},
+    ],
+)  # fmt: skip
+def test_a_field_of_another_kind_is_left_out(more: dict[str, Any]) -> None:
+    assert glance_of({"node": "n1", **more}) == Glance(node="n1")
+
+
+@pytest.mark.parametrize(
+    ("counts", "part", "wanted"),
+    [
+        ((), 0.5, None),
+        ((0, 0), 0.5, None),
+        ((10,), 0.5, 0.000125),
+        ((0, 10), 0.99, 0.00025 + 0.00025 * 0.99),
+        ((90, 0, 10), 0.99, 0.0005 + 0.0005 * 0.9),
+        ((0,) * len(LATENCY_S) + (5,), 0.5, LATENCY_S[-1]),
+    ],
+)
+def test_percentiles_are_prometheus_s(counts: tuple[int, ...], part: float, wanted: float | None) -> None:
+    found = percentile(counts, part)
+    assert found == (pytest.approx(wanted) if wanted is not None else None)
+
+
+# ---- the verdict ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("more", "word", "said"),
+    [
+        ({}, OK, ""),
+        ({"n2": {"offline": 2, "index": 41}}, UNAVAILABLE, "2 partitions offline"),
+        ({"n2": {"offline": 2, "index": 39}}, OK, ""),
+        ({"n2": {"electing": 1, "index": 41}}, UNAVAILABLE, "1 partition without a leader"),
+        ({"n3": {"under_min_isr": 1}, "n2": {"under_min_isr": 2}}, UNAVAILABLE, "3 partitions under min.isr"),
+        ({"n1": {"metadata_leader": ""}}, UNAVAILABLE, "nobody leads"),
+        ({"n3": {"under_replicated": 1}}, DEGRADED, "1 partition with replicas out of sync"),
+        ({"n3": None}, DEGRADED, "silent: n3"),
+        ({"n1": {"nodes": {"n1": "live", "n2": "live", "n3": "fenced"}, "index": 41}}, DEGRADED, "fenced: n3"),
+        ({"n1": {"nodes": {"n1": "live", "n2": "live", "n3": "drained"}, "index": 41}}, OK, ""),
+        ({"n2": {"nats_connected": False}}, DEGRADED, "NATS is away from part of n2"),
+        ({"n2": {"failed": 1}}, DEGRADED, "logs have failed on n2"),
+        ({"n2": {"services_failing": 1}}, DEGRADED, "services stand still on n2"),
+        ({"n2": {"disk_free": 0.149}, "n1": {"disk_free": 0.15}}, DEGRADED, "the disk is nearly full on n2"),
+        ({"n2": {"queued": 0.8}}, DEGRADED, "publishes are refused by n2"),
+        ({"n2": {"version": "0.2.0"}}, DEGRADED, "versions are mixed: 0.1.0, 0.2.0"),
+    ],
+)
+def test_a_cluster_is_one_word_and_says_why(more: dict[str, dict[str, Any] | None], word: str, said: str) -> None:
+    glances = {
+        node: None if node in more and more[node] is None else a_glance(node, **(more.get(node) or {})) for node in NODES
+    }
+    verdict = judge(glances)
+    assert verdict.word == word
+    assert [reason.text for reason in verdict.reasons if said in reason.text] or not said
+    assert len(verdict.reasons) == bool(said)
+    assert all((RUNBOOKS / f"{reason.runbook}.md").is_file() for reason in verdict.reasons)
+
+
+def test_what_stops_comes_first_and_names_are_bounded() -> None:
+    verdict = judge({"n1": a_glance("n1", under_replicated=1, under_min_isr=1, nodes={f"m{n}": "live" for n in range(9)})})
+    assert [reason.stops for reason in verdict.reasons] == [True, False, False]
+    assert verdict.reasons[-1].text == "silent: m0, m1, m2, m3, m4 and 4 more"
+    assert judge({}).word == judge({"n1": None}).word == UNAVAILABLE
+
+
+def test_who_is_silent_and_who_leads_is_told_from_what_each_says_itself() -> None:
+    glances = {"n1": None, "n2": a_glance("n2"), "n9": a_glance("n9", nodes={}, is_controller=False)}
+    assert states(glances) == {"n1": "silent", "n2": "live", "n3": "silent", "n9": "live"}
+    assert leader_of(glances) == "", "n1, whom the others name, does not answer"
+    assert leader_of({"n1": a_glance("n1")}) == "n1"
+
+
+# ---- the model --------------------------------------------------------------------------------------------------------------
+def row_of(model: Model, node: str) -> NodeRow:
+    return next(row for row in model.rows if row.node == node)
+
+
+def test_rates_and_percentiles_come_from_differences() -> None:
+    watching = Watching("ns")
+    watching.put(10.0, {"n1": a_glance("n1", 1)})
+    assert row_of(watching.model(), "n1").records_in_s is None, "one look shows no rate"
+    watching.put(12.0, {"n1": a_glance("n1", 5), "n2": a_glance("n2", 5)})
+    model = watching.model()
+    row = row_of(model, "n1")
+    assert (row.records_in_s, row.bytes_in_s, row.records_out_s) == (2000, 200_000, 5000)
+    assert row.ack_p99_s == pytest.approx(0.008 + 0.008 * 0.8)
+    assert (model.records_in_s, model.streams, model.metadata_leader) == (2000, 7, "n1")
+    assert row_of(model, "n3").state == "silent", "a controller names it"
+
+
+def test_a_process_that_begins_anew_leaves_a_gap_and_no_mountain() -> None:
+    watching = watched(3)
+    watching.put(103.0, {"n1": a_glance("n1", 1, incarnation=5), "n2": None, "n3": a_glance("n3", 9)})
+    model = watching.model()
+    assert (row_of(model, "n1").records_in_s, row_of(model, "n1").history[-1]) == (None, None)
+    assert row_of(model, "n2").history[-1] is None
+    watching.put(104.0, {"n1": a_glance("n1", 2, incarnation=5), "n2": a_glance("n2", 9), "n3": a_glance("n3", 10)})
+    assert row_of(watching.model(), "n1").records_in_s == 1000
+
+
+def test_history_is_bounded_and_nodes_that_are_gone_are_forgotten() -> None:
+    watching = watched(HISTORY + 9)
+    model = watching.model()
+    assert {len(model.history_in), len(model.history_out), len(row_of(model, "n2").history)} == {HISTORY}
+    assert watching.nodes() == ["n1", "n2", "n3"]
+    watching.put(999.0, {"n1": a_glance("n1", 99, nodes={"n1": "live", "n7": "live"}, index=50)})
+    assert watching.nodes() == ["n1", "n7"]
+    assert Watching("ns").nodes(["a"]) == ["a"]
+
+
+# ---- frames -----------------------------------------------------------------------------------------------------------------
+def troubled() -> Model:
+    watching = watched(70)
+    late = {"under_replicated": 2, "lag_s": 4.25, "lag_records": 12_345, "disk_free": 0.1}
+    for tick in (70, 71):
+        watching.put(
+            100.0 + tick, {"n1": a_glance("n1", 2 * tick, **late), "n2": a_glance("n2", tick, under_min_isr=1), "n3": None}
+        )
+    return watching.model()
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "width", "height", "view"),
+    [
+        ("well_80x24", lambda: watched(70).model(), 80, 24, View()),
+        ("well_200x50", lambda: watched(70).model(), 200, 50, View(sort="name")),
+        ("troubled_80x24", troubled, 80, 24, View(sort="lag", selected=1)),
+        ("node_80x24", troubled, 80, 24, View(page="node", sort="name")),
+        ("help_80x24", lambda: watched(2).model(), 80, 24, View(page="help")),
+        ("nothing_80x24", lambda: Watching("liftpy").model(), 80, 24, View()),
+    ],
+)
+def test_a_frame_looks_like_that(name: str, model: Callable[[], Model], width: int, height: int, view: View) -> None:
+    shown = "\n".join(text_of(model(), width, height, view)) + "\n"
+    path = FRAMES / f"top_{name}.txt"
+    if os.environ.get("LIFTPY_WRITE_FRAMES"):
+        path.write_text(shown, encoding="utf-8")
+    assert shown == path.read_text(encoding="utf-8")
+
+
+@given(
+    st.integers(1, 240),
+    st.integers(1, 60),
+    st.sampled_from(["", "node", "help"]),
+    st.sampled_from(SORTS),
+    st.integers(0, 300),
+    st.booleans(),
+)
+def test_a_frame_has_its_size_whatever_there_is(
+    width: int, height: int, page: str, sort: str, nodes: int, reverse: bool
+) -> None:
+    watching = Watching("a" * 30)
+    for tick in (1, 2):
+        watching.put(tick, {f"{'n' * (n % 40)}{n}": a_glance(f"n{n}", tick * 10**9) if n % 7 else None for n in range(nodes)})
+    frame = render(watching.model(), width, height, View(page=page, sort=sort, reverse=reverse))
+    assert len(frame.renderables) == height
+    assert max(line.cell_len for line in frame.renderables) <= width  # type: ignore[union-attr]
+    assert len(text_of(watching.model(), width, height, View(page=page, sort=sort))) <= height
+
+
+def test_markup_in_names_is_text() -> None:
+    watching = Watching("[bold]x[/bold]")
+    watching.put(1.0, {"[red]n[/red]": a_glance("n1", nodes={})})
+    shown = "\n".join(text_of(watching.model()))
+    assert "[bold]x[/bold]" in shown
+    assert "[red]n[/red]" in shown
+
+
+def test_rows_are_sorted_and_found() -> None:
+    rows = tuple(
+        NodeRow(node=node, state="live", glance=Glance(node=node, lag_s=lag), records_in_s=rate, ack_p99_s=p99)
+        for node, rate, lag, p99 in (("a", 1.0, 9.0, 0.2), ("b", 3.0, 0.0, None), ("ab", 3.0, 5.0, 0.1), ("c", None, 1.0, 0.3))
+    )
+    model = replace(Watching("ns").model(), rows=rows)
+    wanted = {"rate": "ab b a c", "lag": "a ab c b", "p99": "c a ab b", "name": "a ab b c"}
+    for sort, order in wanted.items():
+        assert [row.node for row in rows_of(model, View(sort=sort))] == order.split()
+    assert [row.node for row in rows_of(model, View(sort="name", reverse=True))] == ["c", "b", "ab", "a"]
+    assert [row.node for row in rows_of(model, View(filter="b"))] == ["ab", "b"]
+
+
+def test_keys_do_what_the_help_says() -> None:
+    def after(keys: str, view: View | None = None, count: int = 3) -> View:
+        view = view or View()
+        for key in keys:
+            view = pressed(view, key, count)
+        return view
+
+    assert [after("s" * n).sort for n in range(5)] == ["rate", "lag", "p99", "name", "rate"]
+    assert (after("r").reverse, after("rr").reverse) == (True, False)
+    assert (after("q").ended, after("x").ended) == (True, False)
+    assert (after("?").page, after("??").page, after("\r").page, after("\r\r").page, after("\r\x1b").page) == (
+        "help",
+        "",
+        "node",
+        "",
+        "",
+    )
+    assert [after("j" * n).selected for n in range(4)] == [0, 1, 2, 2]
+    assert after("jjkkk").selected == 0
+    assert (after("/nq").filter, after("/nq").ended, after("/nq\r").typing, after("/nq\x7f").filter) == (
+        "nq",
+        False,
+        False,
+        "n",
+    )
+    assert (after("/nq\x1b").filter, after("/n\r\x1b").filter, after("/\t").filter) == ("", "", "")
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [([], "    "), ([0, 0], "  ▁▁"), ([None, 1, 2, 8], " ▂▃█"), ([9, 9, 0, 7, 0, 7], "▁█▁█"), ([None], "    ")],
+)
+def test_sparks(values: list[float | None], shown: str) -> None:
+    assert spark(values, 4) == shown
+
+
+# ---- over NATS ------------------------------------------------------------------------------------------------------------------
+class Nodes:
+    """A client of a cluster whose metadata leader may be away."""
+
+    def __init__(self) -> None:
+        self.named: list[str] | None = None
+        self.asked: list[str] = []
+
+    async def node_ids(self) -> list[str]:
+        if self.named is None:
+            raise UnavailableError("nobody leads")
+        return self.named
+
+    async def node_glance(self, node: str, timeout_s: float) -> Glance | None:
+        self.asked.append(node)
+        if node == "n2":
+            raise UnavailableError("silent")
+        return a_glance(node, len(self.asked))
+
+
+def test_names_are_asked_for_until_somebody_says_them_and_then_the_nodes_do() -> None:
+    nodes = Nodes()
+    looking = Looking(nodes, Watching("ns"), iter(range(9)).__next__)  # type: ignore[arg-type]
+
+    async def looked() -> None:
+        await looking.look()
+        assert not looking.knows_any
+        nodes.named = ["n1", "n2"]
+        await looking.look()
+        assert looking.knows_any
+        nodes.named = None
+        await looking.look()
+
+    asyncio.run(looked())
+    assert nodes.asked == ["n1", "n2", "n1", "n2", "n3"], "n1 names n3"
+    told = as_object(looking.watching.model())
+    assert [(row["node"], row["state"]) for row in told["rows"]] == [("n1", "live"), ("n2", "silent"), ("n3", "live")]
+    assert json.loads(json.dumps(told))["verdict"]["reasons"][0]["runbook"] == "node-down"
+
+
+# ---- in a terminal --------------------------------------------------------------------------------------------------------------
+PROGRAM = """
+import asyncio
+from sidecar.cli import top
+from sidecar.cli.top_model import Watching
+from sidecar.cli.top_render import View
+from tests.unit.cli.test_top import Nodes
+nodes = Nodes()
+nodes.named = ["n1", "n2", "n3"]
+top.EVERY_S = 0.05
+asyncio.run(top._watch(nodes, "liftpy", View(), once=False, as_json=False))
+print("ended")
+"""
+
+
+def until(master: int, text: str, seen: str = "") -> str:
+    """What has come when ``text`` is there."""
+    deadline = time.monotonic() + 20
+    while text not in seen:
+        ready, _, _ = select.select([master], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"{text!r} has not come; {seen[-2000:]!r}"
+        seen += os.read(master, 65536).decode("utf-8", "replace")
+    return seen
+
+
+def test_in_a_terminal_it_goes_on_until_q() -> None:
+    child, master = pty.fork()
+    if child == 0:  # pragma: no cover
+        os.environ |= {"TERM": "xterm", "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+        os.execv(sys.executable, [sys.executable, "-c", PROGRAM])
+    try:
+        ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        until(master, "DEGRADED")
+        until(master, "rate")
+        os.write(master, b"s")
+        until(master, "s sort: lag")
+        os.write(master, b"?")
+        until(master, "the other way round")
+        os.write(master, b"q")
+        assert "\x1b[?1049l" in until(master, "ended"), "the screen is given back"
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        child = 0
+    finally:
+        os.close(master)
+        if child:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

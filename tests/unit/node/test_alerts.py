@@ -1,0 +1,265 @@
+"""Alerts and their runbooks: each has its page, asks for metrics that exist, fires for its fault alone, not before its time, and ends.
+
+``promtool`` evaluates the rules as Prometheus does; where it is missing that part is skipped (Debian's package ``prometheus`` has it).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from liftpy.config import StreamConfig
+from sidecar.cli.main import liftpy
+from sidecar.log_events import EVENTS
+from sidecar.settings import NodeSettings
+from sidecar.status.names import HISTOGRAM, TABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "deploy" / "prometheus"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: Debian's package prometheus has it")
+
+
+def rules_of(name: str) -> list[dict[str, Any]]:
+    """All rules of a file, in order."""
+    loaded = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return [rule for group in loaded["groups"] for rule in group["rules"]]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules_of("alerts.yml")}
+RECORDED = {rule["record"]: rule for rule in rules_of("rules.yml")}
+
+
+# ---- what is written ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_how_bad_it_is_what_to_do_and_where_that_is_written(name: str) -> None:
+    rule = ALERTS[name]
+    assert rule["labels"] == {"severity": rule["labels"]["severity"]}
+    assert rule["labels"]["severity"] in ("page", "warn")
+    assert set(rule["annotations"]) == {"summary", "runbook_url"}
+    assert rule["annotations"]["summary"].count(".") >= 1, "what is wrong, and what to do"
+    assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
+
+
+def test_each_runbook_is_an_alerts() -> None:
+    wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()}
+    assert {str(page.relative_to(ROOT)) for page in RUNBOOKS.iterdir()} == wanted
+
+
+def metrics_of(expression: str) -> set[str]:
+    return set(re.findall(r"\bliftpy_\w+", expression))
+
+
+@pytest.mark.parametrize("name", [*ALERTS, *RECORDED])
+def test_a_rule_asks_for_metrics_and_rules_that_exist(name: str) -> None:
+    expression = (ALERTS.get(name) or RECORDED[name])["expr"]
+    assert set(re.findall(r"\bliftpy:[\w:]+", expression)) <= set(RECORDED)
+    for metric in metrics_of(expression):
+        plain = metric.removeprefix("liftpy_")
+        short = re.sub(r"_(bucket|count|sum)$", "", plain)
+        assert plain in TABLE or (short in TABLE and TABLE[short].kind == HISTOGRAM), f"{name}: no metric {metric}"
+
+
+@pytest.mark.parametrize("page", sorted(RUNBOOKS.iterdir()), ids=lambda page: page.stem)
+def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == ["Look", "Do", "Over when"]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    for line in "".join(blocks).splitlines():
+        words = shlex.split(line.replace("/var/lib/liftpy/streams/orders-UID/0", str(tmp_path)))
+        assert words[0] == "liftpy", line
+        understood(words[1:])
+    known = {one.name for of in (NodeSettings, StreamConfig) for one in fields(of)} | set(TABLE)
+    assert not set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", text)) - known
+    assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
+
+
+def understood(words: list[str]) -> None:
+    """Whether the command line is one; raises click's error where it is not. Nothing is carried out."""
+    command: click.Command = liftpy
+    context = command.make_context("liftpy", words)
+    while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
+        name, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        assert name is not None
+        command = found
+        context = command.make_context(name, rest, parent=context)
+
+
+def test_a_command_line_that_is_none_is_found() -> None:
+    for words in (["stream", "alter", "orders", "--min-isrs", "1"], ["controllers", "swap"], ["node", "drain"]):
+        with pytest.raises(click.UsageError):
+            understood(words)
+
+
+# ---- what they do -------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Case:
+    """Series -> (value, for so many minutes), ...; when it must not fire yet, when it must, and when not any more, in minutes.
+
+    ``where``: its labels when it fires. ``also``: other alerts that fire for it, because it is their fault too."""
+
+    series: dict[str, tuple[tuple[float, int], ...]]
+    early: float
+    firing: float
+    healed: float
+    where: dict[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+    every_min: int = 1
+    """Between two samples: more for what takes a day."""
+
+
+N1 = 'job="liftpy",instance="n1"'
+JOB, NODE = {"job": "liftpy"}, {"job": "liftpy", "instance": "n1"}
+BUCKETS = ("0.064", "0.128", "0.256", "0.512", "1.024", "2.048", "+Inf")
+
+
+def gauge(name: str, *parts: tuple[float, int], labels: str = "") -> dict[str, tuple[tuple[float, int], ...]]:
+    return {f"liftpy_{name}{{{N1}{labels}}}": parts}
+
+
+def growing(per_minute: float, minutes: int, start: float = 0) -> tuple[tuple[float, int], ...]:
+    return tuple((start + per_minute * minute, 1) for minute in range(minutes))
+
+
+def slow(name: str, above: str, upto: str = "+Inf", labels: str = "") -> dict[str, tuple[tuple[float, int], ...]]:
+    """A histogram that is quick (64 ms at most) for 20 minutes, then between ``above`` and ``upto`` s for 30, then quick again."""
+    bound = BUCKETS.index(upto)
+    slow_ones, quick = growing(60, 30, 1200), growing(60, 40, 3000)
+    found = {}
+    for number, le in enumerate(BUCKETS):
+        counts = slow_ones if number >= bound else ((1140.0, 30),)
+        lag = 0 if number >= bound else 1800
+        ends = tuple((value - lag, minutes) for value, minutes in quick)
+        found[f'liftpy_{name}_bucket{{{N1},le="{le}"{labels}}}'] = (*growing(60, 20), *counts, *ends)
+    assert bound > BUCKETS.index(above)
+    return found
+
+
+DISK = {f"liftpy_disk_size_bytes{{{N1}}}": ((100.0, 800),)}
+CASES: dict[str, Case] = {
+    "PartitionsOffline": Case(gauge("cluster_partitions_offline", (0, 5), (2, 5), (0, 5)), 5.5, 7, 11, JOB),
+    "PartitionFailed": Case(gauge("partitions_failed", (0, 5), (1, 5), (0, 5)), 5.5, 7, 11, NODE),
+    "UnderMinIsr": Case(gauge("partitions_under_min_isr", (0, 5), (3, 5), (0, 5)), 5.5, 7, 11, JOB),
+    "NoMetadataLeader": Case(gauge("metadata_is_leader", (1, 5), (0, 5), (1, 5)), 5, 6, 11, JOB),
+    "UncleanElection": Case(
+        gauge("cluster_elections_total", (0, 5), (1, 40), labels=',kind="unclean"')
+        | gauge("cluster_elections_total", *growing(1, 45), labels=',kind="clean"'),
+        4, 6, 20, JOB,
+    ),
+    "DamagedSegments": Case(gauge("damaged_segments_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
+    "NodeDown": Case({f"up{{{N1}}}": ((1, 5), (0, 5), (1, 5)), 'up{job="other",instance="x"}': ((0, 15),)}, 5.5, 7, 11, NODE),
+    "UnderReplicated": Case(gauge("partitions_under_replicated", (0, 5), (1, 10), (0, 5)), 9, 11, 16, JOB),
+    "IsrFlapping": Case(gauge("isr_shrinks_total", (0, 5), (3, 5), (6, 40)), 7, 11, 30, NODE),
+    "AckSlow": Case(slow("ack_duration_seconds", "0.256", "0.512", ',policy="all"'), 22, 35, 70, NODE),
+    "AckVerySlow": Case(slow("ack_duration_seconds", "1.024", labels=',policy="all"'), 22, 35, 70, NODE, also=("AckSlow",)),
+    "FlushSlow": Case(slow("log_flush_duration_seconds", "0.128"), 27, 40, 70, NODE),
+    "FailoverSlow": Case(
+        gauge("failover_duration_seconds_count", (4, 5), (5, 40))
+        | gauge("failover_duration_seconds_bucket", (4, 45), labels=',le="10.24"'),
+        4, 6, 20, JOB,
+    ),
+    "DiskFilling": Case(
+        DISK | gauge("disk_free_bytes", (90, 400), *tuple((38 - minute / 30, 1) for minute in range(300)), (60, 100)),
+        402, 500, 720, NODE, every_min=4,
+    ),
+    "DiskFull": Case(DISK | gauge("disk_free_bytes", (50, 5), (4, 5), (50, 5)), 5.5, 7, 11, NODE),
+    "Overloaded": Case(
+        gauge("publish_refused_total", (0, 5), *growing(100, 15), (1400, 20), labels=',reason="overloaded"')
+        | gauge("publish_refused_total", *growing(5, 40), labels=',reason="duplicate"'),
+        9, 13, 30, NODE,
+    ),
+    "StandbyOverflow": Case(gauge("standby_overflow_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
+    "LoopLag": Case(slow("event_loop_lag_seconds", "0.256"), 22, 35, 70, NODE),
+    "BusFlapping": Case(
+        gauge("nats_reconnects_total", (0, 5), (2, 3), (5, 40), labels=',connection="reads"')
+        | gauge("nats_reconnects_total", (0, 5), (2, 3), (3, 40), labels=',connection="ingest"'),
+        7, 9, 30, NODE,
+    ),
+    "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "VersionsMixed": Case(
+        {f'liftpy_build_info{{{N1},version="1"}}': ((1, 1600),)}
+        | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},
+        1430, 1460, 1520, JOB, every_min=4,
+    ),
+}  # fmt: skip
+OTHER_HALVES = {
+    "DamagedSegments": Case(gauge("scrub_findings_total", (3, 5), (4, 40)), 4, 6, 20, NODE),
+    "DiskFilling": Case(DISK | gauge("disk_free_bytes", (50, 5), (14, 30), (50, 5)), 19, 21, 36, NODE),
+}
+"""Of alerts that have two."""
+
+
+def a_test(name: str, case: Case) -> dict[str, Any]:
+    """Of promtool: which alerts fire at three moments."""
+    severity = {alert: rule["labels"]["severity"] for alert, rule in ALERTS.items()}
+    firing = [
+        {"labels": _labels({"alertname": one, "alertstate": "firing", "severity": severity[one], **case.where}), "value": 1}
+        for one in sorted((name, *case.also))
+    ]
+
+    def at(minute: float, wanted: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{round(minute * 60)}s", "exp_samples": wanted}
+
+    return {
+        "name": name,
+        "interval": f"{case.every_min}m",
+        "input_series": [
+            {"series": series, "values": " ".join(samples(parts, case.every_min))} for series, parts in case.series.items()
+        ],
+        "promql_expr_test": [at(case.early, []), at(case.firing, firing), at(case.healed, [])],
+    }
+
+
+def samples(parts: tuple[tuple[float, int], ...], every_min: int) -> list[str]:
+    return [f"{value:g}" for value, minutes in parts for _ in range(minutes)][::every_min]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return "ALERTS{" + ", ".join(f'{name}="{value}"' for name, value in sorted(labels.items())) + "}"
+
+
+def promtool(*words: str | Path) -> str:
+    """What it says; fails with that if it fails."""
+    assert PROMTOOL is not None
+    done = subprocess.run([PROMTOOL, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_alert_has_its_case_and_where_it_is_fits_its_words() -> None:
+    assert list(CASES) == list(ALERTS)
+    for name, case in CASES.items():
+        assert ("$labels.instance" in ALERTS[name]["annotations"]["summary"]) == ("instance" in case.where), name
+
+
+@needs_promtool
+def test_prometheus_takes_the_rules() -> None:
+    said = promtool("check", "rules", *sorted(FOLDER.glob("*.yml")))
+    assert said.count("SUCCESS") == 2
+
+
+@needs_promtool
+def test_each_alert_fires_for_its_fault_alone_after_its_time_and_ends(tmp_path: Path) -> None:
+    paths, all_of_them = [], [*CASES.items(), *OTHER_HALVES.items()]
+    for every_min, evaluated in ((1, "30s"), (4, "4m")):
+        asked = {
+            "rule_files": [str(path) for path in sorted(FOLDER.glob("*.yml"))],
+            "evaluation_interval": evaluated,
+            "tests": [a_test(name, case) for name, case in all_of_them if case.every_min == every_min],
+        }
+        paths.append(tmp_path / f"{evaluated}.yml")
+        paths[-1].write_text(json.dumps(asked), encoding="utf-8")
+    promtool("test", "rules", *paths)
