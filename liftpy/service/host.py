@@ -66,7 +66,7 @@ Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
 """(message, name of who says it, how it is answered); nothing of it gets lost."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Serving:
     """What goes on beside the feeding. ``emitted``: where the output stream ended when it was last seen to have grown, and when,
     monotonic seconds."""

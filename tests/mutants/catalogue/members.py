@@ -36,7 +36,7 @@ MUTANTS = [
         ("what is copied is numbered by nobody", "partition_for=partition_for, options=options))", "partition_for=None, options=options))", "records go into other partitions than the caller says"),
         ("copying ignores its options", "partition_for=partition_for, options=options))", "partition_for=partition_for, options=None))", "the bounds that the caller gave do not hold"),
         ("a cursor reads its first partition", "self._cursor.consume(partition, start=start, **how)", "self._cursor.consume(0, start=start, **how)", "a partition is read twice, another never"),
-        ("a cursor begins where nobody said", "self._cursor.consume(partition, start=start, **how)", "self._cursor.consume(partition, **how)", "start=\"new\" reads everything"),
+        ("a cursor begins where nobody said", "self._cursor.consume(partition, start=start, **how)", "self._cursor.consume(partition, **how)", "start=\"new\" reads everything that is there"),
         ("a cursor commits its first partition", "self._cursor.commit(position, partition)", "self._cursor.commit(position)", "a partition begins anew, another skips records"),
         ("a cursor knows its first partition", "self._cursor.fetch(partition)", "self._cursor.fetch()", "a partition seems never to have been read"),
         tests=_SYNC,
