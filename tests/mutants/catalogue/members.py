@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import rows
 
 _CLI = ("tests/unit/cli/test_cli_consumes_in_a_group.py",)
-_SYNC = ("tests/conformance/test_memory_client.py",)
+_SYNC = ("tests/unit/client/test_sync_group.py",)
 
 MUTANTS = [
     *rows(

@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
@@ -41,6 +42,18 @@ def yields(value: bytes) -> Iterator[tuple[bytes, bytes]]:
     number = int(value.partition(b".")[2])
     for each in range(number % 3):
         yield b"%d" % (number % 1009 + 5 * each), value + b".%d" % each
+
+
+def difference(wanted: Sequence[bytes], held: Sequence[bytes]) -> str:
+    """What is wrong with ``held``."""
+    twice, missing, strange = len(held) - len(set(held)), len(set(wanted) - set(held)), len(set(held) - set(wanted))
+    pairs = zip_longest(wanted, held, fillvalue=b"nothing")
+    place, (right, found) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+    again = len(wanted) - len(set(wanted))
+    return (
+        f"{len(held)} for {len(wanted)} ({again} of them twice in the source): {twice} twice, {missing} missing, {strange} of nowhere, "
+        f"first {found!r} for {right!r} at {place}"
+    )
 
 
 class Copiers:
@@ -202,8 +215,7 @@ class Copiers:
                 held[int(value.partition(b".")[0])].append(value)
             for source, values in enumerate(held):
                 if values != wanted[target][source]:
-                    twice, missing = len(values) - len(set(values)), len(set(wanted[target][source]) - set(values))
-                    wrong.append(f"{TARGET}/{target} from {SOURCE}/{source}: {twice} twice, {missing} missing, or out of order")
+                    wrong.append(f"{TARGET}/{target} from {SOURCE}/{source}: {difference(wanted[target][source], values)}")
         return sum(len(values) for sources in wanted for values in sources), "; ".join(wrong)
 
 
