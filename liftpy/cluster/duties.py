@@ -200,7 +200,7 @@ class MetadataDuties:
         known = image.nodes.get(request.nodeId)
         if known is None or descent(known, request) in (Descent.SAME, Descent.OUTLIVED):
             return ""
-        if not self._sessions.runs(request.nodeId, now_ns):
+        if not self._sessions.keeps_its_place(request.nodeId, now_ns):
             return ""
         return (
             f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "
