@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -193,20 +194,22 @@ class Copiers:
 
         await self.until(condition, f"all of {SOURCE} goes on behind {before}")
 
+    async def _copied(self, ends: Sequence[int]) -> bool:
+        found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
+        return all(found.get(number, 0) >= end for number, end in enumerate(ends))
+
     async def judge(self) -> tuple[int, str]:
         """How many records the target is to hold, and what is wrong with it, '' for nothing; once all is copied."""
-        wanted: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
-        for source in range(SOURCES):
-            async for record in self.client.consume(SOURCE, source, until="end"):
-                for key, value in yields(record.value or b""):
-                    wanted[partition_of(key, TARGETS)][source].append(value)
-        ends = await self.ends(SOURCE, SOURCES)
-
-        async def committed() -> bool:
-            found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
-            return all(found.get(number) == end for number, end in enumerate(ends))
-
-        await self.until(committed, "all is copied")
+        while True:  # what was sent when the feeding was stopped may come yet
+            ends = await self.ends(SOURCE, SOURCES)
+            wanted: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
+            for source in range(SOURCES):
+                async for record in self.client.consume(SOURCE, source, until="end"):
+                    for key, value in yields(record.value or b""):
+                        wanted[partition_of(key, TARGETS)][source].append(value)
+            await self.until(partial(self._copied, ends), "all is copied")
+            if ends == await self.ends(SOURCE, SOURCES):
+                break
         wrong = []
         for target in range(TARGETS):
             held: list[list[bytes]] = [[] for _ in range(SOURCES)]
