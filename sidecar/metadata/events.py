@@ -80,15 +80,11 @@ class EventsDesk:
             await self._connection.publish(message.reply, self._answer(message.data))
 
     def _answer(self, question: bytes) -> bytes:
-        """``{"after": [index, number], "since_ns": wall clock, "count": 500}``; each may be left out."""
         try:
-            asked = load_json(question) if question else {}
-            index, number = asked.get("after", (0, -1))
-            place = whole_number(index, 0, 1 << 63), whole_number(number, -1, 1 << 31)
-            since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
-            count = whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
-        except (ValueError, TypeError, AttributeError):
-            return json.dumps({"error": 'asked for as {"after": [index, number], "since_ns": 0, "count": 500}'}).encode()
+            place, since_ns, count = asked_of(question)
+        except ValueError as error:
+            wrong = f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'
+            return json.dumps({"error": wrong}).encode()
         while True:
             found = self.trail.behind(place, since_ns, count + 1)
             shown = [event.as_object() for event in found[:count]]
@@ -104,3 +100,14 @@ class EventsDesk:
             if len(answer) <= self._connection.max_payload or count == 1:
                 return answer
             count //= 2
+
+
+def asked_of(question: bytes) -> tuple[tuple[int, int], int, int]:
+    """``{"after": [index, number], "since_ns": wall clock, "count": 500}``, each may be left out: (place, since_ns, count). Raises
+    ValueError."""
+    asked = load_json(question) if question else {}
+    if not isinstance(asked, dict) or not isinstance(after := asked.get("after", [0, -1]), list) or len(after) != 2:
+        raise ValueError("that is no question for events")
+    place = whole_number(after[0], 0, 1 << 63), whole_number(after[1], -1, 1 << 31)
+    since_ns = whole_number(asked.get("since_ns", 0), 0, 1 << 63)
+    return place, since_ns, whole_number(asked.get("count", MOST_ANSWERED), 1, MOST_ANSWERED)
