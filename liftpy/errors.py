@@ -32,6 +32,13 @@ class ForeignFolderError(ConfigError):
     code = "FOREIGN_FOLDER"
 
 
+class UnspokenError(LiftError):
+    """The cluster, or its data, is of a version that this one does not speak; it stops rather than guess. Blame: who started it. Do:
+    start the version that the text asks for."""
+
+    code = "UNSPOKEN"
+
+
 class ProtocolError(LiftError):
     """Bytes from the network do not parse. Blame: the sender; counted and dropped, never raised past a handler."""
 
@@ -59,6 +66,12 @@ class DamagedBatchError(CorruptionError):
     def __init__(self, text: str, offset: int) -> None:
         super().__init__(text)
         self.offset = offset
+
+
+class OtherImageError(StorageError):
+    """This controller's image is not that of the majority. It puts its folder aside and fetches a snapshot. Blame: a bug, or memory."""
+
+    code = "OTHER_IMAGE"
 
 
 class UnknownFormatError(StorageError):

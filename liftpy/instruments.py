@@ -76,6 +76,8 @@ class Instruments:
     """Of partitions that are led here."""
     isr_expands: int = 0
     leader_changes: int = 0
+    divergences: int = 0
+    """Starts of this process that found its controller's folder marked: its image was not the majority's."""
     """Of the metadata group, as seen here."""
     damaged_segments: int = 0
     """That recovery or a read met here."""

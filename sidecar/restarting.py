@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import errno
 
-from liftpy.errors import CorruptionError, FolderLockedError, ForeignFolderError, StorageError, UnknownFormatError
+from liftpy.errors import (
+    CorruptionError,
+    FolderLockedError,
+    ForeignFolderError,
+    StorageError,
+    UnknownFormatError,
+    UnspokenError,
+)
 
 EXIT_NEVER_AGAIN = 78
-"""Exit code of a node that must not be started again before somebody has looked: its folder is not, or not whole, what it has to be."""
+"""Exit code of a node that must not be started again before somebody has looked: its folder is not, or not whole, what it has to be, or
+the cluster is at a feature level that it does not speak."""
 EXIT_TO_REPAIR = 75
 """Exit code of a node that wants to be started again."""
 _FIRST_PAUSE_S = 0.5
@@ -24,7 +32,7 @@ _FINAL = (CorruptionError, UnknownFormatError, FolderLockedError)
 
 def never_again(error: BaseException | None) -> bool:
     """Whether another start would end the same way, or do harm."""
-    return isinstance(error, (CorruptionError, UnknownFormatError, ForeignFolderError))
+    return isinstance(error, (CorruptionError, UnknownFormatError, ForeignFolderError, UnspokenError))
 
 
 def momentary(error: BaseException | None) -> bool:

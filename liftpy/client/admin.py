@@ -19,6 +19,7 @@ from liftpy.client.transport import Transport
 from liftpy.cluster import codec
 from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
+from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import camel_case, config_to_pb
 from liftpy.config import ALTERABLE, StreamConfig
@@ -267,6 +268,21 @@ class Admin:
         change = cluster_pb2.ChangeControllers(node=add or remove, replaced=remove if add else "")
         change.what = (change.REPLACE if remove else change.ADD) if add else change.REMOVE
         return (await self._command(cluster_pb2.ControlRequest(changeControllers=change))).detail
+
+    async def feature_levels(self, level: int = 0) -> FeatureLevels:
+        """The cluster's feature level, what each node speaks, and why ``level`` can't be set now (0: nothing is asked of it). Changes
+        nothing. Raises UnavailableError."""
+        request = cluster_pb2.SetFeatureLevel(level=level, dryRun=True)
+        found = (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).levels
+        spoken = {n.nodeId: said(n) if n.maxLevel else None for n in found.nodes}
+        return FeatureLevels(found.level, spoken, {n.nodeId: n.version for n in found.nodes}, tuple(found.reasons))
+
+    async def set_feature_level(self, level: int) -> str:
+        """Have decisions made by ``level``: finalize one that everybody speaks, or go back to the one before. Returns what was decided,
+        for people. Raises ConfigError (the text names who does not speak it), StaleRequestError (a node has registered meanwhile: ask
+        again), UnavailableError."""
+        request = cluster_pb2.SetFeatureLevel(level=level)
+        return (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
 
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False

@@ -18,6 +18,7 @@ from liftpy.client.grouping import Grouping
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.internals import Internals
 from liftpy.client.iteration import Iteration
+from liftpy.client.levels import Levels
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.nearest import Nearest
@@ -84,7 +85,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(GivingUp, Grouping, Internals, NodeViews, Pauses, ServiceCalls):
+class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:

@@ -16,6 +16,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import CountersMoved, Record
 from liftpy.cluster.replay import replay_all
 from liftpy.cluster.requests import kind_of
+from liftpy.errors import UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_REQUESTS = 200
@@ -59,7 +60,7 @@ def decide_batch(
             image = replay_all(image, decision.records)
             records += decision.records
             response = decision.response
-        except MemoryError:
+        except (MemoryError, UnspokenError):
             raise
         except Exception as error:  # a bug, the same on every controller: this request alone is taken back
             failures += 1

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.records import (
     ControllersChanged,
+    FeatureLevelSet,
     NodeChanged,
     NodeRemoved,
     PartitionsAdded,
@@ -38,7 +39,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -201,6 +202,8 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                 if old is not None:
                     where = {"stream": stream_name, "partition": partition.partition}
                     yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
+            case FeatureLevelSet(feature_level):
+                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed

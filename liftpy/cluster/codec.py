@@ -12,11 +12,14 @@ from itertools import chain
 from immutables import Map
 
 from liftpy.cluster.controller_list import list_from_pb, list_to_pb
-from liftpy.cluster.image import ClusterImage, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.cluster.level_range import FIRST
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.errors import UnspokenError
 from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.unknown import has_unknown_fields
 
 _STATUS = {
     PartitionStatus.OFFLINE: pb.OFFLINE,
@@ -287,6 +290,16 @@ def operation_from_pb(message: pb.OperationDone) -> Operation:
     return Operation(message.operationId, message.timeNs, message.response, message.ageNs)
 
 
+def rules_to_pb(rules: ClusterRules) -> pb.ClusterRules:
+    """ClusterRules -> its protobuf."""
+    return pb.ClusterRules(namespace=rules.namespace, elections=rules.elections)
+
+
+def rules_from_pb(message: pb.ClusterRules) -> ClusterRules:
+    """ClusterRules of a protobuf."""
+    return ClusterRules(message.namespace, message.elections)
+
+
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
     """The canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
 
@@ -303,16 +316,25 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
     head.nodes.extend(node_to_pb(image.nodes[name]) for name in sorted(image.nodes))
     for uid, partition in sorted(image.reports):
         head.reports.extend(report_to_pb(uid, partition, report) for report in image.reports[uid, partition])
+    if image.feature_level > FIRST:
+        head.featureLevel = image.feature_level
+    if image.rules is not None:
+        head.rules.CopyFrom(rules_to_pb(image.rules))
     if image.controllers.index:
         head.controllers.CopyFrom(list_to_pb(image.controllers))
     if operations:
         head.operations.extend(operation_to_pb(operation) for operation in image.operations)
+        head.digest = image.digest
     return head
 
 
 def image_from_bytes(data: bytes) -> ClusterImage:
-    """The image of ``image_to_bytes``; raises protobuf's DecodeError or a ValueError for anything else."""
-    return image_from_pb(pb.Image.FromString(data))
+    """The image of ``image_to_bytes``; raises UnspokenError for one that says more than this version understands, DecodeError or
+    a ValueError for anything else."""
+    message = pb.Image.FromString(data)
+    if has_unknown_fields(message):
+        raise UnspokenError("the image of the metadata group holds fields of a newer version")
+    return image_from_pb(message)
 
 
 def image_from_pb(message: pb.Image) -> ClusterImage:
@@ -332,4 +354,7 @@ def image_from_pb(message: pb.Image) -> ClusterImage:
         operations=OperationWindow.of([operation_from_pb(operation) for operation in message.operations]),
         reports=Map(reports),
         controllers=list_from_pb(message.controllers),
+        feature_level=message.featureLevel or FIRST,
+        rules=rules_from_pb(message.rules) if message.HasField("rules") else None,
+        digest=message.digest,
     )

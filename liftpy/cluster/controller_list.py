@@ -23,11 +23,12 @@ voters n1 n2 n3 n4, leaving n3, committed by n1, n2, n4. At 86: voters n1 n2 n4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from google.protobuf.message import DecodeError
 
+from liftpy.cluster.level_range import LevelRange
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
 from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name, shown
@@ -133,6 +134,10 @@ class GroupView:
     """The learner has all that is committed, and everything that was lost before is behind it."""
     blocked: str = ""
     """Why no change may be proposed at this moment; ''."""
+    halted: str = ""
+    """Why nothing may be decided at all; ''."""
+    levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
+    """Of the other members, the feature levels that they say they speak; None: nothing in this session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+from liftpy.cluster.features import UNSUPPORTED
 from liftpy.cluster.requests import AskedBy, kind_of
 from liftpy.ids import is_internal, shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import PARTITION_WORDS
+from liftpy.wire.unknown import has_unknown_fields
 
 
 class Door(Enum):
@@ -46,6 +48,8 @@ _NO_KIND = "a request of an unknown kind"
 
 def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     """Why ``request`` may not be asked for there by ``who`` (the name in the subject), '' if it may."""
+    if has_unknown_fields(request):
+        return f"{UNSUPPORTED}the request holds fields, or is of a kind, that the metadata leader's version does not know"
     if door is not Door.INFO and who in PARTITION_WORDS:
         return f"nobody is called {who!r}: who may read may publish on this subject as well"
     asked_by = kind_of(request).asked_by

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
-from liftpy.cluster.image import ClusterImage, Counters, NodeImage, StreamImage
+from liftpy.cluster.features import FEATURES, Feature
+from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
 from liftpy.partition import PartitionState
 from liftpy.purge import settled
@@ -39,12 +40,18 @@ def refuse(error: pb.ControlResponse.Error, detail: str, partition: PartitionSta
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the code that applies is told besides the log: the same on every controller of a cluster, or they diverge."""
+    """What the code that applies is told besides the log. The first two are the settings': the same on every controller, or they
+    diverge; from level 2 on those of the image hold instead."""
 
     namespace: str = "liftpy"
-    """The cluster's own first subject token: no stream may be attached to it."""
     elections: bool = False
-    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+    features: tuple[Feature, ...] = FEATURES
+    """What this version speaks. Never decided by: the image's level is."""
+
+    @property
+    def shared(self) -> ClusterRules:
+        """What the image is to hold of them."""
+        return ClusterRules(self.namespace, self.elections)
 
 
 class Draft:
@@ -53,7 +60,8 @@ class Draft:
     def __init__(self, image: ClusterImage, now_ns: int, rules: Rules) -> None:
         self.image = image
         self.now_ns = now_ns
-        self.rules = rules
+        self.features = rules.features
+        self.rules: ClusterRules = image.rules or rules.shared
         self.records: list[Record] = []
         counters = image.counters
         self._incarnation = counters.next_incarnation

@@ -14,10 +14,12 @@ from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, LeaderQuestion, Said
 from liftpy.cluster.batches import MAX_REQUESTS, SENT_TOGETHER, answer_of, batch_of
+from liftpy.cluster.decisions.nodes import unspoken
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.forecast import without_log
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_check import HeardLevels
 from liftpy.cluster.moving import MovingReplicas
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.preferred import PreferredLeaders
@@ -89,6 +91,8 @@ class MetadataDuties:
         self._preferred = PreferredLeaders(config.preferred_leaders_every)
         self._waiting = WaitingStreams()
         self._moving = MovingReplicas(config)
+        self.levels = HeardLevels()
+        """What the nodes speak."""
         self._image = ClusterImage()
         self._leading = False
 
@@ -102,6 +106,7 @@ class MetadataDuties:
         self._leading = True
         self._image = image
         self._in_log.clear()
+        self.levels.clear()
         self._accusations.lead(term)
         self._preferred.lead(now_ns)
         self._waiting.lead(image, now_ns)
@@ -123,6 +128,7 @@ class MetadataDuties:
         """An entry was applied."""
         self._image = image
         self._in_log -= {done for done in self._in_log if image.operations.get(done) is not None}
+        self.levels.image_changed(image)
         self._sessions.image_changed(image, now_ns)
         self._timers.image_changed(image, now_ns)
         self._waiting.image_changed(image, now_ns)
@@ -151,12 +157,15 @@ class MetadataDuties:
             case "heartbeat":
                 beat = request.heartbeat
                 lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
+                self.levels.heard(beat, image)
                 response = pb.ControlResponse(error=lease.error, detail=lease.detail)
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()
             case "reportLeader" if self._reported(request.reportLeader, image, now_ns):
                 response = pb.ControlResponse(detail="the leader is asked first")
+            case "registerNode" if beyond := unspoken(image, request.registerNode):
+                response = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=beyond)
             case "registerNode" if refused := self._taken(request.registerNode, image, now_ns):
                 response = pb.ControlResponse(error=pb.ControlResponse.EXISTS, detail=refused)
                 self._answered["registrations in the place of a node that runs"] += 1
@@ -200,7 +209,7 @@ class MetadataDuties:
         known = image.nodes.get(request.nodeId)
         if known is None or descent(known, request) in (Descent.SAME, Descent.OUTLIVED):
             return ""
-        if not self._sessions.runs(request.nodeId, now_ns):
+        if not self._sessions.keeps_its_place(request.nodeId, now_ns):
             return ""
         return (
             f"node {known.node_id!r} runs as incarnation {known.incarnation} (start {known.start} of folder {shown(known.folder_id)}): "

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import crc32c
 
+from liftpy.cluster.features import SPOKEN, check_level
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_range import LevelRange
 from liftpy.cluster.records import record_from_pb
 from liftpy.cluster.replay import replay_all
 from liftpy.cluster.snapshot import decode_snapshot
 from liftpy.config import NS_PER_S
-from liftpy.errors import LiftError
+from liftpy.errors import LiftError, UnknownFormatError, UnspokenError
 from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.addressee import MisdirectedError
@@ -34,14 +36,21 @@ MAX_HEADS_BELOW = 6
 that was replaced may have some on their way."""
 
 
+MAX_UNREADABLE = 3
+"""Whole snapshots of another version, one after the other, from which on this version can't follow the cluster."""
+
+
 class FeedSubscription:
     """One node's copy of the image. ``request`` says what to ask for; ``entry_received`` and ``response_received`` feed it.
 
     Both return whether the image changed.
     """
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, spoken: LevelRange = SPOKEN) -> None:
         self._node_id = node_id
+        self._spoken = spoken
+        self._unreadable = 0
+        """Whole snapshots, one after the other, that are of another version. One may be forged; all of them are the cluster's."""
         self.image = ClusterImage()
         self.synced = False
         """Whether ``image`` is one that the cluster had; it may be behind."""
@@ -133,6 +142,7 @@ class FeedSubscription:
             return
         try:
             image = replay_all(self.image, [record_from_pb(record) for record in entry.records])
+            check_level(image, self._spoken)
         except (LiftError, KeyError, ValueError):
             self.start_again()
             return
@@ -178,9 +188,17 @@ class FeedSubscription:
     def _take_snapshot(self, data: bytes) -> None:
         try:
             image = decode_snapshot(data)
+            check_level(image, self._spoken)
+        except (UnspokenError, UnknownFormatError) as error:
+            self.resync_count += 1
+            self._unreadable += 1
+            if self._unreadable >= MAX_UNREADABLE:
+                raise UnspokenError(str(error)) from None
+            return
         except LiftError:
             self.resync_count += 1
             return
+        self._unreadable = 0
         if image.index and (not self.synced or image.index > self.image.index):
             self.image, self.synced = image, True
             self.known_index = max(self.known_index, image.index)

@@ -1,7 +1,8 @@
 """ClusterFsm: the metadata group's state machine. Bytes of the log in, bytes of an answer out.
 
 Deterministic: no clock (time is a field of the request), no random, no hash order, so that every controller that
-applies the same entries has the same image [M5]. ``apply`` never raises: what can't be done is an answer [M6].
+applies the same entries has the same image [M5]. ``apply`` never raises but for what this version can't know: what can't be done is an
+answer [M6]. From feature level 2 on an entry that says more than this version understands ends it (UnspokenError): it would guess.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from google.protobuf.message import DecodeError
 from liftpy.cluster.batches import decide_batch
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.controller import decide, deciding_on
+from liftpy.cluster.digests import digesting
 from liftpy.cluster.draft import Decision, Draft, Rules, refuse
+from liftpy.cluster.features import FEATURES, STRICT, UNSUPPORTED, Feature, check_level, range_of
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES, Operation
 from liftpy.cluster.records import OperationDone, Record, record_to_pb
@@ -21,7 +24,9 @@ from liftpy.cluster.replay import replay, replaying_all
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.steps import Steps
+from liftpy.errors import UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.unknown import has_unknown_fields
 
 MAX_TIME_NS = 1 << 63
 _ERROR = pb.ControlResponse
@@ -61,8 +66,9 @@ class _Ahead:
 class ClusterFsm:
     """The image, and the one way to move it: ``apply`` of the next log entry, or ``restore`` of a snapshot."""
 
-    def __init__(self, namespace: str = "liftpy", *, elections: bool = False) -> None:
-        self.rules = Rules(namespace, elections)
+    def __init__(self, namespace: str = "liftpy", *, elections: bool = False, features: tuple[Feature, ...] = FEATURES) -> None:
+        self.rules = Rules(namespace, elections, features)
+        self.spoken = range_of(features)
         self.image = ClusterImage()
         self.last_records: tuple[Record, ...] = ()
         """What the last apply did, in order; empty when it changed nothing but index and time."""
@@ -85,7 +91,7 @@ class ClusterFsm:
         return self._ahead.step()
 
     def apply(self, entry: bytes, index: int) -> bytes:
-        """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one).
+        """Apply the log entry ``entry`` (a serialized ControlRequest) at ``index`` (above every earlier one). Raises UnspokenError.
 
         Returns the serialized ControlResponse. An index that was applied before changes nothing and is answered INVALID.
         """
@@ -109,24 +115,32 @@ class ClusterFsm:
             request = pb.ControlRequest.FromString(entry)
         except DecodeError:
             response = refuse(_ERROR.INVALID, "the entry is not a ControlRequest").response
-            return _Applied(replace(before, index=index), (), _finish(response, b"", index), refused=1)
+            after = yield from _with_digest(replace(before, index=index), ())
+            return _Applied(after, (), _finish(response, b"", index), refused=1)
+        if before.feature_level >= STRICT and has_unknown_fields(request):
+            raise UnspokenError(f"{UNSUPPORTED}entry {index} of the metadata group's log is of a newer version than this one")
         now_ns = request.timeNs if 0 < request.timeNs < MAX_TIME_NS else before.time_ns
         try:
-            return (yield from self._apply(replace(before, index=index, time_ns=now_ns), request))
-        except MemoryError:
+            applied = yield from self._apply(replace(before, index=index, time_ns=now_ns), request)
+            return replace(applied, image=(yield from _with_digest(applied.image, applied.records)))
+        except (MemoryError, UnspokenError):
             raise  # not a function of the log: a controller that went on would differ from the others
         except Exception as error:
             # A bug, and the same one on every controller. The entry is taken back as a whole, so that the group goes on.
             response = pb.ControlResponse(error=_ERROR.UNKNOWN, detail=f"{type(error).__name__}: {error}"[:500])
-            return _Applied(replace(before, index=index), (), _finish(response, request.operationId, index), failures=1)
+            after = yield from _with_digest(replace(before, index=index), ())
+            return _Applied(after, (), _finish(response, request.operationId, index), failures=1)
 
     def snapshot(self) -> bytes:
         """The image as bytes, for ``restore``. To encode it in a thread, use ``encode_snapshot(fsm.image)``."""
         return encode_snapshot(self.image)
 
     def restore(self, data: bytes) -> None:
-        """Take the image of a snapshot; raise StorageError, and keep the own image, if it is damaged or unknown."""
-        self.image = decode_snapshot(data)
+        """Take the image of a snapshot; raise StorageError, and keep the own image, if it is damaged or unknown; UnspokenError
+        if its feature level is not spoken here, or it says more than is understood."""
+        image = decode_snapshot(data)
+        check_level(image, self.spoken)
+        self.image = image
         self.last_records = ()
         self._ahead = None
 
@@ -157,6 +171,11 @@ class ClusterFsm:
             return after, Decision(records, response), failures
         decision = yield from deciding_on(Draft(image, image.time_ns, self.rules), request)
         return (yield from replaying_all(image, decision.records)), decision, 0
+
+
+def _with_digest(image: ClusterImage, records: tuple[Record, ...]) -> Steps[ClusterImage]:
+    digest = yield from digesting(image, records)
+    return image if digest == image.digest else replace(image, digest=digest)
 
 
 def refusal(request: pb.ControlRequest) -> Decision | None:

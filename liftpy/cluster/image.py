@@ -159,6 +159,16 @@ class LeaderReport:
     stamp_term: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterRules:
+    """What decisions are told besides the log: in the image from level 2 on, before that each controller's settings say it."""
+
+    namespace: str = "liftpy"
+    """The cluster's own first subject token: no stream may be attached to it."""
+    elections: bool = False
+    """Whether a lost leader is replaced by an election; without, its partitions wait for it."""
+
+
 Hosted = Map[str, Map[str, tuple[int, ...]]]
 Reports = Map[tuple[str, int], tuple[LeaderReport, ...]]
 
@@ -180,6 +190,12 @@ class ClusterImage:
     """By (stream uid, partition): at most one report per witness, in the order of arrival."""
     controllers: ControllerList = field(default_factory=ControllerList)
     """Who forms the metadata group, as of ``index``; index 0: nobody has changed those of the settings."""
+    feature_level: int = 1
+    """By which apply decides (``features.py``)."""
+    rules: ClusterRules | None = None
+    """None: as the settings of each controller say, which must not differ."""
+    digest: bytes = field(default=b"", compare=False)
+    """Of the records of all entries since level 2; b'': of a level before, or on a node that only follows the feed."""
     hosted: Hosted = field(default_factory=Map)
     """Node id -> stream name -> the partitions that the node holds, as a replica or as a learner, ascending."""
     replica_counts: Map[str, int] = field(default_factory=Map)

@@ -35,6 +35,7 @@ from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.fsm import again
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.leaderless import Leaderless
+from liftpy.cluster.level_check import levels_answer
 from liftpy.cluster.pages import describer
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -146,6 +147,7 @@ class MetadataMember:
     def __init__(
         self, config: ReplicationConfig, rules: Rules, log: GroupLog, feed: FeedProducer, new_id: Callable[[], bytes]
     ) -> None:
+        self._rules = rules
         self._duties = MetadataDuties(config, rules)
         self._log = log
         self._feed = feed
@@ -230,7 +232,7 @@ class MetadataMember:
         if image is not self._image:
             self._image = image
             self._duties.image_changed(image, now_ns)
-        deadline_ns = self._duties.next_deadline_ns()
+        deadline_ns = None if self._log.view().halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
             for request in self._duties.due(now_ns):
                 self._own_orders += 1
@@ -251,7 +253,7 @@ class MetadataMember:
         if hands_over(view) and now_ns >= self._hand_over_at_ns:
             self._hand_over_at_ns = now_ns + HAND_OVER_EVERY_NS
             return [HandOver()]
-        if self._step_is_ordered or next_step(view) is None:
+        if self._step_is_ordered or view.halted or next_step(view) is None:
             return []
         self._step_is_ordered = True
         self._own_orders += 1
@@ -289,7 +291,14 @@ class MetadataMember:
 
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
-        """The leader's answer, or what has to be ordered first; None on any other member."""
+        """The leader's answer, or what has to be ordered first; None on any other member. Where the controllers hold different images,
+        and no majority agrees, nothing is ordered."""
+        decided = self._request(request, timeout_ns, now_ns)
+        if isinstance(decided, Order) and (halted := self._log.view().halted):
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, halted)
+        return decided
+
+    def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
         log = self._log
         if not log.leads:
             return None
@@ -300,7 +309,9 @@ class MetadataMember:
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
-        if request.HasField("changeControllers"):
+        if request.HasField("setFeatureLevel"):
+            answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules)
+        elif request.HasField("changeControllers"):
             answer = self._about_controllers(request)
         else:
             answer = self._duties.answer(request, log.image, now_ns, log.confirmed_ns())

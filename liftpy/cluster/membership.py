@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
+from liftpy.cluster.features import UNSUPPORTED
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_WAITING = 64
@@ -21,6 +22,7 @@ class Registered(Enum):
     TAKEN_IN = "this process is the node now"
     TAKEN = "another process runs in its place: ask again for as long as one may need to end"
     REFUSED = "the group never takes it"
+    UNSPOKEN = "the cluster is at a feature level that this version does not speak"
     AGAIN = "nothing is decided: ask again under the same operation id"
 
 
@@ -31,6 +33,8 @@ def registered(response: pb.ControlResponse) -> Registered:
             return Registered.TAKEN_IN
         case pb.ControlResponse.EXISTS:
             return Registered.TAKEN
+        case pb.ControlResponse.INVALID if response.detail.startswith(UNSUPPORTED):
+            return Registered.UNSPOKEN
         case pb.ControlResponse.INVALID | pb.ControlResponse.STALE:
             return Registered.REFUSED
     return Registered.AGAIN

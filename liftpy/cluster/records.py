@@ -11,13 +11,14 @@ from typing import TypeAlias, assert_never
 
 from liftpy.cluster import codec
 from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_to_pb
-from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import StreamConfig
 from liftpy.errors import ProtocolError
 from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.unknown import has_unknown_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,15 @@ class ControllersChanged:
     controllers: ControllerList
 
 
+@dataclass(frozen=True, slots=True)
+class FeatureLevelSet:
+    """Decisions are made by this level from the next entry on."""
+
+    level: int
+    rules: ClusterRules | None = None
+    """What the image holds of them from now on."""
+
+
 Record: TypeAlias = (
     StreamCreated
     | StreamDeleted
@@ -122,6 +132,7 @@ Record: TypeAlias = (
     | CountersMoved
     | LeaderReported
     | ControllersChanged
+    | FeatureLevelSet
 )
 
 
@@ -156,14 +167,19 @@ def record_to_pb(record: Record) -> pb.Record:
             return pb.Record(leaderReported=codec.report_to_pb(uid, number, report))
         case ControllersChanged(controllers):
             return pb.Record(controllersChanged=list_to_pb(controllers))
+        case FeatureLevelSet(level, rules):
+            message = pb.FeatureLevelSet(level=level, rules=None if rules is None else codec.rules_to_pb(rules))
+            return pb.Record(featureLevelSet=message)
     assert_never(record)
 
 
 def record_from_pb(message: pb.Record) -> Record:
-    """The record of a protobuf; raise ProtocolError for one that holds none that is known here.
+    """The record of a protobuf; raise ProtocolError for one that holds none that is known here, or more than is understood.
 
     A node that does not know a record can't hold a true image: it must not go on as if nothing had been said.
     """
+    if has_unknown_fields(message):
+        raise ProtocolError("a record with fields that this version does not know")
     match message.WhichOneof("record"):
         case "streamCreated":
             return StreamCreated(codec.stream_from_pb(message.streamCreated))
@@ -192,4 +208,7 @@ def record_from_pb(message: pb.Record) -> Record:
             return LeaderReported(report.uid, report.partition, codec.report_from_pb(report))
         case "controllersChanged":
             return ControllersChanged(list_from_pb(message.controllersChanged))
+        case "featureLevelSet":
+            level = message.featureLevelSet
+            return FeatureLevelSet(level.level, codec.rules_from_pb(level.rules) if level.HasField("rules") else None)
     raise ProtocolError("a record of a kind that this version does not know")

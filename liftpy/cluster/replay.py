@@ -14,6 +14,7 @@ from liftpy.cluster.image import ClusterImage, LeaderReport
 from liftpy.cluster.records import (
     ControllersChanged,
     CountersMoved,
+    FeatureLevelSet,
     LeaderReported,
     NodeChanged,
     NodeRemoved,
@@ -72,6 +73,9 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
         case ControllersChanged(controllers):
             check(controllers.index > image.controllers.index, "M10", controllers, image.controllers)
             return replace(image, controllers=controllers)
+        case FeatureLevelSet(level, rules):
+            check(level > 0 and level != image.feature_level, "M5", "feature level", level, "after", image.feature_level)
+            return replace(image, feature_level=level, rules=rules)
     assert_never(record)
 
 

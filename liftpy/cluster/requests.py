@@ -13,7 +13,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from liftpy.cluster.decisions import altering, controllers, elections, groups, isr, moving, nodes, pausing, purging, streams
+from liftpy.cluster.decisions import (
+    altering,
+    controllers,
+    elections,
+    groups,
+    isr,
+    levels,
+    moving,
+    nodes,
+    pausing,
+    purging,
+    streams,
+)
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
@@ -84,6 +96,7 @@ REQUESTS: dict[str, RequestKind] = {
     "pausePartitions": RequestKind(decide=pausing.pause_partitions, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "setFeatureLevel": RequestKind(decide=levels.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
     "batch": RequestKind(decide=unknown, asked_by=_BY.NODES),
@@ -117,7 +130,12 @@ def kind_of(request: pb.ControlRequest) -> RequestKind:
 
 def changes_nothing(request: pb.ControlRequest) -> bool:
     """Whether it only looks, wherever it is answered: it needs no deduplication."""
-    dry_runs = (request.createStream.dryRun, request.addPartitions.dryRun, request.alterStream.dryRun)
+    dry_runs = (
+        request.createStream.dryRun,
+        request.addPartitions.dryRun,
+        request.alterStream.dryRun,
+        request.setFeatureLevel.dryRun,
+    )
     return kind_of(request).read_only or any(dry_runs)
 
 

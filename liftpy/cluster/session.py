@@ -15,10 +15,11 @@ its connection did), its session ends as soon as its lease has, and not ``sessio
 of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
 leader before granted has ended by then too: confirmed_within_s < election time-out, and the lease is counted from the begin.
 
-Who registers takes the place of a process that has ended, never of one that runs (``runs``): as long as heartbeats come, and until
-the session has ended or the bus has said that nobody is there. That the running process is fenced proves nothing: anyone with the
-node's rights may say that it stops. The bus is asked at once when a place is wanted, so that a quick restart waits for little more than
-one heartbeat that does not come.
+Who registers takes the place of a process that has ended, never of one that runs (``keeps_its_place``): as long as heartbeats come,
+and until the bus has said that nobody is there. That the running process is fenced proves nothing: anyone with the node's rights may
+say that it stops, and on a machine that is loaded many times over sessions end though all processes run; what they have, a stranger
+or a copy must not get in that second. Where the bus says nothing, a host that is suspended keeps its place for ``PLACE_KEPT_S``. The
+bus is asked at once when a place is wanted, so that a quick restart waits for little more than one heartbeat that does not come.
 
 Where all nodes were started at once nobody is heard for as long as opening thousands of logs takes. Then there is nobody to take over
 either: nobody's session ends before the first heartbeat came, and from it on the others may take as long again; both up to
@@ -40,6 +41,8 @@ _MISSED_AFTER_HEARTBEATS = 1.2
 """Where the bus says that nobody is there, and only then."""
 _WANTED_NS = NS_PER_S
 """For so long after a registration was refused the bus is asked for who has the place."""
+PLACE_KEPT_S = 5.0
+"""So long after its last heartbeat a fenced process that the bus does not say to be gone keeps others from registering under its id."""
 _DRIFT_SHARE = 50
 """1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
 _NEVER = -1
@@ -90,6 +93,7 @@ class NodeSessions:
         self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
         self._retry_ns = self._session_ns // 2
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
+        self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._session_ns)
         self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
         self._leading = False
@@ -171,19 +175,29 @@ class NodeSessions:
         """Nodes whose heartbeats are late, or whose place is wanted, while their sessions last: to be asked for on the bus."""
         latest_ns = now_ns - self._late_ns
         wanted_ns = max(now_ns - _WANTED_NS, 0)
-        return [
-            node_id
-            for node_id, session in self._sessions.items()
-            if not (session.fenced or session.ending)
-            and (max(session.heard_ns, session.began_ns) < latest_ns or session.wanted_ns >= wanted_ns)
-        ]
 
-    def runs(self, node_id: str, now_ns: int) -> bool:
-        """Whether the process that is registered under the name runs, as far as is known; another one asks for its place."""
+        def asked_for(session: _NodeSession) -> bool:
+            if session.wanted_ns >= wanted_ns and not session.absent:
+                return True
+            return not (session.fenced or session.ending) and max(session.heard_ns, session.began_ns) < latest_ns
+
+        return [node_id for node_id, session in self._sessions.items() if asked_for(session)]
+
+    def keeps_its_place(self, node_id: str, now_ns: int) -> bool:
+        """Whether the process that is registered under the name may still run; another one asks for its place."""
         session = self._sessions.get(node_id)
         if session is None:
             return False
         session.wanted_ns = now_ns
+        if self.runs(node_id, now_ns):
+            return True
+        return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns
+
+    def runs(self, node_id: str, now_ns: int) -> bool:
+        """Whether the process that is registered under the name is heard."""
+        session = self._sessions.get(node_id)
+        if session is None:
+            return False
         if not (session.fenced or session.absent):
             return True
         return session.beat_ns != _NEVER and now_ns - session.beat_ns <= (self._missed_ns if session.absent else self._late_ns)

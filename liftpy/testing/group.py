@@ -14,6 +14,7 @@ from functools import partial
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
@@ -167,6 +168,7 @@ class SimGroup:
             return
         now_ns, index = self.clock.now_ns, self.image.index
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node, incarnation=incarnation))
+        SPOKEN.tell(beat.heartbeat)
         response = self.duties.answer(beat, self.image, now_ns, now_ns)
         self.beats[node] = (incarnation, now_ns)
         granted = response is not None and response.error == pb.ControlResponse.OK

@@ -15,6 +15,7 @@ from typing import Any
 from liftpy.cluster import accusations
 from liftpy.cluster.accusations import Said
 from liftpy.cluster.diff import diff
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.membership import AnsweredHeartbeats
 from liftpy.cluster.wishes import Answer, Wishes
@@ -261,6 +262,7 @@ class Process:
             cleanStop=self.disk.clean_stop and complete,
             flushedAlways=complete,
         )
+        SPOKEN.tell(request)
         self.disk.starts.tell(request)
         self.cluster.about_to_register(self.node)
         self.cluster.group.propose(

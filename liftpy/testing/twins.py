@@ -13,6 +13,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from liftpy.cluster.predecessor import Predecessor, Sign, Verdict
+from liftpy.cluster.session import PLACE_KEPT_S
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import NO_RESPONDERS
 from liftpy.testing.process import SimNode
@@ -26,6 +27,8 @@ _ASK_EVERY_NS = 100 * MS
 _ASKS_FIRST = 0.5
 """So many of the twins ask for their predecessor; the others are of a version that does not, and the next net has to hold them."""
 _OF_A_DISK = ("flips at rest", "flips while it runs", "failed flush", "full", "short write")
+_LONGER_NS, _LONGER_FROM = round((PLACE_KEPT_S + 1.0) * S), 0.5
+"""From this draw on the original is away for as much longer as it takes until another may have its place, and the twin stays."""
 _MEANWHILE = ("goes on", "is killed", "restarts", "stands still", "sleeps", "is cut off", "loses its session")
 
 
@@ -55,9 +58,10 @@ class Twins:
                 ghost.shadows[twin.host] = deepcopy(ghost.shadows[node_id])
         what, starts_ns = rng.choice(_MEANWHILE), int(rng.choice((0.001, 0.1, 0.5)) * fault.for_ns)
         cluster.counters[f"twin: its original {what}"] += 1
-        self._befalls(node, what, fault)
+        longer_ns = _LONGER_NS if fault.draw > _LONGER_FROM else 0
+        self._befalls(node, what, fault, fault.for_ns // 2 + longer_ns)
         cluster.clock.after(starts_ns, twin.start)
-        cluster.clock.after(starts_ns + fault.for_ns, lambda: self._end(twin, keep=rng.random() < 0.5))
+        cluster.clock.after(starts_ns + fault.for_ns + longer_ns, lambda: self._end(twin, keep=rng.random() < 0.5))
         return True
 
     def strike_disk(self, fault: Fault) -> bool:
@@ -91,7 +95,7 @@ class Twins:
             twin.crash(power=False)
             twin.start()
 
-    def _befalls(self, node: Machine, what: str, fault: Fault) -> None:
+    def _befalls(self, node: Machine, what: str, fault: Fault, away_ns: int) -> None:
         cluster, process = self._cluster, node.process
         assert process is not None
         if what in ("is killed", "restarts"):
@@ -99,11 +103,11 @@ class Twins:
             cluster.clock.after(fault.for_ns // (1 if what == "is killed" else 50), node.start)
         elif what in ("stands still", "sleeps") and not process.paused:
             process.pause(suspended=what == "sleeps")
-            cluster.clock.after(fault.for_ns // 2, lambda: process.resume(timers_first=fault.draw < 0.5))
+            cluster.clock.after(away_ns, lambda: process.resume(timers_first=fault.draw < 0.5))
         elif what in ("is cut off", "loses its session"):
             held = cluster.network.down if what == "is cut off" else cluster.group.cut
             held.add(node.host)
-            cluster.clock.after(fault.for_ns // 2, lambda: held.discard(node.host))
+            cluster.clock.after(away_ns, lambda: held.discard(node.host))
 
     def end_all(self) -> None:
         """An operator has found them."""

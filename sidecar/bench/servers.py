@@ -8,8 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from liftpy.errors import UnavailableError
 from sidecar.dev.embedded import NatsServer
 from sidecar.dev.ports import free_ports
+
+_TAKEN = "address already in use"
+"""A port of the routes is free when it is chosen, and may be taken before the server listens there."""
+_TRIES = 4
 
 
 class NatsCluster:
@@ -35,6 +40,15 @@ class NatsCluster:
         return [server.pid for server in self.servers]
 
     def __enter__(self) -> Self:
+        for _ in range(_TRIES - 1):
+            try:
+                return self._start()
+            except UnavailableError as error:
+                if _TAKEN not in str(error):
+                    raise
+        return self._start()
+
+    def _start(self) -> Self:
         self._folder = Path(tempfile.mkdtemp(prefix="liftpy-nats-cluster-"))
         ports = free_ports(self._count)
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
@@ -54,6 +68,6 @@ class NatsCluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for server in self.servers:
-            server.stop()
+        while self.servers:
+            self.servers.pop().stop()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -58,7 +58,7 @@ async def _asked(client: Client, target: Target, level: str, node_id: str | None
         lines += [f"[-] {name}: fenced" for name in fenced]
     silent = 0
     for name in nodes:
-        said = await _said_by(client, name)
+        said = await said_by(client, name)
         silent += said is None
         if said is None:
             lines.append(f"[-] {name}: does not answer")
@@ -71,7 +71,8 @@ async def _asked(client: Client, target: Target, level: str, node_id: str | None
     return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
 
 
-async def _said_by(client: Client, node_id: str) -> dict[str, Any] | None:
+async def said_by(client: Client, node_id: str) -> dict[str, Any] | None:
+    """What the node says of its health; None: nothing."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)
         return found if "health" in found and "checks" in found else None

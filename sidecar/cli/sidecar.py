@@ -62,8 +62,8 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     LIFTPY_CONTROLLERS... and LIFTPY_REPLICATION_<NAME> for time-outs and bounds.
 
     Exit codes: 0 stopped cleanly; 1 failed, a restart may help; 2 wrong usage or setting; 3 nobody answered; 75 restart me, to repair;
-    78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs; 130
-    interrupted before it had started.
+    78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs,
+    or the cluster is at a feature level that this version does not speak; 130 interrupted before it had started.
     """
     settings = load_node_settings(config, flags)
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)

@@ -17,7 +17,7 @@ from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
-from liftpy.errors import LiftError
+from liftpy.errors import LiftError, UnspokenError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.refusals import REPLY, refused
@@ -203,6 +203,8 @@ class FeedSubscriber:
                 response = frames.decode(answer.data, pb.FeedSnapshotResponse)
                 before = self.image
                 changed = self._subscription.response_received(response)
+            except UnspokenError:
+                raise
             except LiftError as error:
                 self._refused[refused(error)] += 1
                 await asyncio.sleep(_POLL_S)

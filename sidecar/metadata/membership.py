@@ -15,11 +15,12 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.client.this_host import this_host
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
 from liftpy.cluster.predecessor import DEFAULT_WAIT_S
 from liftpy.cluster.starts import FolderStarts
-from liftpy.errors import FencedError, LiftError
+from liftpy.errors import FencedError, LiftError, UnspokenError
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.heartbeats import Heartbeats
@@ -76,6 +77,7 @@ class Membership:
             partitionBudget=partition_budget,
             host=this_host(),
         )
+        SPOKEN.tell(registration)
         starts.tell(registration)
         request = pb.ControlRequest(registerNode=registration)  # one operation, however often it is asked for
         attempt = 0
@@ -89,6 +91,8 @@ class Membership:
                     logger.warning("registered, but %s", response.detail)
                 await self._image_at(response.index)
                 return self.incarnation
+            if came_to is Registered.UNSPOKEN:
+                raise UnspokenError(response.detail)
             if came_to is Registered.REFUSED:
                 raise LiftError(f"the metadata group refuses this node: {response.detail}")
             if came_to is Registered.TAKEN:
@@ -136,6 +140,7 @@ class Membership:
         """Begin the heartbeats."""
         config = self._settings.replication
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
+        SPOKEN.tell(heartbeat)
         timeout_s = config.session_s / 2
         beats = Heartbeats(self._group.inner, heartbeat, config.heartbeat_s, timeout_s, config.session_s, self._answered)
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)

@@ -18,11 +18,12 @@ from liftpy.cluster.controller_list import ControllerList, GroupView, first_list
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, OtherImageError
 from liftpy.instruments import Instruments
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar import clock as clocks
 from sidecar.disk.files import make_folder
+from sidecar.raft.diverged import mark_diverged, set_aside_diverged
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import Node, RaftCore, settings
 from sidecar.raft.log_controllers import LogControllers
@@ -89,6 +90,7 @@ class MemberLog:
         self._feed = feed
         self._events = events
         self._folder = opened.folder
+        opened.instruments.divergences += set_aside_diverged(opened.folder)
         make_folder(opened.folder)
         self.journal = self._open_journal(opened.flush, opened.instruments)
         self._by_log = by_log = LogControllers(opened.joins or first_list(opened.members))
@@ -99,9 +101,12 @@ class MemberLog:
         self.probation = Probation(opened.folder, voters, majority=majority, joins=joins, draw=around.draw)
         self.probation.opened(self.journal)
         members = opened.members if opened.joins is None else voters
-        self.transport = SessionTransport(node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns)
+        self.transport = SessionTransport(
+            node_id, members, clock=around.monotonic, draw=around.draw, stamp=around.now_ns, spoken=fsm.spoken
+        )
         conf = settings(self.journal, str(dump), self._save, self._load, state_changed, opened.compact_after_entries)
         self.core = RaftCore(node_id, voters, conf, self.transport, self, by_log)
+        self.transport.diverged = self._diverged
         self.transport.attach(self.core, self.probation)
         self.probation.attach(self.core, self.peers)
 
@@ -139,6 +144,9 @@ class MemberLog:
         """Called by the library for each committed entry, in order."""
         before = self.fsm.image
         answer = self.fsm.apply(entry, index)
+        self.transport.checkpoints.applied(before.index, index, self.fsm.image.digest)
+        if self.fsm.image.feature_level != before.feature_level:
+            self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
         self._feed.applied(index, self.fsm.last_records)
         if self._events is not None:
             self._events.applied(index, events_of(before, entry, answer, self.fsm.last_records, index))
@@ -147,6 +155,15 @@ class MemberLog:
     def work_ahead(self, entry: bytes, index: int) -> bool:
         """Called by the library before it applies an entry, until it is True: a step of the work."""
         return self.fsm.work_ahead(entry, index)
+
+    def _diverged(self, index: int) -> None:
+        """This member's image differs from that of a majority: nothing of its folder is used again."""
+        if self.core.failure is None:
+            mark_diverged(self._folder, index)
+            self.core.failure = OtherImageError(
+                f"{self.node_id} holds another image of the cluster than the majority, at index {index}: its raft folder is put aside, "
+                "and it begins anew with the others' snapshot"
+            )
 
     def _save(self, name: str, state: Any) -> None:
         last, previous, _ = state
@@ -197,7 +214,10 @@ class MemberLog:
         heard = [i for i, peer in self.peers.items() if peer.up and peer.trusted]
         live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
         caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
-        return GroupView(now, self.leader_id, live, caught_up, core.blocked)
+        levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
+        return GroupView(
+            now, self.leader_id, live, caught_up, core.blocked, self.transport.checkpoints.halted if core.leads else "", levels
+        )
 
     @property
     def is_member(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from liftpy.cluster.digests import DIGEST_SIZE, Checkpoint
 from liftpy.errors import ProtocolError
 from liftpy.wire._pb import raft_pb2 as pb
 from sidecar.raft.numbers import MAX_NUMBER
@@ -35,6 +36,8 @@ def _to_protobuf(message: Message) -> pb.RaftMessage:
             step = pb.RaftNextIndex(nextIndex=message["next_node_idx"], reset=message["reset"], success=message["success"])
             step.appliedIndex = message.get("applied_index", 0)
             step.echoNs = message.get("echo_ns", 0)
+            step.minLevel, step.maxLevel = message.get("levels", (0, 0))
+            step.digestIndex, step.digest = message.get("checkpoint", (0, b""))
             return pb.RaftMessage(nextIndex=step)
         case "request_vote":
             vote = pb.RaftRequestVote(
@@ -60,6 +63,7 @@ def _append_to_protobuf(message: Message) -> pb.RaftAppendEntries:
     append = pb.RaftAppendEntries(term=message["term"], commitIndex=message["commit_index"], sentNs=message.get("sent_ns", 0))
     if message["prevLogIdx"] is not None:
         append.previousIndex, append.previousTerm = message["prevLogIdx"], message["prevLogTerm"]
+    append.digestIndex, append.digest = message.get("checkpoint", (0, b""))
     append.entries.extend(pb.RaftEntry(command=c, index=i, term=t) for c, i, t in message["entries"])
     return append
 
@@ -108,6 +112,8 @@ def _parsed(data: bytes) -> Message:
                 "success": step.success,
                 "applied_index": step.appliedIndex,
                 "echo_ns": step.echoNs,
+                "levels": (step.minLevel, step.maxLevel),
+                "checkpoint": _checkpoint(step),
             }
         case "requestVote":
             vote = message.requestVote
@@ -154,4 +160,11 @@ def _append_from_protobuf(append: pb.RaftAppendEntries) -> Message:
         "prevLogIdx": append.previousIndex if known else None,
         "prevLogTerm": append.previousTerm if known else None,
         "sent_ns": append.sentNs,
+        "checkpoint": _checkpoint(append),
     }
+
+
+def _checkpoint(said: pb.RaftNextIndex | pb.RaftAppendEntries) -> Checkpoint:
+    if said.digestIndex >= MAX_NUMBER or (len(said.digest) == DIGEST_SIZE) != bool(said.digestIndex):
+        raise ProtocolError("a digest of the metadata group has another size, or no place")
+    return said.digestIndex, said.digest

@@ -13,6 +13,10 @@ import time
 from collections.abc import Callable
 
 from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.digests import Checkpoint
+from liftpy.cluster.divergence import NONE, AppliedDigests
+from liftpy.cluster.features import SPOKEN
+from liftpy.cluster.level_range import FIRST, LevelRange
 from liftpy.errors import ProtocolError
 from liftpy.wire.refusals import REFUSED
 from sidecar import clock as clocks
@@ -33,6 +37,7 @@ _GIVE_WAY_S = 0.1
 """After a grant the member itself does not campaign for so long: two at once would share the votes."""
 _OF_VOTERS = ("request_vote", "response_vote", "pre_vote", "pre_vote_granted")
 """A member on probation neither sends nor hears them."""
+DIVERGENCES = "controllers with another image"
 _TRANSFER_S = 2.0
 """An election within this time after the leader has asked for it is one that it asked for."""
 
@@ -48,6 +53,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[], int] = lambda: random.SystemRandom().getrandbits(63),
         stamp: Callable[[], int] = clocks.now_ns,
+        spoken: LevelRange = SPOKEN,
     ) -> None:
         super().__init__(None, None, [])
         self._clock = clock
@@ -56,6 +62,13 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         self.sessions = PeerSessions(node_id, peers, self._deliver, self._changed, draw, self._journal_is_new, self._term)
         self.applied: dict[str, int] = dict.fromkeys(peers, 0)
         """Applied index of each peer as it last said to this leader; for the status."""
+        self.checkpoints = AppliedDigests(node_id)
+        """Digests of what this member, and its followers, have applied."""
+        self.diverged: Callable[[int], None] = lambda _: None
+        """Called when this member is found to differ from a majority, at an index."""
+        self.levels: dict[str, LevelRange] = {}
+        """Feature levels that each peer, as a follower in this session, says it speaks."""
+        self._spoken = (spoken.least, spoken.most)
         self._stamp = stamp
         self._echoes: dict[str, int] = {}
         """Sender of appends -> the stamp of the newest one in this session."""
@@ -87,7 +100,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         assert self._core is not None
         peers = [i for i in self._core.members if i != self._node_id]
         self.sessions.follow(peers)
-        for kept in (self._nodes, self.applied, self._confirmed):
+        for kept in (self._nodes, self.applied, self._confirmed, self.levels):
             for gone in set(kept) - set(peers):
                 del kept[gone]
         for node_id in set(peers) - set(self._nodes):
@@ -111,11 +124,12 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if self._core.on_probation and message["type"] in _OF_VOTERS:
             return False
         if message["type"] == "append_entries":
-            message = {**message, "sent_ns": self._stamp()}
+            message = {**message, "sent_ns": self._stamp(), "checkpoint": self.checkpoints.agreed}
         elif message["type"] == "request_vote":
             message = {**message, "transfer": self._clock() - self._transfer_asked_at < _TRANSFER_S}
         elif message["type"] == "next_node_idx":
             message = {**message, "applied_index": self._core.raftLastApplied}
+            message["levels"], message["checkpoint"] = self._spoken, self.checkpoints.newest
             message["echo_ns"] = 0 if self._core.on_probation else self._echoes.get(node.id, 0)
             if self._core.on_probation and message["success"]:
                 # No acknowledgement: "send me what comes next", which moves a leader of any version on, and which none counts.
@@ -164,14 +178,40 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             self.sessions.counters["votes of who has none"] += 1
             return True
         if message["type"] == "next_node_idx":
-            self.applied[sender] = message["applied_index"]
+            self._heard(sender, message)
+            self._compare(sender, message["checkpoint"])
             self._answered(sender, message, term)
         elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
             self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]
             self._core.pre_vote.end()
+            if self.checkpoints.differs_from(message.get("checkpoint", NONE)):
+                self.diverged(message["checkpoint"][0])
         elif message["type"] == "timeout_now" and sender == self._core.leader_id:
             self._transfer_asked_at = self._clock()
         return self._hardening.deliver(self._nodes[sender], message, term)
+
+    def _heard(self, sender: str, answer: Message) -> None:
+        """What a follower says of itself."""
+        self.applied[sender] = answer["applied_index"]
+        least, most = answer["levels"]
+        self.levels[sender] = LevelRange(least or FIRST, most or least or FIRST)
+
+    def _compare(self, sender: str, checkpoint: Checkpoint) -> None:
+        """Leader: whether all hold one image, as far as they have told."""
+        core, checkpoints = self._core, self.checkpoints
+        assert core is not None
+        if not core.leads:
+            return
+        checkpoints.told(sender, checkpoint)
+        before, beside = checkpoints.found_count, checkpoints.judge(core.controllers.voters)
+        if checkpoints.found_count > before:
+            self.sessions.counters[DIVERGENCES] += checkpoints.found_count - before
+            logger.error(
+                "controllers hold different images: %s",
+                checkpoints.halted or f"one differs from a majority, near index {checkpoints.newest[0]}",
+            )
+        if beside:
+            self.diverged(checkpoints.newest[0])
 
     def _may_vote_again(self, request: Message) -> bool:
         """A leader is never too busy to learn of a higher term: it has the leases in its own hand."""
@@ -237,7 +277,7 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
         if message["type"] != "next_node_idx":
             self.sessions.counters["messages of a folder that went back"] += 1
             return True
-        self.applied[sender] = message["applied_index"]
+        self._heard(sender, message)
         if message["success"]:
             message = {**message, "success": False, "reset": True}
         return core.without_confirming(node, lambda: hardening.deliver(node, message, term))
@@ -274,6 +314,8 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             return
         self._onNodeDisconnected(node)
         self._echoes.pop(node_id, None)
+        self.levels.pop(node_id, None)
+        self.checkpoints.forget(node_id)
         if self._core is not None and self._hardening is not None:
             self._core.cancel_snapshot(node)
             self._hardening.session_ended(node_id)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from liftpy import __version__
+from liftpy.cluster.features import SPOKEN
 from liftpy.config import AckPolicy
 from liftpy.instruments import Histogram
 from liftpy.partition import PartitionState, Pause
@@ -22,6 +23,7 @@ from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.logs import LEVELS, LOGS
 from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
+from sidecar.raft.transport import DIVERGENCES
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
 
@@ -175,6 +177,7 @@ class NodeFigures:
         found.put("metadata_commit_index", status.commitIndex if status is not None else group.image.index)
         found.put("metadata_applied_index", status.appliedIndex if status is not None else group.image.index)
         found.put("metadata_late_ticks_total", self._late_ticks.of(ticks.get("late", 0)))
+        found.put("metadata_divergence_total", reporter.instruments.divergences + group.counters.get(DIVERGENCES, 0))
         held = group.held
         found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
         found.each("metadata_held", held.items())
@@ -258,6 +261,9 @@ def _identity(found: Figures, reporter: Reporter) -> None:
     settings = reporter.settings
     found.put("build_info", 1, __version__, platform.python_version())
     controller = "true" if reporter.group.is_controller else "false"
+    found.put("feature_level", reporter.group.image.feature_level)
+    found.put("feature_level_supported", SPOKEN.least, "min")
+    found.put("feature_level_supported", SPOKEN.most, "max")
     found.put("node_info", 1, settings.node_id, settings.rack, settings.namespace, controller)
 
 

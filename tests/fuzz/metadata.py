@@ -16,7 +16,7 @@ from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
-from liftpy.errors import CorruptionError, InvariantError, ProtocolError, StorageError
+from liftpy.errors import CorruptionError, InvariantError, ProtocolError, StorageError, UnspokenError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
 from tests.fuzz.decoder import NAMES, RNG, Decoder, messages
@@ -146,12 +146,13 @@ def decoders() -> list[Decoder]:
             "metadata snapshot",
             [image],
             decode_snapshot,
-            (StorageError, InvariantError),
+            (StorageError, InvariantError, UnspokenError),
             encode_snapshot,
             _mend_snapshot,
             covers=(
                 "liftpy.cluster.snapshot:decode_snapshot",
                 "liftpy.cluster.codec:image_from_bytes",
+                "liftpy.cluster.codec:rules_from_pb",
                 "liftpy.cluster.codec:image_from_pb",
             ),
         ),

@@ -16,6 +16,7 @@ def all_decoders() -> list[Decoder]:
 
 
 ELSEWHERE = {
+    "liftpy.cluster.level_check:levels_answer": "reads an answer that apply has kept; tests/unit/cluster/test_feature_levels.py",
     "liftpy.ingest.recent_ids:RecentIds.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.ingest.recent_ids:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.ingest.last_of_subjects:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",

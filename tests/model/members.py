@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 import pysyncobj.syncobj
 
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.errors import CorruptionError, StorageError
@@ -86,6 +87,10 @@ class Stepped(NamedTuple):
 
 class Machine:
     """A state machine that remembers everything that was applied; in the place of ``ClusterFsm``."""
+
+    spoken = SPOKEN
+    feature_level = 1
+    digest = b""
 
     def __init__(self) -> None:
         self.applied: tuple[tuple[int, bytes], ...] = ()
@@ -156,7 +161,7 @@ _PROBATION = ("over", "turn", "has_been_member")
 _PEER = ("up", "is_new", "heard", "term", "trusted", "epoch")
 _TRANSPORT = (
     "_clock", "sessions", "applied", "_stamp", "_echoes", "_confirmed", "_leader_heard_at", "_transfer_asked_at", "_not_forwarded",
-    "_nodes", "_core", "_hardening", "_probation", "_node_id",
+    "_nodes", "_core", "_hardening", "_probation", "_node_id", "_spoken", "levels", "checkpoints", "diverged",
 )  # fmt: skip
 
 
@@ -262,6 +267,7 @@ class Member:
             for name, value in zip(_PEER, values, strict=True):
                 setattr(log.peers[node_id], name, value)
         log.transport._hardening._snapshots = {name: bytearray(parts) for name, parts in snapshots}  # type: ignore[union-attr]
+        log.transport.levels = {}  # for operators only; and at level 1 there are no checkpoints
         log.transport._echoes, log.transport._confirmed = {}, {}
         log.transport._leader_heard_at = log.transport._transfer_asked_at = -math.inf  # whoever asks for a vote has waited
         log.transport.sessions.outbox.clear()

@@ -11,7 +11,9 @@ from dataclasses import replace
 from liftpy.cluster.codec import node_to_pb
 from liftpy.cluster.decisions import leadership
 from liftpy.cluster.draft import Decision, Draft, refuse
+from liftpy.cluster.features import STRICT, refused_level
 from liftpy.cluster.image import ClusterImage, NodeImage
+from liftpy.cluster.level_range import said
 from liftpy.cluster.records import NodeChanged, NodeRemoved
 from liftpy.cluster.starts import MAX_EARLIER_NONCES, Descent, descent
 from liftpy.cluster.steps import Steps
@@ -32,6 +34,9 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
     wrong = _wrong_registration(draft, request)
     if wrong:
         return refuse(pb.ControlResponse.INVALID, wrong)
+    beyond = unspoken(draft.image, request) if draft.image.feature_level >= STRICT else ""
+    if beyond:
+        return refuse(pb.ControlResponse.INVALID, beyond)
     known = draft.image.nodes.get(request.nodeId)
     how = descent(known, request) if known is not None else Descent.FOLLOWS
     if known is not None and how is Descent.SAME:
@@ -72,6 +77,12 @@ def register_node(draft: Draft, request: pb.RegisterNode) -> Steps[Decision]:
     if how is Descent.WENT_BACK:
         detail = f"its data folder is an older copy, or another one, than node {node.node_id!r} registered with; {detail}"
     return draft.done(pb.ControlResponse(node=node_to_pb(node), detail=detail))
+
+
+def unspoken(image: ClusterImage, request: pb.RegisterNode) -> str:
+    """Why a process can't take part at the level of the image, '' if it can. At level 1 the metadata leader alone asks that: versions
+    that know no levels apply the same entry."""
+    return refused_level(image.feature_level, f"node {request.nodeId!r}", said(request))
 
 
 def holds_all_it_acknowledged(known: NodeImage, request: pb.RegisterNode) -> bool:

@@ -15,9 +15,11 @@ from liftpy.cluster.decisions.groups import say_how_many
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_check import levels_answer
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.subject_index import begins_under
@@ -72,6 +74,7 @@ class MemoryGroup:
         granted = []
         for node_id, incarnation in beats.items():
             beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=node_id, incarnation=incarnation))
+            SPOKEN.tell(beat.heartbeat)
             answer = self._duties.answer(beat, self.image, now_ns, now_ns)
             if answer is not None and answer.error == pb.ControlResponse.OK:
                 granted.append(node_id)
@@ -92,7 +95,10 @@ class MemoryGroup:
             here, rest = self._duties.divide(request, image, now_ns, now_ns)
             response = here if rest is None else joined(here, self.apply(rest))
         else:
-            answer = self._duties.answer(request, image, now_ns, now_ns)
+            if request.HasField("setFeatureLevel"):
+                answer = levels_answer(request, image, self._duties.levels, {}, self._fsm.rules)
+            else:
+                answer = self._duties.answer(request, image, now_ns, now_ns)
             response = self.apply(request) if answer is None else answer
         if response.HasField("cluster"):
             response.cluster.metadataLeader = self._leader()

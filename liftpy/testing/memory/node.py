@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from liftpy.cluster.diff import diff
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.starts import FolderStarts
 from liftpy.config import ReplicationConfig
@@ -79,6 +80,7 @@ class MemoryNode:
         self._group = group
         self._starts = self._starts.next(self._starts.starts + 1)
         register = pb.RegisterNode(nodeId=self.node_id, previousIncarnation=self.incarnation, flushedAlways=True)
+        SPOKEN.tell(register)
         self._starts.tell(register)
         self.incarnation = group.apply(pb.ControlRequest(registerNode=register)).node.incarnation
         self._starts = self._starts.taken()

@@ -439,7 +439,7 @@ class DeleteStream(_message.Message):
     def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ...) -> None: ...
 
 class RegisterNode(_message.Message):
-    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "host")
+    __slots__ = ("nodeId", "previousIncarnation", "cleanStop", "flushedAlways", "rack", "weight", "version", "statusAddress", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "host", "minLevel", "maxLevel")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINCARNATION_FIELD_NUMBER: _ClassVar[int]
     CLEANSTOP_FIELD_NUMBER: _ClassVar[int]
@@ -454,6 +454,8 @@ class RegisterNode(_message.Message):
     EARLIERNONCES_FIELD_NUMBER: _ClassVar[int]
     PARTITIONBUDGET_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    MINLEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAXLEVEL_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     previousIncarnation: int
     cleanStop: bool
@@ -468,15 +470,49 @@ class RegisterNode(_message.Message):
     earlierNonces: _containers.RepeatedScalarFieldContainer[int]
     partitionBudget: int
     host: str
-    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
+    minLevel: int
+    maxLevel: int
+    def __init__(self, nodeId: _Optional[str] = ..., previousIncarnation: _Optional[int] = ..., cleanStop: _Optional[bool] = ..., flushedAlways: _Optional[bool] = ..., rack: _Optional[str] = ..., weight: _Optional[float] = ..., version: _Optional[str] = ..., statusAddress: _Optional[str] = ..., folderId: _Optional[str] = ..., start: _Optional[int] = ..., nonce: _Optional[int] = ..., earlierNonces: _Optional[_Iterable[int]] = ..., partitionBudget: _Optional[int] = ..., host: _Optional[str] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
+    __slots__ = ("nodeId", "incarnation", "minLevel", "maxLevel")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MINLEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAXLEVEL_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    incarnation: int
+    minLevel: int
+    maxLevel: int
+    def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ...) -> None: ...
+
+class SetFeatureLevel(_message.Message):
+    __slots__ = ("level", "dryRun", "checked", "rules")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    DRYRUN_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    dryRun: bool
+    checked: _containers.RepeatedCompositeFieldContainer[CheckedNode]
+    rules: ClusterRules
+    def __init__(self, level: _Optional[int] = ..., dryRun: _Optional[bool] = ..., checked: _Optional[_Iterable[_Union[CheckedNode, _Mapping]]] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ...) -> None: ...
+
+class CheckedNode(_message.Message):
     __slots__ = ("nodeId", "incarnation")
     NODEID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     nodeId: str
     incarnation: int
     def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ClusterRules(_message.Message):
+    __slots__ = ("namespace", "elections")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    elections: bool
+    def __init__(self, namespace: _Optional[str] = ..., elections: _Optional[bool] = ...) -> None: ...
 
 class FenceNode(_message.Message):
     __slots__ = ("nodeId", "incarnation")
@@ -736,7 +772,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "changeControllers")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -774,6 +810,7 @@ class ControlRequest(_message.Message):
     PAUSEPARTITIONS_FIELD_NUMBER: _ClassVar[int]
     WAKEPARTITION_FIELD_NUMBER: _ClassVar[int]
     OPENGROUPS_FIELD_NUMBER: _ClassVar[int]
+    SETFEATURELEVEL_FIELD_NUMBER: _ClassVar[int]
     CHANGECONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
@@ -812,8 +849,9 @@ class ControlRequest(_message.Message):
     pausePartitions: PausePartitions
     wakePartition: WakePartition
     openGroups: OpenGroups
+    setFeatureLevel: SetFeatureLevel
     changeControllers: ChangeControllers
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
 
 class ChangeControllers(_message.Message):
     __slots__ = ("what", "node", "replaced", "list", "after")
@@ -852,7 +890,7 @@ class ControllerList(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[str]] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan", "levels")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -889,6 +927,7 @@ class ControlResponse(_message.Message):
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     error: ControlResponse.Error
     detail: str
@@ -901,7 +940,30 @@ class ControlResponse(_message.Message):
     cluster: ClusterDescription
     batch: BatchAnswers
     plan: PlacementPlan
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ...) -> None: ...
+    levels: FeatureLevels
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ...) -> None: ...
+
+class FeatureLevels(_message.Message):
+    __slots__ = ("level", "nodes", "reasons")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    nodes: _containers.RepeatedCompositeFieldContainer[SpokenLevels]
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, level: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[SpokenLevels, _Mapping]]] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SpokenLevels(_message.Message):
+    __slots__ = ("nodeId", "minLevel", "maxLevel", "version")
+    NODEID_FIELD_NUMBER: _ClassVar[int]
+    MINLEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAXLEVEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    nodeId: str
+    minLevel: int
+    maxLevel: int
+    version: str
+    def __init__(self, nodeId: _Optional[str] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class PlacementPlan(_message.Message):
     __slots__ = ("nodes", "firstPartition", "replicationFactor", "replicas", "notes", "waits")
@@ -974,7 +1036,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ..., learner: _Optional[bool] = ..., leaving: _Optional[bool] = ..., waitsFor: _Optional[str] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged", "featureLevelSet")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -986,6 +1048,7 @@ class Record(_message.Message):
     PARTITIONSADDED_FIELD_NUMBER: _ClassVar[int]
     STREAMALTERED_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERSCHANGED_FIELD_NUMBER: _ClassVar[int]
+    FEATURELEVELSET_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -997,7 +1060,16 @@ class Record(_message.Message):
     partitionsAdded: PartitionsAdded
     streamAltered: StreamAltered
     controllersChanged: ControllerList
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
+    featureLevelSet: FeatureLevelSet
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ..., featureLevelSet: _Optional[_Union[FeatureLevelSet, _Mapping]] = ...) -> None: ...
+
+class FeatureLevelSet(_message.Message):
+    __slots__ = ("level", "rules")
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    rules: ClusterRules
+    def __init__(self, level: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ...) -> None: ...
 
 class PartitionsAdded(_message.Message):
     __slots__ = ("stream", "uid", "partitions")
@@ -1102,7 +1174,7 @@ class LeaderReported(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "controllers")
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "featureLevel", "rules", "digest", "controllers")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
@@ -1110,6 +1182,9 @@ class Image(_message.Message):
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     REPORTS_FIELD_NUMBER: _ClassVar[int]
+    FEATURELEVEL_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
@@ -1118,8 +1193,11 @@ class Image(_message.Message):
     operations: _containers.RepeatedCompositeFieldContainer[OperationDone]
     timeNs: int
     reports: _containers.RepeatedCompositeFieldContainer[LeaderReported]
+    featureLevel: int
+    rules: ClusterRules
+    digest: bytes
     controllers: ControllerList
-    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., featureLevel: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., digest: _Optional[bytes] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
 
 class FeedEntry(_message.Message):
     __slots__ = ("index", "previousIndex", "records")

@@ -51,18 +51,26 @@ class RaftPreVoteGranted(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class RaftNextIndex(_message.Message):
-    __slots__ = ("nextIndex", "reset", "success", "appliedIndex", "echoNs")
+    __slots__ = ("nextIndex", "reset", "success", "appliedIndex", "echoNs", "minLevel", "maxLevel", "digestIndex", "digest")
     NEXTINDEX_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     APPLIEDINDEX_FIELD_NUMBER: _ClassVar[int]
     ECHONS_FIELD_NUMBER: _ClassVar[int]
+    MINLEVEL_FIELD_NUMBER: _ClassVar[int]
+    MAXLEVEL_FIELD_NUMBER: _ClassVar[int]
+    DIGESTINDEX_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     nextIndex: int
     reset: bool
     success: bool
     appliedIndex: int
     echoNs: int
-    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ..., appliedIndex: _Optional[int] = ..., echoNs: _Optional[int] = ...) -> None: ...
+    minLevel: int
+    maxLevel: int
+    digestIndex: int
+    digest: bytes
+    def __init__(self, nextIndex: _Optional[int] = ..., reset: _Optional[bool] = ..., success: _Optional[bool] = ..., appliedIndex: _Optional[int] = ..., echoNs: _Optional[int] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ..., digestIndex: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class RaftTimeoutNow(_message.Message):
     __slots__ = ("term",)
@@ -71,20 +79,24 @@ class RaftTimeoutNow(_message.Message):
     def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class RaftAppendEntries(_message.Message):
-    __slots__ = ("term", "commitIndex", "previousIndex", "previousTerm", "entries", "sentNs")
+    __slots__ = ("term", "commitIndex", "previousIndex", "previousTerm", "entries", "sentNs", "digestIndex", "digest")
     TERM_FIELD_NUMBER: _ClassVar[int]
     COMMITINDEX_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSINDEX_FIELD_NUMBER: _ClassVar[int]
     PREVIOUSTERM_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     SENTNS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTINDEX_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     term: int
     commitIndex: int
     previousIndex: int
     previousTerm: int
     entries: _containers.RepeatedCompositeFieldContainer[RaftEntry]
     sentNs: int
-    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., previousIndex: _Optional[int] = ..., previousTerm: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[RaftEntry, _Mapping]]] = ..., sentNs: _Optional[int] = ...) -> None: ...
+    digestIndex: int
+    digest: bytes
+    def __init__(self, term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., previousIndex: _Optional[int] = ..., previousTerm: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[RaftEntry, _Mapping]]] = ..., sentNs: _Optional[int] = ..., digestIndex: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class RaftSnapshotChunk(_message.Message):
     __slots__ = ("term", "commitIndex", "present", "data", "first", "last", "sentNs")

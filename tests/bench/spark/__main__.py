@@ -2,13 +2,14 @@
 
 Side by side in one run: our source over a real cluster (three nodes, as many replicas), Spark's Kafka source over a real broker,
 Spark's scan of the same rows in Parquet, a prepared Arrow batch that a Python source sends again and again, and a pull consumer of
-JetStream's (nats-py, without Spark). The systems take turns within each round; figures are the medians of the rounds, and the CPU is
-that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A peer that can't be had is left out, with the reason.
+JetStream's (nats-py, without Spark). The systems take turns within each round, in changing order; figures are the medians of the
+rounds, and the CPU is that of all processes: driver JVM, Python workers, nodes, broker, nats-server. A peer that can't be had is left
+out, with the reason.
 
 Cases: ``sum`` (of the values' lengths, all columns there), ``value`` (the same of ``columns=value``), ``group`` (by key, 1000 of
 them), ``offsets`` (``columns=offset,timestamp``), ``micro`` (micro-batches of 100,000), ``latency`` (one record at a time at trigger
-0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions,
-``--micro 10000,100000`` by micro-batch size. ``--nodes 0``: a node that serves from memory, no cluster.
+0), ``pull`` (JetStream). ``--partitions 1,2,8`` is by input partitions, ``--micro 10000,100000`` by micro-batch size. ``--nodes 0``: a
+node that serves from memory, no cluster.
 ``--files``: tasks read segment files of a node on their host instead of over NATS.
 """
 
@@ -71,6 +72,7 @@ class Bench:
             Prepared() if "prepared" in wanted else None,
         ]
         self._systems = [one for one in (self._ours, *self._peers) if one is not None]
+        self._order = list(self._systems)
         self._meter = Meter(lambda: [pid for one in self._systems for pid in one.pids])
         self._jetstream: JetStreamCluster | None = None
         if "pull" in self._cases:
@@ -100,8 +102,10 @@ class Bench:
             sizes = {shape.size_bytes: _PULLED for shape in self._shapes}
             asyncio.run(consume.fill_theirs(self._jetstream, sizes))
 
-    def round(self) -> Iterator[tuple[str, str, Run]]:
-        """(case, system, run): each case by each system once."""
+    def round(self, number: int) -> Iterator[tuple[str, str, Run]]:
+        """(case, system, run): each case by each system once, every second round in the opposite order: who is first pays for what the
+        JVM still compiles."""
+        self._systems.sort(key=self._order.index, reverse=bool(number % 2))
         for shape in self._shapes:
             label = f"{shape.size_bytes} B, {shape.partitions} partitions"
             for case in self._cases:
@@ -160,7 +164,7 @@ def rows(given: argparse.Namespace, say: Callable[[str], None]) -> list[Row]:
         bench.warm(given.warm)
         for number in range(given.rounds):
             say(f"round {number + 1} of {given.rounds}, load {os.getloadavg()[0]:.1f}")
-            for case, system, run in bench.round():
+            for case, system, run in bench.round(number):
                 found.setdefault((case, system), []).append(run)
     return with_ratios([_row(case, system, same) for (case, system), same in found.items()])
 

@@ -179,7 +179,9 @@ MUTANTS = [
     *rows(
         "liftpy/cluster/session.py",
         ("a node that is gone loses its lease too soon", "granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)", "granted_ns)", "a paused leader and its successor acknowledge at once"),
-        ("fenced nodes are overdue", "            if not (session.fenced or session.ending)\n            and", "            if", "nodes that have stopped are asked for ever"),
+        ("fenced nodes are overdue", "            return not (session.fenced or session.ending) and", "            return", "nodes that have stopped are asked for ever"),
+        ("a lapsed session gives the place away", "return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns", "return False", "on a starved machine a stranger's registration takes a running node out"),
+        ("a suspended host keeps its place for ever", " and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns", "", "a node on a dead host behind a half-open connection can't be replaced"),
         ("a fence is proposed with each tick", "if session.proposed_ns == _NEVER or now_ns - session.proposed_ns >= self._retry_ns:", "if True:", "one silent node floods the metadata log"),
         ("sessions end before the first is heard", "        if self._starts_cold(now_ns):\n", "        if self._starts_cold(now_ns) and self._anybody_heard:\n", "after a start of all nodes everybody is fenced"),
     ),

@@ -19,11 +19,11 @@ from tests.simulation.raft.group_simulation import Run, Violation
 from tests.simulation.raft.mutants import MUTANTS, RaftMutant
 
 
-def run_seed(seed: int, seen: Counter[str]) -> str:
+def run_seed(seed: int, seen: Counter[str], kind: type[Run] = Run) -> str:
     """What broke, '' if nothing did. Adds to ``seen`` what was seen."""
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="liftpy-raft-", dir=base))
-    run, failure = Run(seed, folder), ""
+    run, failure = kind(seed, folder), ""
     try:
         run.execute()
     except Exception as error:  # a Violation may come wrapped by what it stopped

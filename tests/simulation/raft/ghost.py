@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+from liftpy.cluster.features import FEATURES, Feature
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
@@ -105,8 +106,10 @@ class CheckedFsm(ClusterFsm):
     """The shipped state machine of one member, watched by the ghost. ``steps``: how many the work on the next entry takes, at least;
     a tick has room for a few, and what happens before the last one must not matter."""
 
-    def __init__(self, ghost: Ghost, who: str, steps: Callable[[], int] = lambda: 1) -> None:
-        super().__init__(elections=True)
+    def __init__(
+        self, ghost: Ghost, who: str, steps: Callable[[], int] = lambda: 1, features: tuple[Feature, ...] = FEATURES
+    ) -> None:
+        super().__init__(elections=True, features=features)
         self._ghost = ghost
         self._who = who
         self._steps = steps

@@ -62,7 +62,7 @@ class SimMember:
     def __init__(self, run: Run, node_id: str, joins: ControllerList | None = None) -> None:
         self.run_ = run
         self.node_id = node_id
-        fsm, self.feed = CheckedFsm(run.ghost, node_id, self._steps), FeedProducer()
+        fsm, self.feed = self.state_machine(), FeedProducer()
         opened = MemberFolder(node_id, run.members, run.folder / node_id, run.majority, run.compact_after, joins=joins)
         around = MemberSurroundings(lambda: run.now, run.now_ns, lambda: run.draws["nonces"].getrandbits(63))
         self.log = MemberLog(opened, fsm, self.feed, self._state_changed, around)
@@ -84,6 +84,10 @@ class SimMember:
         self._waits: tuple[int, int] | None = None
         """(turn of its probation, index that has to be applied) of a barrier that was committed."""
         self._catch_up()
+
+    def state_machine(self) -> CheckedFsm:
+        """Of the version that the process runs."""
+        return CheckedFsm(self.run_.ghost, self.node_id, self._steps)
 
     # ---- what reaches it -----------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from liftpy.cluster import deletion, starts
 from liftpy.cluster.deletion import Departures, question
 from liftpy.cluster.diff import diff
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
 from liftpy.config import NS_PER_S
@@ -109,6 +110,7 @@ class NodeProcess:
             nodeId=node.node_id, previousIncarnation=self._previous.incarnation, cleanStop=self._previous.clean_stop,
             flushedAlways=self._previous.flushed_always,
         )  # fmt: skip
+        SPOKEN.tell(register)
         counted.tell(register)
         self._request = pb.ControlRequest(registerNode=register)
         self._follow()
@@ -177,6 +179,7 @@ class NodeProcess:
             return
         sent_ns = self._sim.now_ns()
         beat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId=self.node.node_id, incarnation=self.incarnation))
+        SPOKEN.tell(beat.heartbeat)
         self._ask(beat, round(self._sim.config.session_s / 2 * NS_PER_S), partial(self._heard, sent_ns))
 
     def _heard(self, sent_ns: int, response: pb.ControlResponse) -> None:

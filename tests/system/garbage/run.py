@@ -74,6 +74,8 @@ class Outcome:
     longest_ack_gap_s: float = 0.0
     replicas_differ: bool = False
     records: int = 0
+    waited: float = 0.0
+    """Share of the time while it lasted in which a node could have run and no core was free for it: of the one that waited most."""
     rss_mib: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Node -> (before, most)."""
     refused: dict[str, int] = field(default_factory=dict)
@@ -163,6 +165,7 @@ class Run:
             out.rss_mib = {name: (rss, rss) for name, rss in self._rss().items()}
             self._began()
             started = self._acked_at = time.monotonic()
+            waited = self._waited_s()
             watch = asyncio.create_task(self._watch(client))
             for name, size in self._floods.items():
                 await self._pour(FLOODS[name], size)
@@ -172,6 +175,8 @@ class Run:
             out.seconds = round(time.monotonic() - started, 1)
             looked = self._looks
             await self._until(lambda: self._looks >= looked + 2, "what the last frames did has been looked at")
+            lasted = time.monotonic() - started
+            out.waited = round(max(total - waited.get(name, 0.0) for name, total in self._waited_s().items()) / lasted, 2)
             self._ended.set()
             await asyncio.gather(*tasks[:_PUBLISHERS])
             await watch
@@ -323,6 +328,9 @@ class Run:
     async def _starts(self, client: Client) -> dict[str, int]:
         return {report["node"]: report["incarnation"] for report in await self._reports(client)}
 
+    def _waited_s(self) -> dict[str, float]:
+        return {name: _waited_s(node.pid) for name, node in self._cluster.nodes.items() if node.running}
+
     def _rss(self) -> dict[str, int]:
         return {name: _rss_mib(node.pid) for name, node in self._cluster.nodes.items() if node.running}
 
@@ -356,13 +364,15 @@ class Run:
             out.lost += max((Counter(self._acked[partition.partition]) - Counter(v for _, v in each)).total() for each in held)
 
     async def _settled(self, client: Client, partition: int) -> None:
+        found: list[dict[str, Any]] = []
+
         async def equal() -> bool:
-            found = [p for r in await self._reports(client) for p in self._of_stream(r) if p["partition"] == partition]
+            found[:] = [p for r in await self._reports(client) for p in self._of_stream(r) if p["partition"] == partition]
             return len(found) == 3 and len({(p["newest_offset"], p["high_watermark"]) for p in found}) == 1
 
         deadline = time.monotonic() + _DEADLINE_S
         while not await equal():
-            assert time.monotonic() < deadline, f"the replicas of partition {partition} don't get level"
+            assert time.monotonic() < deadline, f"the replicas of partition {partition} don't get level: {found}"
             await asyncio.sleep(0.1)
 
     async def _held(self, client: Client, partition: int, node: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
@@ -418,3 +428,11 @@ class _Link:
 def _rss_mib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)
+
+
+def _waited_s(pid: int) -> float:
+    """For a core, since it began; 0.0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

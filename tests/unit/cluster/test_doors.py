@@ -29,6 +29,14 @@ def test_every_kind_of_request_has_one_row() -> None:
     assert set(REQUESTS) == set(KINDS)
 
 
+@pytest.mark.parametrize("door", Door)
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_what_this_version_does_not_know_of_is_refused_at_every_door(name: str, door: Door) -> None:
+    request = asked(name)
+    getattr(request, name).MergeFromString(bytes.fromhex("c23e0161"))
+    assert refusal(door, "n1", request).startswith("UNSUPPORTED: the request holds fields")
+
+
 def test_the_whole_table() -> None:
     def those(is_so: Callable[[RequestKind], object]) -> str:
         return " ".join(sorted(name for name, kind in REQUESTS.items() if is_so(kind)))
@@ -37,7 +45,7 @@ def test_the_whole_table() -> None:
     assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
     assert by[AskedBy.OPERATORS] == (
         "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
-        "reassign removeNode setNode truncateBefore"
+        "reassign removeNode setFeatureLevel setNode truncateBefore"
     )
     assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
@@ -45,7 +53,7 @@ def test_the_whole_table() -> None:
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
         "reportLeader reportPromotion reportPurged truncateBefore wakePartition"
     )
-    assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader"
+    assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",

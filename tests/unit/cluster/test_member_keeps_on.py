@@ -99,8 +99,8 @@ def test_a_wish_for_a_place_is_looked_into_for_a_second() -> None:
     for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):
         assert sessions.heartbeat(name, incarnation, now_ns, now_ns).granted
     assert sessions.overdue(now_ns) == []
-    assert sessions.runs("b", now_ns)
-    assert not sessions.runs("x", now_ns)
+    assert sessions.keeps_its_place("b", now_ns)
+    assert not sessions.keeps_its_place("x", now_ns)
     assert sessions.overdue(now_ns) == ["b"]
     for later_ns, overdue in ((S, ["b"]), (S + 1, [])):
         for name, incarnation in (("a", 1), ("b", 2), ("c", 3)):

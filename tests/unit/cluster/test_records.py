@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.image import Counters, LeaderReport, NodeImage, StreamImage
+from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.records import (
     ControllersChanged,
     CountersMoved,
+    FeatureLevelSet,
     LeaderReported,
     NodeChanged,
     NodeRemoved,
@@ -36,6 +37,7 @@ REPORT = LeaderReport(
 )
 MORE = (a_partition(partition=1, epoch=7), a_partition(partition=2, epoch=8))
 NODE = NodeImage(node_id="d", incarnation=9, rack="r", weight=2.5, version="v", status_address="s", fenced=True)
+UNKNOWN_FIELD = bytes.fromhex("c23e0161")  # number 1000, one byte
 RECORDS: list[Record] = [
     StreamCreated(StreamImage("t", "u2", "other", StreamConfig(min_isr=2), (a_partition(),), 11)),
     StreamDeleted("s", "u1"),
@@ -49,6 +51,8 @@ RECORDS: list[Record] = [
     CountersMoved(Counters(21, 22, 23, 24, 25)),
     LeaderReported("u1", 0, REPORT),
     ControllersChanged(ControllerList(("a", "b"), "d", "b", 3)),
+    FeatureLevelSet(2, ClusterRules("shop", True)),
+    FeatureLevelSet(2),
 ]
 
 
@@ -64,10 +68,21 @@ def test_each_kind_is_there_and_a_kind_that_is_not_known_is_an_error() -> None:
         record_from_pb(pb.Record())
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_one_that_says_more_than_is_understood_is_an_error(record: Record) -> None:
+    message = record_to_pb(record)
+    kind = message.WhichOneof("record")
+    assert kind is not None
+    inner = getattr(message, kind)
+    inner.MergeFromString(inner.SerializeToString() + UNKNOWN_FIELD)
+    with pytest.raises(ProtocolError, match="fields that this version does not know"):
+        record_from_pb(message)
+
+
 def test_what_each_does_to_an_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
-    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led = RECORDS
+    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led, level, _ = RECORDS
     assert set(replay(image, created).streams) == {"s", "t"}
     assert not replay(image, deleted).streams
     assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
@@ -81,6 +96,8 @@ def test_what_each_does_to_an_image() -> None:
     assert replay(image, counters).counters == Counters(21, 22, 23, 24, 25)
     assert replay(image, reported).reports["u1", 0] == (REPORT,)
     assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
+    assert replay(image, level).feature_level == 2
+    assert replay(image, level).rules == ClusterRules("shop", True)
     newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
     following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"

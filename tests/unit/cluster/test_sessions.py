@@ -193,8 +193,6 @@ def test_who_is_gone_keeps_a_lease_that_the_metadata_leader_before_may_have_gran
 def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Driver, sessions: NodeSessions) -> None:
     assert not sessions.runs("stranger", START)
     assert sessions.runs("a", START), "it has registered, and nobody has said that it is gone"
-    assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
-    assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
     beat(sessions, driver, "a", START + 100 * MS)
     sessions.gone("a")
     assert sessions.runs("a", START + 400 * MS), "one heartbeat may be on its way"
@@ -207,6 +205,33 @@ def test_a_process_that_sends_heartbeats_runs_whatever_is_said_of_it(driver: Dri
     beat(sessions, driver, "a", START + 5100 * MS)
     assert sessions.runs("a", START + 5600 * MS), "somebody else had said that it stops"
     assert not sessions.runs("a", START + 5601 * MS)
+
+
+def test_a_place_that_is_wanted_is_asked_for_at_once(driver: Driver, sessions: NodeSessions) -> None:
+    assert not sessions.keeps_its_place("stranger", START)
+    assert sessions.keeps_its_place("a", START)
+    assert sessions.overdue(START + 1) == ["a"], "its place is wanted: the bus is asked at once"
+    assert sorted(sessions.overdue(START + 1002 * MS)) == ["a", "b"], "late as they are"
+
+
+def test_whose_session_ended_keeps_its_place_until_the_bus_says_that_nobody_is_there(
+    driver: Driver, sessions: NodeSessions
+) -> None:
+    """A flood on a starved machine: every session ended, and a stranger's registrations took running nodes out."""
+    beat(sessions, driver, "a", START)
+    driver.fence("a")
+    ended = START + SESSION
+    sessions.image_changed(driver.fsm.image, ended)
+    assert not sessions.runs("a", ended)
+    assert sessions.keeps_its_place("a", ended)
+    assert sessions.overdue(ended + 1) == ["a", "b"], "though it is fenced: somebody wants its place"
+    assert sessions.keeps_its_place("a", START + 5000 * MS)
+    assert not sessions.keeps_its_place("a", START + 5001 * MS), "a suspended host's connection does not keep it for ever"
+    beat(sessions, driver, "a", ended + 4000 * MS)
+    assert sessions.keeps_its_place("a", START + 5001 * MS)
+    sessions.gone("a")
+    assert not sessions.keeps_its_place("a", ended + 4501 * MS)
+    assert "a" not in sessions.overdue(ended + 4501 * MS), "the bus has said so"
 
 
 def test_a_new_metadata_leader_takes_nobody_for_gone_by_itself(driver: Driver, sessions: NodeSessions) -> None:

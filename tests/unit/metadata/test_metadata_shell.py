@@ -14,6 +14,7 @@ import nats.errors
 import pytest
 
 from liftpy.client.this_host import this_host
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.member import LookFor, Order
@@ -107,6 +108,7 @@ async def test_a_registration_says_all_of_the_node_and_goes_on_until_it_is_taken
     wanted = pb.RegisterNode(
         nodeId="n4", previousIncarnation=3, cleanStop=True, flushedAlways=False, rack="r1", weight=2.0,
         version=membership_module.__version__, statusAddress="http://x", partitionBudget=64, start=9, host=this_host(),
+        minLevel=SPOKEN.least, maxLevel=SPOKEN.most,
     )  # fmt: skip
     assert [request.registerNode for request, _ in group.asked] == [wanted] * 4
 

@@ -14,6 +14,7 @@ import pytest
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
@@ -370,7 +371,10 @@ async def test_heartbeats_go_on_for_ever_within_the_session(monkeypatch: pytest.
     made.start()
     assert spawned == [("its loop", "heartbeats", True)]
     ((inner, heartbeat, every_s, timeout_s, session_s, answered),) = made_with
-    assert (inner, heartbeat) == ("inner", pb.Heartbeat(nodeId="n1", incarnation=7))
+    assert (inner, heartbeat) == (
+        "inner",
+        pb.Heartbeat(nodeId="n1", incarnation=7, minLevel=SPOKEN.least, maxLevel=SPOKEN.most),
+    )
     assert (every_s, timeout_s, session_s, answered) == (0.5, 1.5, 3.0, made._answered)
 
 

@@ -30,6 +30,7 @@ from liftpy.replica.reads import ReadBudget
 from liftpy.wire.refusals import REFUSED
 from sidecar.partition.counted import MOST_LABELS, OTHERS, NodeCounts, StreamLabels
 from sidecar.partition.set import Partitions
+from sidecar.raft.transport import DIVERGENCES
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import BoundedLabels, Figures, Grown, NodeFigures
 from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
@@ -83,11 +84,12 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         cuts=SimpleNamespace(lost_messages=44, unknown=45),
     )  # fmt: skip
     image = SimpleNamespace(
-        index=5, controllers=ControllerList(), streams={"s": 1},
+        index=5, feature_level=1, controllers=ControllerList(), streams={"s": 1},
         nodes={n: SimpleNamespace(fenced=n == "b", leaving=n == "c") for n in "abcd"},
     )  # fmt: skip
     group = SimpleNamespace(
-        leader="n1", is_controller=True, image=image, ticks=lambda: {"late": 46}, held={"journal_file_bytes": 47},
+        leader="n1", is_controller=True, image=image, ticks=lambda: {"late": 46},
+        counters={DIVERGENCES: 7}, held={"journal_file_bytes": 47},
         status=lambda: [SimpleNamespace(nodeId="n1", commitIndex=48, appliedIndex=49)],
     )  # fmt: skip
     counters = {"slow flushes": 51, "no incident": 52, f"{REFUSED}checksum": 53}
@@ -169,6 +171,8 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("nats_errors_total", "late_pong"): 61, ("nats_errors_total", "server"): 63, ("nats_errors_total", "other"): 63,
         ("scrub_bytes_total",): 64, ("scrub_findings_total",): 65, ("open_files",): 67, ("open_files_limit",): 68, ("open_maps",): 69,
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
+        ("metadata_divergence_total",): 7,
+        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): 2,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected

@@ -368,11 +368,13 @@ def test_a_frame_is_of_who_sent_it_and_for_who_gets_it() -> None:
 
 MESSAGES: list[dict[str, Any]] = [
     {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [(b"a", 5, 3), (b"b", 6, 3)], "prevLogIdx": 4, "prevLogTerm": 2,
-     "sent_ns": 7},
-    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [], "prevLogIdx": None, "prevLogTerm": None, "sent_ns": 7},
+     "sent_ns": 7, "checkpoint": (0, b"")},
+    {"type": "append_entries", "term": 3, "commit_index": 2, "entries": [], "prevLogIdx": None, "prevLogTerm": None, "sent_ns": 7,
+     "checkpoint": (1024, b"8 bytes.")},
     {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": (b"part", True, False), "sent_ns": 7},
     {"type": "append_entries", "term": 3, "commit_index": 2, "serialized": None, "sent_ns": 7},
-    {"type": "next_node_idx", "next_node_idx": 5, "reset": True, "success": False, "applied_index": 4, "echo_ns": 9},
+    {"type": "next_node_idx", "next_node_idx": 5, "reset": True, "success": False, "applied_index": 4, "echo_ns": 9,
+     "levels": (1, 2), "checkpoint": (1024, b"8 bytes.")},
     {"type": "request_vote", "term": 3, "last_log_index": 5, "last_log_term": 2, "transfer": True},
     {"type": "response_vote", "term": 3},
     {"type": "timeout_now", "term": 3},
@@ -382,6 +384,10 @@ MESSAGES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m["type"])
 def test_every_field_of_a_message_comes_back_and_has_a_bound(message: dict[str, Any]) -> None:
     assert codec.decode(codec.encode(message)) == message
+    if "checkpoint" in message:
+        for wrong in ((0, b"8 bytes."), (9, b""), (9, b"7 bytes"), (MAX_NUMBER, b"8 bytes.")):
+            with pytest.raises(ProtocolError):
+                codec.decode(codec.encode({**message, "checkpoint": wrong}))
     for name in set(message) & {"term", "commit_index", "next_node_idx", "applied_index", "last_log_index"}:
         with pytest.raises(ProtocolError):
             codec.decode(codec.encode({**message, name: MAX_NUMBER}))

@@ -151,7 +151,8 @@ def test_a_column_for_code_of_kafka() -> None:
         {"columns": "offset", "includeHeaders": "true"}, {"nats.user": "u"}, {"startingTimestamp": "2026-01-01"},
         {"startingOffsets": "newest"}, {"startingOffsets": "[1]"}, {"startingOffsets": '{"orders": 3}'},
         {"startingOffsets": '{"orders": {"0": true}}'}, {"startingOffsets": '{"orders": {"0": -3}}'},
-        {"startingOffsets": '{"orders": {"zero": 3}}'}, {"endingOffsets": "earliest"},
+        {"startingOffsets": '{"orders": {"zero": 3}}'}, {"startingOffsets": '{"orders": {"٣": 3}}'},
+        {"startingOffsets": '{"orders": {"00000000000000000000": 3}}'}, {"endingOffsets": "earliest"},
         {"endingOffsets": '{"orders": {"0": -2}}'},
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,6 +63,18 @@ def test_no_pyspark_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'liftpy\[spark\]'"):
         session.local_session("test")
+
+
+def test_workers_take_the_installed_spark_only_where_it_is_the_one_that_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    for origin, worker in ((Path(sys.prefix, "pyspark"), "worker.sh"), (tmp_path / "pyspark", Path(sys.executable).name)):
+        monkeypatch.setattr(session.importlib.util, "find_spec", lambda name, origin=origin: SimpleNamespace(origin=origin))
+        assert Path(session._worker_python()).name == worker
+    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: SimpleNamespace(origin=Path(sys.prefix, "pyspark")))
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    assert session._worker_python() == sys.executable
 
 
 def test_the_modules_that_plan_do_not_need_spark() -> None:

@@ -109,6 +109,10 @@ def test_more_pieces_than_one_answer_tells() -> None:
     logs = Logs([1] * 1000)
     assert [r.record_count for r in split_at_borders(logs.whole(), 500, 0, logs.measure)] == [2] * 500
     assert pieces(split_at_borders(logs.whole(), 0, 1, logs.measure)) == [(0, i, i + 1) for i in range(1000)]
+    uneven = Logs([1, 7, 3, 5, 11] * 200)
+    cut = split_at_borders(uneven.whole(), 400, 0, uneven.measure)
+    assert {r.start_offset for r in cut} <= uneven.borders(0), "also what a second answer told"
+    assert len(cut) >= 400
 
 
 @pytest.mark.parametrize("compacted", [True, False])

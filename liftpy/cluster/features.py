@@ -1,0 +1,95 @@
+"""Feature levels: what a cluster's controllers have agreed to decide, write and say, as one number in the image. Pure.
+
+Goal: during a rolling upgrade two versions apply the same entries and must come to the same image. So a decision never asks which
+version runs: it asks the image for its level, and anything that makes the same entry come to other records, an answer's words or a bug
+fix included, is a new level with a row here. Until an operator finalizes it, every version decides as the level before.
+
+Constraint: a row never changes once it is released: versions that are out know it. A version speaks all levels from the first row to
+the last; where it drops old ones, the first row is the oldest level that it still speaks.
+
+Algorithm: a node says its range when it registers and with each heartbeat. The metadata leader finalizes a level that all registered
+nodes and all controllers speak; apply checks that no other node has registered meanwhile. From then on who does not speak it is
+refused, and ends with exit code 78.
+
+Worked example: nodes a and b speak 1..2, c is of the version before and says nothing: 1..1. ``finalize`` is refused and names c. c is
+replaced by 1..2 and heard; the level becomes 2. Somebody starts the old version on c again: it is refused, with both ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_range import FIRST, LevelRange
+from liftpy.errors import UnspokenError
+
+UNSUPPORTED = "UNSUPPORTED: "
+"""Before the detail of an INVALID: the other side is of another version, and the request may well make sense there."""
+STRICT = 2
+"""From this level on apply stops at what it does not know, the image holds the rules, and what is applied has a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One level. Never changed once it is released."""
+
+    level: int
+    version: str
+    """The first release that speaks it."""
+    gates: str
+    """What it brings."""
+    has_way_back: bool = False
+    """It writes nothing that a version of the level before can't read."""
+    in_use: Callable[[ClusterImage], list[str]] = lambda _: []
+    """What of the image needs the level, for people: what has to go before the way back."""
+
+
+FEATURES: tuple[Feature, ...] = (
+    Feature(FIRST, "before 0.1.0", "all that releases before feature levels decide, write and say"),
+    Feature(
+        2,
+        "0.1.0",
+        "apply stops at requests that it does not know; namespace and elections are in the image; controllers compare digests; "
+        "snapshots of the metadata group have version 2",
+    ),
+)
+
+
+def range_of(features: tuple[Feature, ...]) -> LevelRange:
+    """The levels that a version with these rows speaks."""
+    return LevelRange(features[0].level, features[-1].level)
+
+
+SPOKEN = range_of(FEATURES)
+"""By this version."""
+
+
+def refused_level(level: int, who: str, spoken: LevelRange) -> str:
+    """Why ``who`` can't take part at ``level``, '' if it can."""
+    if level in spoken:
+        return ""
+    what = "a newer version" if level > spoken.most else "an older version, or to finalize a newer level first"
+    return f"{UNSUPPORTED}the cluster is at feature level {level}, {who} speaks {spoken}: it needs {what}"
+
+
+def check_level(image: ClusterImage, spoken: LevelRange) -> None:
+    """Raise UnspokenError unless this version speaks the level of an image that it has read."""
+    refused = refused_level(image.feature_level, "this version", spoken)
+    if refused:
+        raise UnspokenError(refused)
+
+
+def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:
+    """The row of a level."""
+    return next((feature for feature in features if feature.level == level), None)
+
+
+def why_no_way_back(image: ClusterImage, features: tuple[Feature, ...]) -> list[str]:
+    """Why the level of ``image`` can't be left for the one before; [] if it can."""
+    now = feature_of(image.feature_level, features)
+    if now is None or now is features[0]:
+        return [f"there is no level before {image.feature_level} that this version speaks"]
+    if not now.has_way_back:
+        return [f"level {now.level} has written what versions before it can't read ({now.gates}): restore a backup instead"]
+    return now.in_use(image)

@@ -1,0 +1,168 @@
+"""``liftpy upgrade``: what is between the versions that run and the next feature level; finalize it, or go back. docs/upgrades.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from liftpy.client import Client
+from liftpy.cluster.features import FEATURES
+from liftpy.cluster.level_range import FeatureLevels
+from sidecar.cli.health_nats import said_by
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group()
+def upgrade() -> None:
+    """Check a rolling upgrade, finalize it, say what it has brought.
+
+    The order: check; node by node, controllers last and their leader the very last: liftpy node may-stop, stop, install, start, liftpy
+    health --synced; soak; finalize. Until then the way back is the same in reverse.
+    """
+
+
+def _level(function: F) -> F:
+    return click.option(
+        "--level", type=click.IntRange(1), default=None, help="This one, and not the highest that all nodes speak."
+    )(function)
+
+
+def _target_of(levels: FeatureLevels) -> int:
+    """The highest level that all nodes speak that were heard; at least the one that holds."""
+    most = [spoken.most for spoken in levels.spoken.values() if spoken is not None]
+    return max(min(most, default=levels.level), levels.level)
+
+
+async def _looked(client: Client, level: int | None) -> tuple[int, FeatureLevels]:
+    """The level that is meant, and what is to be said of it."""
+    levels = await client.feature_levels()
+    wanted = _target_of(levels) if level is None else level
+    return wanted, await client.feature_levels(wanted)
+
+
+@upgrade.command()
+@_level
+@json_option
+@connection_options
+def check(level: int | None, as_json: bool, target: Target) -> int:
+    """Say whether the cluster is well, whose version is which, and whether a level can be finalized: exit code 0 if so, else 1."""
+
+    async def work(client: Client) -> tuple[list[str], int, FeatureLevels]:
+        state = await client.describe_cluster(linearizable=True)
+        lines = []
+        for node_id in sorted(state.image.nodes):
+            said = None if state.image.nodes[node_id].fenced else await said_by(client, node_id)
+            why = "does not answer" if said is None else _unwell(said)
+            lines.append(f"[-] {node_id}: {why}" if why else f"[+] {node_id}: live, ready, synced")
+        wanted, levels = await _looked(client, level)
+        return lines, wanted, levels
+
+    lines, wanted, levels = with_client(target, work)
+    versions = sorted({version or "?" for version in levels.versions.values()})
+    lines.append(f"[{'+' if len(versions) == 1 else '-'}] versions: {', '.join(versions)}")
+    lines += [f"[-] level {wanted}: {reason}" for reason in levels.reasons]
+    if not levels.reasons:
+        higher = wanted > levels.level
+        lines.append(
+            f"[+] level {wanted}: can be finalized" if higher else f"[+] level {levels.level} holds, nothing to finalize"
+        )
+    is_well = not any(line.startswith("[-]") for line in lines)
+    if as_json:
+        click.echo(json.dumps({"well": is_well, "level": levels.level, "to": wanted, "checks": lines}))
+    else:
+        click.echo("\n".join(lines))
+    return 0 if is_well else 1
+
+
+def _unwell(said: dict[str, Any]) -> str:
+    if all(said["health"][what] for what in ("live", "ready", "synced")):
+        return ""
+    return "; ".join(f"{name}: {reason}" for name, reason in said["checks"].items() if reason) or "not synced since its start"
+
+
+@upgrade.command()
+@_level
+@click.option("--dry-run", is_flag=True, help="Only say whether it could be done.")
+@json_option
+@connection_options
+def finalize(level: int | None, dry_run: bool, as_json: bool, target: Target) -> int:
+    """Have the cluster decide and write by the highest level that all nodes speak. From then on older versions are refused; there is a
+    way back only where liftpy upgrade report says so. Exit code 1 if it can't be: nothing was changed."""
+
+    async def work(client: Client) -> tuple[int, FeatureLevels, str]:
+        wanted, levels = await _looked(client, level)
+        if dry_run or levels.reasons or wanted <= levels.level:
+            return wanted, levels, ""
+        return wanted, levels, await client.set_feature_level(wanted)
+
+    return _say(*with_client(target, work), as_json)
+
+
+@upgrade.command()
+@click.option("--dry-run", is_flag=True, help="Only say whether it could be done.")
+@json_option
+@connection_options
+def revert(dry_run: bool, as_json: bool, target: Target) -> int:
+    """Go back to the level before, where the one that holds has written nothing new and nothing uses it. Exit code 1 if not."""
+
+    async def work(client: Client) -> tuple[int, FeatureLevels, str]:
+        wanted = (await client.feature_levels()).level - 1
+        levels = await client.feature_levels(max(wanted, 1))
+        if wanted < 1:
+            return 0, FeatureLevels(levels.level, levels.spoken, levels.versions, ("there is no level before 1",)), ""
+        return wanted, levels, "" if dry_run or levels.reasons else await client.set_feature_level(wanted)
+
+    return _say(*with_client(target, work), as_json)
+
+
+def _say(wanted: int, levels: FeatureLevels, done: str, as_json: bool) -> int:
+    holds = wanted if done else levels.level
+    if as_json:
+        click.echo(json.dumps({"level": holds, "to": wanted, "reasons": levels.reasons, "done": bool(done)}))
+    elif levels.reasons:
+        click.echo("\n".join(levels.reasons))
+    else:
+        click.echo(done or (f"level {wanted} can be set, {holds} holds" if wanted != holds else f"level {holds} holds already"))
+    return 1 if levels.reasons else 0
+
+
+@upgrade.command()
+@json_option
+@connection_options
+def report(as_json: bool, target: Target) -> None:
+    """Say which level holds, what each one brings, who speaks what, and what is in the way back."""
+
+    async def work(client: Client) -> tuple[FeatureLevels, tuple[str, ...]]:
+        levels = await client.feature_levels()
+        back = (await client.feature_levels(levels.level - 1)).reasons if levels.level > 1 else ("there is no level before 1",)
+        return levels, back
+
+    levels, back = with_client(target, work)
+    nodes = {
+        node_id: {
+            "version": version,
+            "speaks": None if (spoken := levels.spoken[node_id]) is None else [spoken.least, spoken.most],
+        }
+        for node_id, version in levels.versions.items()
+    }
+    if as_json:
+        known = [{"level": f.level, "version": f.version, "gates": f.gates, "has_way_back": f.has_way_back} for f in FEATURES]
+        click.echo(json.dumps({"level": levels.level, "known_here": known, "nodes": nodes, "in_the_way_back": back}))
+        return
+    console = Console()
+    rows = [(str(f.level), "holds" if f.level == levels.level else "", f.version, f.gates) for f in FEATURES]
+    console.print(table(("level", "", "since", "what it brings"), rows))
+    shown = [
+        (node_id, str(row["version"] or "?"), str(levels.spoken[node_id] or "not heard")) for node_id, row in nodes.items()
+    ]
+    console.print(table(("node", "version", "speaks"), shown))
+    click.echo("back to the level before: " + ("nothing is in the way" if not back else "; ".join(back)))

@@ -1,0 +1,33 @@
+"""The raft folder of a controller whose image differs from the majority's: marked when it is found, put aside by the next start.
+
+<data>/raft/diverged           the index where it was found; nothing of the folder is used any more
+<data>/raft-diverged/          what was put aside last, for people; one that is found later takes its place
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from sidecar.disk.files import replace_file, sync_folder
+
+logger = logging.getLogger("liftpy.raft")
+MARK = "diverged"
+
+
+def mark_diverged(folder: Path, index: int) -> None:
+    """Durable, before the process ends. Raises StorageError."""
+    replace_file(folder / MARK, f"{index}\n".encode())
+
+
+def set_aside_diverged(folder: Path) -> bool:
+    """Whether ``folder`` was marked: then it is put aside, and there is none. Raises OSError."""
+    if not (folder / MARK).exists():
+        return False
+    aside = folder.with_name(f"{folder.name}-{MARK}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    sync_folder(folder.parent)
+    logger.error("the raft folder held another image than the majority's: it is put aside as %s", aside)
+    return True

@@ -1,0 +1,169 @@
+"""Controllers of two versions in one group, which come and go, until a level is finalized; and one whose image turns out different.
+
+``MixedRun``: each process that starts is of the version before or of the new one. The new one decides ``setNode`` otherwise from
+level 2 on, by the flag of ``decides``: unguarded it asks its own version and not the image, which is what must never be. Somebody asks
+to finalize again and again; nobody may come through with an old controller, and an old process that meets the level ends.
+
+``DivergedRun``: what a member has applied changes under its hands, once or twice. Within the next checkpoint it is found, whoever it
+is, its folder is put aside, and at the end all hold one image by its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+from liftpy.cluster.decisions.nodes import set_node
+from liftpy.cluster.draft import Decision, Draft
+from liftpy.cluster.features import FEATURES, STRICT
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.requests import REQUESTS
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import NS_PER_S
+from liftpy.errors import StorageError, UnspokenError
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft.diverged import MARK
+from tests.simulation.raft.asking import Asking
+from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
+from tests.simulation.raft.group_simulation import Run
+from tests.simulation.raft.member import SimMember
+
+BEFORE = FEATURES[:1]
+_TIMEOUT_NS = 2 * NS_PER_S
+
+
+@contextmanager
+def decides(*, guarded: bool) -> Iterator[None]:
+    """The new version rounds weights up, from level 2 on; not ``guarded``: whatever the level is."""
+
+    def decide(draft: Draft, request: pb.SetNode) -> Decision:
+        level = draft.image.feature_level if guarded else draft.features[-1].level
+        if level >= STRICT and request.HasField("weight"):
+            rounded = pb.SetNode()
+            rounded.CopyFrom(request)
+            rounded.weight = float(int(request.weight) + 1)
+            request = rounded
+        return set_node(draft, request)
+
+    with patch.dict(REQUESTS, {"setNode": replace(REQUESTS["setNode"], decide=decide)}):
+        yield
+
+
+class MixedMember(SimMember):
+    """Of one of the two versions."""
+
+    def state_machine(self) -> CheckedFsm:
+        """As the run says."""
+        run = self.run_
+        assert isinstance(run, MixedRun)
+        features = run.version_of(self.node_id)
+        return CheckedFsm(run.ghost, self.node_id, self._steps, features)
+
+
+class MixedRun(Run):
+    """One seed of a rolling upgrade that nobody takes care of."""
+
+    make_member = MixedMember
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__(seed, folder)
+        self._ended: set[str] = set()
+        """Whose old version has met the level: a person has installed the new one."""
+        self._old_share = self.draws["made with versions"].choice((0.1, 0.3, 0.6))
+
+    def version_of(self, name: str) -> tuple[object, ...]:
+        """Of the next process there."""
+        old = self.draws["versions"].random() < self._old_share and name not in self._ended
+        self.seen[f"processes of the {'old' if old else 'new'} version"] += 1
+        return BEFORE if old else FEATURES
+
+    def _work(self, member: SimMember, chaos: bool) -> None:
+        super()._work(member, chaos)
+        if self.draws["finalizing"].random() < 0.01:
+            request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
+            request.operationId = self.draws["finalizing"].randbytes(16)
+            Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, partial(self._finalized, request))
+
+    def _finalized(self, request: pb.ControlRequest, response: pb.ControlResponse) -> None:
+        self.seen[f"finalize: {pb.ControlResponse.Error.Name(response.error)}"] += 1
+        self._client_answered(request, response) if response.index and response.error == pb.ControlResponse.OK else None
+
+    def _tick(self, member: SimMember, chaos: bool) -> None:
+        try:
+            super()._tick(member, chaos)
+        except UnspokenError:
+            self.seen["old versions that met the level and ended"] += 1
+            self._ended.add(member.node_id)
+            member.death = "by the version, within"
+            with suppress(StorageError):
+                member.log.journal.close()
+            self.checks.died(member)
+            self.faults.crash(member)
+
+
+class LooseGhost(Ghost):
+    """Holds nobody against who applied first: that may be the one whose image is wrong."""
+
+    def check_restored(self, image: ClusterImage, who: str) -> None:
+        """Not here."""
+
+    def check_fed(self, image: ClusterImage, who: str) -> None:
+        """Not here."""
+
+
+class DivergedMember(SimMember):
+    """With checkpoints close to each other."""
+
+    def __init__(self, run: Run, node_id: str, joins: object = None) -> None:
+        super().__init__(run, node_id, joins)  # type: ignore[arg-type]
+        self.log.transport.checkpoints._every = 20
+
+
+class DivergedRun(Run):
+    """One seed, at level 2, in which images turn."""
+
+    make_member = DivergedMember
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__(seed, folder)
+        self.ghost = LooseGhost()
+        self.ghost.watch = self._decided
+        self._left = 2
+
+    def _work(self, member: SimMember, chaos: bool) -> None:
+        super()._work(member, chaos)
+        draw = self.draws["turning images"]
+        image = member.log.image
+        if image.feature_level < STRICT:
+            if member.log.leads and draw.random() < 0.2:
+                request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=draw.randbytes(16))
+                Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
+            return
+        everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
+        if chaos and self._left and everybody_is_well and draw.random() < 0.02:
+            self._left -= 1
+            self.seen["images that turn: of the leader" if member.log.leads else "images that turn"] += 1
+            member.log.fsm.image = replace(image, digest=draw.randbytes(8))
+
+    def _all_agree(self) -> bool:
+        return len({m.log.image.digest for m in self.up.values() if m.log.image.index == self.ghost.newest.index}) <= 1
+
+    def _start(self, name: str, joins: object = None) -> None:
+        if (self.folder / name / MARK).exists():
+            self.seen["folders put aside"] += 1
+            self.faults.emptied.add(name)
+            self.checks.forgotten(name)
+        super()._start(name, joins)  # type: ignore[arg-type]
+
+    def _unconverged(self) -> str:
+        return super()._unconverged() or ("" if self._equal() else "the members hold different images")
+
+    def _equal(self) -> bool:
+        return len({encode_snapshot(member.log.image) for member in self.up.values()}) == 1
+
+
+__all__ = ["DivergedRun", "MixedRun", "Violation", "decides"]

@@ -1,0 +1,41 @@
+"""Two versions in one group, and images that turn: the short form (``mixed.py``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from unittest.mock import patch
+
+import pytest
+
+from liftpy.cluster.divergence import AppliedDigests
+from tests.simulation.raft.__main__ import run_seed
+from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
+
+_SHOWS, _FINALIZES = 2, 3
+"""Seeds: in which the unguarded change shows, and in which the level is finalized."""
+_TURNS_TWICE = 6
+
+
+@pytest.mark.timeout(120)
+def test_two_versions_decide_the_same_as_long_as_the_image_says_which_level_holds() -> None:
+    seen: Counter[str] = Counter()
+    with decides(guarded=True):
+        assert [run_seed(seed, seen, MixedRun) for seed in (_SHOWS, _FINALIZES)] == ["", ""]
+    wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
+    assert [what for what in wanted if not seen[what]] == []
+
+
+@pytest.mark.timeout(120)
+def test_a_decision_that_asks_its_own_version_is_found() -> None:
+    with decides(guarded=False):
+        assert "M5" in run_seed(_SHOWS, Counter(), MixedRun)
+
+
+@pytest.mark.timeout(120)
+def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
+    seen: Counter[str] = Counter()
+    assert run_seed(_TURNS_TWICE, seen, DivergedRun) == ""
+    assert seen["folders put aside"] == 2
+    assert seen["controllers with another image"] >= 2
+    with patch.object(AppliedDigests, "differs_from", lambda *_: False):
+        assert run_seed(_TURNS_TWICE, Counter(), DivergedRun), "and who does not look goes on with it"

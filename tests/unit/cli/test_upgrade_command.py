@@ -1,0 +1,112 @@
+"""``liftpy upgrade``: what it asks for, says, and ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from liftpy.cluster.image import NodeImage
+from liftpy.cluster.level_range import FeatureLevels, LevelRange
+from sidecar.cli import upgrade as commands
+
+BOTH, OLD = LevelRange(1, 2), LevelRange(1, 1)
+WELL = {"health": {"live": True, "ready": True, "synced": True}, "checks": {}}
+
+
+class FakeClient:
+    """Of a cluster of two nodes at ``level``; ``reasons``: against any other level."""
+
+    def __init__(self, level: int = 1, b: LevelRange | None = BOTH, reasons: tuple[str, ...] = (), version: str = "1") -> None:
+        self.levels = FeatureLevels(level, {"a": BOTH, "b": b}, {"a": "1", "b": version})
+        self.reasons = reasons
+        self.health: dict[str, Any] = {"a": WELL, "b": WELL}
+        self.fenced: set[str] = set()
+        self.set: list[int] = []
+
+    async def describe_cluster(self, *, linearizable: bool) -> Any:
+        assert linearizable
+        nodes = {n: NodeImage(node_id=n, incarnation=1, fenced=n in self.fenced) for n in "ab"}
+        return SimpleNamespace(image=SimpleNamespace(nodes=nodes))
+
+    async def feature_levels(self, level: int = 0) -> FeatureLevels:
+        reasons = self.reasons if level not in (0, self.levels.level) else ()
+        return FeatureLevels(self.levels.level, self.levels.spoken, self.levels.versions, reasons)
+
+    async def set_feature_level(self, level: int) -> str:
+        self.set.append(level)
+        return f"it is {level}"
+
+    async def node_health(self, node_id: str, _timeout_s: float) -> dict[str, Any]:
+        return dict(self.health[node_id])
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any]]:
+    def run(client: FakeClient, *words: str, as_json: bool = True) -> tuple[int, Any]:
+        def with_client(_target: object, work: Callable[[Any], Awaitable[Any]]) -> Any:
+            return asyncio.run(work(client))  # type: ignore[arg-type]
+
+        monkeypatch.setattr(commands, "with_client", with_client)
+        done = CliRunner().invoke(commands.upgrade, [*words, *(["--json"] if as_json else [])], standalone_mode=False)
+        assert done.exception is None, done.exception
+        return done.return_value or 0, json.loads(done.output) if as_json else done.output
+
+    return run
+
+
+def test_a_well_cluster_of_one_version_can_be_finalized(run: Any) -> None:
+    client = FakeClient()
+    assert run(client, "check") == (0, {
+        "well": True, "level": 1, "to": 2,
+        "checks": ["[+] a: live, ready, synced", "[+] b: live, ready, synced", "[+] versions: 1", "[+] level 2: can be finalized"],
+    })  # fmt: skip
+    assert run(client, "finalize", "--dry-run") == (0, {"level": 1, "to": 2, "reasons": [], "done": False})
+    assert client.set == []
+    assert run(client, "finalize") == (0, {"level": 2, "to": 2, "reasons": [], "done": True})
+    assert client.set == [2]
+    assert run(FakeClient(2), "finalize", as_json=False) == (0, "level 2 holds already\n")
+    assert run(FakeClient(2), "check", as_json=False)[1].endswith("[+] level 2 holds, nothing to finalize\n")
+
+
+def test_whatever_is_in_the_way_is_said_and_nothing_is_done(run: Any) -> None:
+    client = FakeClient(b=OLD, reasons=("node b speaks 1, not 2",), version="0")
+    client.health["b"] = {"health": {"live": True, "ready": True, "synced": False}, "checks": {"synced": "x/0 lags"}}
+    client.fenced = {"a"}
+    code, found = run(client, "check", "--level", "2")
+    assert (code, found["well"], found["to"]) == (1, False, 2)
+    assert found["checks"] == [
+        "[-] a: does not answer", "[-] b: synced: x/0 lags", "[-] versions: 0, 1", "[-] level 2: node b speaks 1, not 2",
+    ]  # fmt: skip
+    assert run(client, "finalize", "--level", "2") == (
+        1, {"level": 1, "to": 2, "reasons": ["node b speaks 1, not 2"], "done": False},
+    )  # fmt: skip
+    assert run(client, "finalize", "--level", "2", as_json=False) == (1, "node b speaks 1, not 2\n")
+    assert run(client, "finalize")[1]["to"] == 1, "the highest that all speak"
+    assert client.set == []
+
+
+def test_the_way_back(run: Any) -> None:
+    assert run(FakeClient(1), "revert") == (1, {"level": 1, "to": 0, "reasons": ["there is no level before 1"], "done": False})
+    assert run(FakeClient(2, reasons=("orders",)), "revert")[0] == 1
+    client = FakeClient(2)
+    assert run(client, "revert", "--dry-run") == (0, {"level": 2, "to": 1, "reasons": [], "done": False})
+    assert client.set == []
+    assert run(client, "revert", as_json=False) == (0, "it is 1\n")
+    assert client.set == [1]
+
+
+def test_the_report(run: Any) -> None:
+    code, found = run(FakeClient(2, b=None, reasons=("orders",)), "report")
+    assert (code, found["level"], found["in_the_way_back"]) == (0, 2, ["orders"])
+    assert found["nodes"] == {"a": {"version": "1", "speaks": [1, 2]}, "b": {"version": "1", "speaks": None}}
+    assert [row["level"] for row in found["known_here"]] == [1, 2]
+    _, shown = run(FakeClient(1, b=None), "report", as_json=False)
+    assert "not heard" in shown
+    assert "1 to 2" in shown
+    assert shown.endswith("back to the level before: there is no level before 1\n")

@@ -1,0 +1,28 @@
+"""What was decided at a feature level is decided so for ever: recorded entries come to the recorded digests (``tests/replay``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster.features import SPOKEN
+from liftpy.wire._pb import cluster_pb2 as pb
+from tests.replay.corpus import FOLDER, differences, read_entries
+
+
+@pytest.mark.parametrize("level", range(SPOKEN.least, SPOKEN.most + 1))
+def test_each_level_comes_to_what_was_recorded(level: int) -> None:
+    assert differences(level) == [], (
+        "the same entries come to something else: that needs a new feature level (liftpy/cluster/features.py), and a branch on it"
+    )
+
+
+def test_the_recorded_entries_ask_for_everything_that_there_was() -> None:
+    kinds = set[str]()
+    for history in read_entries():
+        for entry in history:
+            request = pb.ControlRequest.FromString(entry)
+            parts = [item.request for item in request.batch.requests] or [request]
+            kinds |= {part.WhichOneof("request") or "" for part in parts}
+    every = {field.name for field in pb.ControlRequest.DESCRIPTOR.oneofs_by_name["request"].fields}
+    assert every - kinds == {"batch", "describeCluster", "heartbeat", "changeControllers", "setFeatureLevel"}
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 500_000

@@ -1,0 +1,93 @@
+"""AppliedDigests: who differs from a majority is found, wherever it sits, and without a majority nothing is decided."""
+
+from __future__ import annotations
+
+from liftpy.cluster.divergence import EVERY, KEPT, NONE, AppliedDigests
+
+D, E, F = b"d" * 8, b"e" * 8, b"f" * 8
+ABC = ("a", "b", "c")
+
+
+def at(index: int, digest: bytes, **told: bytes) -> AppliedDigests:
+    made = AppliedDigests("a")
+    made.applied(index - 1, index, digest)
+    for node_id, other in told.items():
+        made.told(node_id, (index, other))
+    return made
+
+
+def test_checkpoints_lie_behind_each_multiple_and_the_newest_is_told() -> None:
+    made = AppliedDigests("a", every=4)
+    seen = []
+    before = 0
+    for index in (1, 2, 3, 5, 6, 8, 9, 11, 13):  # some entries are the library's own
+        made.applied(before, index, bytes([index]) * 8)
+        seen.append(made.newest[0])
+        before = index
+    assert seen == [0, 0, 0, 5, 5, 8, 8, 8, 13]
+    made.applied(13, 20, b"")
+    assert made.newest[0] == 13, "below level 2 there is none"
+
+
+def test_a_majority_agrees_and_who_differs_is_told_so() -> None:
+    made = at(EVERY, D, b=D)
+    assert not made.judge(ABC)
+    assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 0)
+    made.told("c", (EVERY, E))
+    assert not made.judge(ABC)
+    assert (made.agreed, made.halted, made.found_count) == ((EVERY, D), "", 1)
+    assert not made.judge(ABC)
+    assert made.found_count == 1, "once"
+    follower = at(EVERY, E)
+    assert follower.differs_from(made.agreed)
+    assert not at(EVERY, D).differs_from(made.agreed)
+    assert not at(2 * EVERY, E).differs_from(made.agreed), "it has no digest there"
+    assert not follower.differs_from(NONE)
+
+
+def test_a_leader_beside_the_majority_gives_way() -> None:
+    made = at(EVERY, E, b=D, c=D)
+    assert made.judge(ABC)
+    assert made.agreed == NONE, "what it holds is told to nobody"
+
+
+def test_without_a_majority_nothing_is_decided_until_there_is_one() -> None:
+    for made, voters in ((at(EVERY, D, b=E, c=F), ABC), (at(EVERY, D, b=E), ABC), (at(EVERY, D, b=E), ("a", "b"))):
+        assert not made.judge(voters)
+        assert (
+            made.halted == f"the controllers {', '.join(voters if made is None else sorted(made._held))} hold different images "
+            f"at index {EVERY}, and no majority agrees"
+        )
+        assert made.agreed == NONE
+    made = at(EVERY, D, b=E)
+    assert not made.judge(ABC)
+    made.told("c", (EVERY, D))
+    assert not made.judge(ABC)
+    assert (made.halted, made.agreed) == ("", (EVERY, D))
+    other = at(EVERY, D, b=E)
+    other.judge(ABC)
+    other.forget("b")
+    assert not other.judge(ABC)
+    assert other.halted == "", "its next process is sent a snapshot"
+
+
+def test_a_learner_does_not_count_and_one_alone_agrees_with_itself() -> None:
+    made = at(EVERY, D, b=E, l1=D)
+    made.judge(("a", "b", "c"))
+    assert made.halted
+    alone = at(EVERY, D)
+    assert not alone.judge(("a",))
+    assert alone.agreed == (EVERY, D)
+
+
+def test_what_is_kept_is_bounded() -> None:
+    made = AppliedDigests("a", every=1)
+    for index in range(1, 100):
+        made.applied(index - 1, index, D)
+        made.told("b", (index, E))
+        made.judge(("a", "b"))
+    assert [len(held) for held in made._held.values()] == [KEPT, KEPT]
+    assert made.found_count == 2 * 99
+    assert len(made._found) <= 2 * KEPT + 2
+    made.told("b", NONE)
+    assert len(made._held["b"]) == KEPT

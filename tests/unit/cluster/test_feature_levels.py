@@ -1,0 +1,382 @@
+"""Feature levels: who speaks what, what is finalized and what is refused, and that what is not understood ends a reader."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cluster_driver import Driver
+
+from liftpy.cluster import level_check
+from liftpy.cluster.codec import image_from_bytes, image_to_bytes, node_to_pb
+from liftpy.cluster.draft import Rules
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.features import FEATURES, SPOKEN, STRICT, UNSUPPORTED, Feature, check_level, range_of, refused_level
+from liftpy.cluster.feed_subscription import MAX_UNREADABLE, FeedSubscription
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage, ClusterRules
+from liftpy.cluster.level_check import HeardLevels, levels_answer
+from liftpy.cluster.level_range import LevelRange, said
+from liftpy.cluster.membership import Registered, registered
+from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
+from liftpy.config import ReplicationConfig
+from liftpy.errors import CorruptionError, UnspokenError
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.unknown import has_unknown_fields
+
+NEWER = (*FEATURES, Feature(3, "9.0", "something", has_way_back=True, in_use=lambda image: sorted(image.streams)))
+UNKNOWN_FIELD = bytes.fromhex("c23e0161")  # number 1000, one byte
+UNKNOWN_KIND = bytes.fromhex("921f00")  # number 498, an empty message
+Error = pb.ControlResponse
+
+
+def a_driver(*nodes: str, features: tuple[Feature, ...] = FEATURES) -> Driver:
+    driver = Driver(elections=True)
+    driver.fsm = ClusterFsm("shop", elections=True, features=features)
+    for node in nodes:
+        register = pb.RegisterNode(nodeId=node, version="1.2.3")
+        range_of(features).tell(register)
+        driver.ask(registerNode=register)
+    return driver
+
+
+def heard_of(driver: Driver, **spoken: LevelRange) -> HeardLevels:
+    heard = HeardLevels()
+    for node in driver.fsm.image.nodes:
+        beat = pb.Heartbeat(nodeId=node, incarnation=driver.incarnation(node))
+        spoken.get(node, range_of(driver.fsm.rules.features)).tell(beat)
+        heard.heard(beat, driver.fsm.image)
+    return heard
+
+
+def asked(
+    driver: Driver, level: int, heard: HeardLevels, *, dry_run: bool = False, **controllers: LevelRange | None
+) -> pb.ControlResponse:
+    """As the metadata leader does it."""
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level, dryRun=dry_run))
+    answer = levels_answer(request, driver.fsm.image, heard, controllers, driver.fsm.rules)
+    return driver.ask(setFeatureLevel=request.setFeatureLevel) if answer is None else answer
+
+
+def finalized(*nodes: str, features: tuple[Feature, ...] = FEATURES, level: int = STRICT) -> Driver:
+    driver = a_driver(*nodes, features=features)
+    assert asked(driver, level, heard_of(driver)).error == Error.OK
+    assert driver.fsm.image.feature_level == level
+    return driver
+
+
+# ---- finalize -------------------------------------------------------------------------------------------------------------------
+def test_a_level_that_everybody_speaks_is_finalized_once_and_the_image_says_so() -> None:
+    driver = a_driver("a", "b")
+    before = driver.fsm.image
+    assert (before.feature_level, before.rules, before.digest) == (1, None, b"")
+    written = pb.Image.FromString(image_to_bytes(before))
+    assert (written.featureLevel, written.HasField("rules"), written.digest) == (0, False, b""), "as versions without levels do"
+    answer = asked(driver, 2, heard_of(driver), c=LevelRange(1, 2))
+    assert (answer.error, answer.detail) == (Error.OK, "the feature level is 2, it was 1")
+    image = driver.fsm.image
+    assert (image.feature_level, image.rules, len(image.digest)) == (2, ClusterRules("shop", True), 8)
+    again = asked(driver, 2, heard_of(driver))
+    assert (again.error, again.detail) == (Error.OK, "the feature level is 2 already")
+    assert image_from_bytes(image_to_bytes(image)) == image
+    assert image_from_bytes(image_to_bytes(image)).digest == image.digest
+    assert image_from_bytes(image_to_bytes(image, operations=False)).digest == b""
+
+
+@pytest.mark.parametrize(
+    ("level", "nodes", "controllers", "says"),
+    [
+        (2, {"b": LevelRange(1, 1)}, {}, r"node b \(1.2.3\) speaks 1, not 2"),
+        (2, {"b": LevelRange(3, 4)}, {}, r"node b \(1.2.3\) speaks 3 to 4, not 2"),
+        (2, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
+        (2, {}, {"c": LevelRange(1, 1)}, "controller c speaks 1, not 2"),
+        (3, {}, {}, "asked for is feature level 3, the metadata leader speaks 1 to 2: it needs a newer version"),
+    ],
+)
+def test_a_level_that_somebody_does_not_speak_is_not(
+    level: int, nodes: dict[str, LevelRange], controllers: dict[str, LevelRange | None], says: str
+) -> None:
+    driver = a_driver("a", "b")
+    heard = heard_of(driver, **nodes)
+    answer = asked(driver, level, heard, **controllers)
+    assert answer.error == Error.INVALID
+    assert answer.detail == says.replace("\\", "") or answer.detail.removeprefix(UNSUPPORTED) == says
+    assert driver.fsm.image.feature_level == 1
+    looked = asked(driver, level, heard, dry_run=True, **controllers)
+    assert (looked.error, list(looked.levels.reasons)) == (Error.OK, [answer.detail])
+
+
+def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
+    driver = a_driver("a", "b")
+    heard = heard_of(driver)
+    driver.restart("b")
+    answer = asked(driver, 2, heard)
+    assert answer.detail == "node b does not run, or was not heard yet: start it, or remove it"
+    late = pb.Heartbeat(nodeId="b", incarnation=driver.incarnation("b") - 1, minLevel=1, maxLevel=2)
+    heard.heard(late, driver.fsm.image)
+    heard.heard(pb.Heartbeat(nodeId="x", incarnation=1), driver.fsm.image)
+    assert asked(driver, 2, heard).error == Error.INVALID
+    heard = heard_of(driver)
+    heard.heard(late, driver.fsm.image)
+    driver.fence("b")
+    assert asked(driver, 2, heard).error == Error.INVALID, "its next process may be of any version"
+    driver.unfence("b")
+    assert asked(driver, 2, heard).error == Error.OK, "what comes late does not count"
+
+
+def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
+    driver = a_driver("a", "b")
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
+    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules) is None
+    driver.restart("b")
+    driver.register("c")
+    answer = driver.ask(setFeatureLevel=request.setFeatureLevel)
+    assert (answer.error, answer.detail) == (Error.STALE, "registered meanwhile, and not asked: b, c")
+    assert driver.fsm.image.feature_level == 1
+
+
+def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
+    driver = a_driver("a", "b")
+    heard = heard_of(driver)
+    driver.restart("b")
+    answer = asked(driver, 0, heard, dry_run=True)
+    found = {n.nodeId: (n.minLevel, n.maxLevel, n.version) for n in answer.levels.nodes}
+    assert found == {"a": (1, 2, "1.2.3"), "b": (0, 0, "")}
+    assert (answer.levels.level, list(answer.levels.reasons)) == (1, [])
+    assert driver.log[-1:] == driver.log[2:3], "only the restart was logged"
+
+
+def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> None:
+    driver = a_driver("a")
+    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+    duties.lead(driver.fsm.image, 0, 1)
+    beat = pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a"), minLevel=1, maxLevel=2)
+    duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 0, 0)
+    assert duties.levels.of(driver.fsm.image, "a") == LevelRange(1, 2)
+    duties.image_changed(replace(driver.fsm.image, nodes=driver.fsm.image.nodes.delete("a")), 1)
+    assert duties.levels.of(driver.fsm.image, "a") is None
+    duties.answer(pb.ControlRequest(heartbeat=beat), driver.fsm.image, 2, 2)
+    duties.lead(driver.fsm.image, 3, 2)
+    assert duties.levels.of(driver.fsm.image, "a") is None
+
+
+# ---- the way back ---------------------------------------------------------------------------------------------------------------
+def test_back_only_where_the_table_says_so_and_nothing_uses_the_level() -> None:
+    driver = finalized("a", "b", features=NEWER, level=3)
+    driver.create("orders", "x", replicationFactor=2)
+    assert asked(driver, 2, heard_of(driver)).detail == "orders"
+    unlooked = driver.ask(setFeatureLevel=pb.SetFeatureLevel(
+        level=2, checked=[pb.CheckedNode(nodeId=n, incarnation=driver.incarnation(n)) for n in "ab"]))  # fmt: skip
+    assert (unlooked.error, unlooked.detail) == (Error.INVALID, "orders"), "apply says the same"
+    driver.delete("orders")
+    assert asked(driver, 1, heard_of(driver)).detail == "one level at a time: from 3 to 2"
+    assert asked(driver, 2, heard_of(driver)).error == Error.OK
+    assert driver.fsm.image.feature_level == 2
+    answer = asked(driver, 1, heard_of(driver))
+    assert answer.error == Error.INVALID
+    assert answer.detail.startswith("level 2 has written what versions before it can't read")
+
+
+def test_a_node_that_speaks_the_new_level_alone_is_in_the_way_back() -> None:
+    driver = finalized("a", "b", features=NEWER, level=3)
+    assert asked(driver, 2, heard_of(driver, b=LevelRange(3, 3))).detail == "node b (1.2.3) speaks 3, not 2"
+
+
+# ---- who takes part -------------------------------------------------------------------------------------------------------------
+def test_at_level_2_apply_refuses_who_does_not_speak_it_and_says_both() -> None:
+    driver = finalized("a")
+    answer = driver.ask(registerNode=pb.RegisterNode(nodeId="old"))
+    assert (answer.error, "old" in driver.fsm.image.nodes) == (Error.INVALID, False)
+    assert answer.detail == (f"{UNSUPPORTED}the cluster is at feature level 2, node 'old' speaks 1: it needs a newer version")
+    assert registered(answer) is Registered.UNSPOKEN
+    assert registered(pb.ControlResponse(error=Error.INVALID, detail="no")) is Registered.REFUSED
+    newer = driver.ask(registerNode=pb.RegisterNode(nodeId="new", minLevel=3, maxLevel=5))
+    assert "node 'new' speaks 3 to 5: it needs an older version, or to finalize a newer level first" in newer.detail
+    assert driver.ask(registerNode=pb.RegisterNode(nodeId="b", minLevel=2, maxLevel=3)).error == Error.OK
+
+
+def test_at_level_1_the_metadata_leader_alone_refuses_since_versions_without_levels_apply_the_same_entry() -> None:
+    driver = a_driver("a")
+    request = pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="new", minLevel=2, maxLevel=3))
+    duties = MetadataDuties(ReplicationConfig(), driver.fsm.rules)
+    duties.lead(driver.fsm.image, 0, 1)
+    answer = duties.answer(request, driver.fsm.image, 0, 0)
+    assert answer is not None
+    assert registered(answer) is Registered.UNSPOKEN
+    assert driver.ask(registerNode=request.registerNode).error == Error.OK
+    before = driver.fsm.image.nodes["new"]
+    assert node_to_pb(before) == node_to_pb(replace(before)), "nothing of the range is in the image"
+    assert duties.answer(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="c")), driver.fsm.image, 0, 0) is None
+
+
+def test_ranges() -> None:
+    assert said(pb.RegisterNode()) == LevelRange(1, 1)
+    assert said(pb.RegisterNode(minLevel=2)) == LevelRange(2, 2)
+    assert (str(LevelRange(1, 2)), str(LevelRange(2, 2))) == ("1 to 2", "2")
+    assert [level in LevelRange(2, 3) for level in (1, 2, 3, 4)] == [False, True, True, False]
+    assert refused_level(2, "x", LevelRange(1, 2)) == ""
+    assert [feature.level for feature in FEATURES] == list(range(SPOKEN.least, SPOKEN.most + 1))
+    check_level(ClusterImage(), SPOKEN)
+
+
+# ---- what is not understood -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("strange", [UNKNOWN_KIND, UNKNOWN_FIELD])
+def test_apply_ends_at_what_it_does_not_know_from_level_2_on(strange: bytes) -> None:
+    entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1).SerializeToString() + strange
+    at_1 = a_driver("a")
+    assert pb.ControlResponse.FromString(at_1.fsm.apply(entry, 100)).error == Error.INVALID
+    at_2 = finalized("a")
+    before = at_2.fsm.image
+    with pytest.raises(UnspokenError, match="entry 100 of the metadata group's log is of a newer version"):
+        at_2.fsm.apply(entry, 100)
+    assert at_2.fsm.image is before
+
+
+def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
+    inner = pb.RegisterNode(nodeId="b").SerializeToString() + UNKNOWN_FIELD
+    item = pb.ControlRequest(registerNode=pb.RegisterNode.FromString(inner))
+    batch = pb.Batch(requests=[pb.BatchedRequest(number=1, request=item)])
+    entry = pb.ControlRequest(operationId=b"o" * 16, timeNs=1, batch=batch).SerializeToString()
+    with pytest.raises(UnspokenError):
+        finalized("a").fsm.apply(entry, 100)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessing(level: int) -> None:
+    newer = finalized("a", features=NEWER, level=level) if level > 1 else a_driver("a", features=NEWER)
+    older = ClusterFsm("shop", elections=True)
+    for index, entry in enumerate(newer.log, 1):
+        older.apply(entry, index)
+    assert asked(newer, 3, heard_of(newer)).error == Error.OK
+    before = older.image
+    with pytest.raises(UnspokenError, match="the feature level becomes 3, this version speaks 1 to 2"):
+        older.apply(newer.log[-1], len(newer.log))
+    assert older.image is before
+    with pytest.raises(UnspokenError, match="the cluster is at feature level 3, this version speaks 1 to 2"):
+        older.restore(newer.fsm.snapshot())
+    assert older.image is before
+
+
+def test_snapshots_of_level_2_have_a_version_that_versions_before_refuse() -> None:
+    before, after = a_driver("a").fsm.snapshot(), finalized("a").fsm.snapshot()
+    assert [int.from_bytes(data[4:6], "big") for data in (before, after)] == [VERSION, LEVELLED]
+    assert decode_snapshot(after).feature_level == 2
+    for data, version in ((before, LEVELLED), (after, VERSION)):
+        forged = encode_as(decode_snapshot(data), version)
+        with pytest.raises(CorruptionError, match="its image is of feature level"):
+            decode_snapshot(forged)
+
+
+def encode_as(image: ClusterImage, version: int) -> bytes:
+    import struct
+
+    import crc32c
+
+    data = encode_snapshot(image)
+    head = data[:4] + version.to_bytes(2, "big") + data[6:24]
+    body = data[28:]
+    return head + struct.pack(">I", crc32c.crc32c(body, crc32c.crc32c(head))) + body
+
+
+@pytest.mark.parametrize("inner", ["config", "node"])
+def test_an_image_that_says_more_than_is_understood_is_not_read(inner: str) -> None:
+    driver = a_driver("a")
+    driver.create("orders", "x")
+    message = pb.Image.FromString(image_to_bytes(driver.fsm.image))
+    part = message.streams[0].config if inner == "config" else message.nodes[0]
+    part.MergeFromString(UNKNOWN_FIELD)
+    with pytest.raises(UnspokenError, match="holds fields of a newer version"):
+        image_from_bytes(message.SerializeToString())
+
+
+def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_where_all_it_is_sent_is_so() -> None:
+    newer = finalized("a", features=NEWER, level=2)
+    follower = FeedSubscription("d")
+    take = follower._take_snapshot
+    take(encode_snapshot(newer.fsm.image, operations=False))
+    assert (follower.synced, follower.image.feature_level) == (True, 2)
+    held = newer.fsm.image.index
+    assert asked(newer, 3, heard_of(newer)).error == Error.OK
+    entry = pb.FeedEntry(index=newer.fsm.image.index, previousIndex=held, records=newer.fsm.records)
+    assert not follower.entry_received(entry)
+    assert (follower.image.index, follower.synced) == (held, False), "it asks for a snapshot"
+    data = encode_snapshot(newer.fsm.image, operations=False)
+    for _ in range(MAX_UNREADABLE - 1):
+        take(data)
+    take(encode_snapshot(replace(newer.fsm.image, feature_level=2), operations=False))
+    for _ in range(MAX_UNREADABLE - 1):
+        take(data)
+    with pytest.raises(UnspokenError, match="feature level 3"):
+        take(data)
+
+
+def test_unknown_fields_are_seen_at_any_depth_and_only_they() -> None:
+    request = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=3)]))
+    assert not has_unknown_fields(request)
+    request.batch.requests[0].request.setNode.MergeFromString(UNKNOWN_FIELD)
+    assert has_unknown_fields(request)
+
+
+# ---- rules and digest -----------------------------------------------------------------------------------------------------------
+def test_from_level_2_on_the_image_says_the_rules_and_no_controllers_settings() -> None:
+    same = finalized("a")
+    other = ClusterFsm("another", elections=False)
+    for index, entry in enumerate(same.log, 1):
+        other.apply(entry, index)
+    for subject in ("shop.x", "another.x"):
+        same.create("s" + subject[0], subject)
+        other.apply(same.log[-1], len(same.log))
+    assert other.image == same.fsm.image
+    assert other.image.digest == same.fsm.image.digest
+    assert sorted(other.image.streams) == ["sa"], "the namespace is the image's"
+
+
+def heavier(weight: int) -> bytes:
+    request = pb.ControlRequest(operationId=bytes([weight]) * 16, timeNs=5, setNode=pb.SetNode(nodeId="a", weight=weight))
+    return request.SerializeToString()
+
+
+def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_records_apart() -> None:
+    driver = finalized("a")
+    seen = {driver.fsm.image.digest}
+    for request in ({"barrier": pb.Barrier()}, {"setNode": pb.SetNode(nodeId="a", weight=2)}, {"barrier": pb.Barrier()}):
+        driver.ask(**request)
+        seen.add(driver.fsm.image.digest)
+    driver.apply(b"\xff")
+    assert len(seen | {driver.fsm.image.digest}) == 5
+    restored = ClusterFsm("shop", elections=True)
+    restored.restore(driver.fsm.snapshot())
+    for each in (driver.fsm, restored):
+        each.apply(
+            pb.ControlRequest(operationId=b"x" * 16, timeNs=5, setNode=pb.SetNode(nodeId="a", weight=3)).SerializeToString(), 50
+        )
+    assert driver.fsm.image.digest == restored.image.digest
+    other = ClusterFsm("shop", elections=True)
+    other.restore(driver.fsm.snapshot())
+    for each, weight in ((driver.fsm, 4), (other, 5)):
+        each.apply(
+            pb.ControlRequest(
+                operationId=b"y" * 16, timeNs=5, setNode=pb.SetNode(nodeId="a", weight=weight)
+            ).SerializeToString(),
+            51,
+        )
+    assert driver.fsm.image.digest != other.image.digest
+    barrier = pb.ControlRequest(operationId=b"b" * 16, timeNs=5, barrier=pb.Barrier()).SerializeToString()
+    for each in (driver.fsm, other):
+        each.apply(barrier, 52)
+    assert driver.fsm.image.digest != other.image.digest, "what was different once stays so"
+    restored.restore(driver.fsm.snapshot())
+    driver.fsm.apply(barrier, 53)
+    restored.apply(barrier, 54)
+    assert driver.fsm.image.digest != restored.image.digest, "each index counts"
+
+
+def test_a_repeated_finalization_is_answered_as_before() -> None:
+    driver = a_driver("a")
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=b"f" * 16, timeNs=5)
+    assert level_check.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True)) is None
+    driver.apply(request.SerializeToString())
+    driver.restart("a")
+    answer = level_check.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules)
+    assert answer is not None
+    assert answer.detail == "the feature level is 2, it was 1"
