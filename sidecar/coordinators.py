@@ -5,8 +5,9 @@ LEADER, so that it answers, beside the partition's leader alone; promotions wait
 orders, and what it says then is fenced. So a fail-over replays nothing. This is where it is started and ended: when the image shows a
 replica here, and when it does not any more; one that fails is begun anew, later each time, and the node goes on meanwhile.
 
-It speaks to its own node as a service in a process of its own does, on one connection for all of them; but what it reads takes no way
-over NATS (``sidecar.own_reads``). What members ask takes nothing from replication but time on the event loop, and of that at most
+What it and its node say to each other, and what it reads, takes no way over NATS (``ServiceDesk.said_here``,
+``sidecar.own_reads``): one that idles costs next to nothing. All else goes over NATS as of a service in a process of its own, on one
+connection for all of them. What members ask takes nothing from replication but time on the event loop, and of that at most
 ``STEP_S`` at once.
 """
 
@@ -31,7 +32,7 @@ from liftpy.errors import LiftError
 from liftpy.group import limits
 from liftpy.group.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.ids import PartitionKey
-from liftpy.service.host import ServiceHost
+from liftpy.service.host import Say, ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
@@ -47,6 +48,9 @@ _SNAPSHOT_BYTES = 16 * 1024 * 1024
 """Of the log, between two snapshots at most: a quarter of what retention leaves."""
 STEP_S = 0.005
 TICK_S = 1.0
+READ_WAIT_S = 10.0
+"""Nothing that is asked here gets lost, so it is asked again seldom; a new order asks again at once. Nor does a heartbeat: two of them
+in a session will do."""
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 30.0
 _STOP_S = 2.0
 
@@ -85,11 +89,12 @@ class _Hosted:
 class GroupCoordinators:
     """Of one node. ``folder``: of their snapshots. ``follow`` every image, ``close`` at the end."""
 
-    def __init__(self, settings: NodeSettings, folder: Path, counters: Counter[str], reads_of: ReadsOf) -> None:
+    def __init__(self, settings: NodeSettings, folder: Path, counters: Counter[str], reads_of: ReadsOf, say: Say) -> None:
         self._settings = settings
         self._folder = folder
         self._counters = counters
         self._reads_of = reads_of
+        self._say = say
         self._running: dict[PartitionKey, _Hosted] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
@@ -125,7 +130,7 @@ class GroupCoordinators:
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 read = partial(self._reader, transport, key)
-                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read)
+                one.host = ServiceHost(one.make, self._of(key), transport, namespace, read, self._say)
                 one.problem = ""
                 await one.host.run()
             except LiftError as error:
@@ -153,6 +158,8 @@ class GroupCoordinators:
             snapshot_every=SNAPSHOT_EVERY,
             snapshot_bytes=_SNAPSHOT_BYTES,
             max_snapshot_bytes=4 * limits.MAX_STATE_BYTES,
+            heartbeat_s=self._settings.replication.lease_s,
+            read_wait_s=READ_WAIT_S,
             step_s=STEP_S,
             tick_s=TICK_S,
             reply_prefixes=self._settings.inbox_prefixes,

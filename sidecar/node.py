@@ -71,7 +71,7 @@ from sidecar.partition.reads import ReadSubjects, ReadTools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.scrub import Scrub
-from sidecar.partition.services import ServiceDesk
+from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
@@ -150,11 +150,17 @@ class Node:
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
-        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of)
+        self._services: ServiceDesk | None = None
+        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of, self._say)
         self._unwatch: Callable[[], None] = lambda: None
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)
+
+    def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
+        """Of a service in this process; while there are no partitions nobody answers it."""
+        if self._services is not None:
+            self._services.said_here(message, inbox, told)
 
     # ---- up ----------------------------------------------------------------------------------------------------------------
     async def start(self) -> dict[str, Any]:
@@ -345,7 +351,8 @@ class Node:
         self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)))
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
-        ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, self.partitions.services_of, self.counters)
+        find = self.partitions.services_of
+        self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters)
         partitions = self.partitions
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = self._make_reporter(links, group, partitions)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.service.base import ServiceFailedError
 from liftpy.service.decisions import RecordWriter
@@ -26,7 +27,10 @@ from liftpy.service.settings import ServiceSettings
 logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.01
-_IDLE_LOOK_S = 0.05
+_SOON_S = 0.05
+"""How exactly a timer is met, and how often outputs are looked for that an effect waits for."""
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it."""
 _APPLIED_WITHIN_S = 10.0
 """A result that was appended and is in the state no sooner is appended again."""
 _FIRST_WAIT_S = 1.0
@@ -59,23 +63,45 @@ class EffectRunner:
         self._tries: dict[int, _Try] = {}
         self._threads = 0
         self._ticked_s = 0.0
+        self._woken = asyncio.Event()
         self.problem = ""
         """Why an effect has no result; shown in status."""
+
+    def wake(self) -> None:
+        """There may be something to do: records were applied, or this service leads now."""
+        if self._leads():
+            self._woken.set()
 
     async def run(self) -> None:
         """Act while this service leads, for ever."""
         try:
             while True:
+                self._woken.clear()
                 machine = self._machine()
-                acts = machine is not None and self._leads() and not machine.failed
-                if machine is not None and acts:
+                if machine is not None and self._leads() and not machine.failed:
                     self._begin(machine)
                     await self._tick(machine)
+                    await asyncio.sleep(_LOOK_S)  # no more often, whoever wakes it
+                    if self._tries:
+                        continue
                 else:
                     self._give_up()
-                await asyncio.sleep(_LOOK_S if acts and self._tries else _IDLE_LOOK_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._woken.wait(), self._rest_s(machine))
         finally:
             self._give_up()
+
+    def _rest_s(self, machine: ServiceMachine | None) -> float:
+        """How long there is nothing to do, as far as can be seen."""
+        if machine is None or not self._leads():
+            return _IDLE_LOOK_S
+        if len(machine.effects):
+            return _SOON_S
+        if not self._settings.tick_s or machine.next_timer_ns is None:
+            return _IDLE_LOOK_S
+        due_s = (machine.next_timer_ns - time.time_ns()) / NS_PER_S
+        allowed_s = self._ticked_s + self._settings.tick_s - time.monotonic()
+        return min(max(due_s, allowed_s, _SOON_S), _IDLE_LOOK_S)
 
     def _give_up(self) -> None:
         for one in self._tries.values():

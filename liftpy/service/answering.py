@@ -37,6 +37,8 @@ _GROUP = "queries"
 _BEHIND = "the state here is behind the log"
 _LOOK_S = 0.005
 _JOIN_LOOK_S = 0.1
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
 _HEADERS_BYTES = 1024
 """Left for the headers of an answer."""
@@ -73,6 +75,10 @@ class QueryServer:
     def waiting_count(self) -> int:
         """Queries without an answer."""
         return len(self._desk)
+
+    def wake(self) -> None:
+        """The node beside it may be heard no more."""
+        self._arrival.set()
 
     async def run(self) -> None:
         """Listen while the state has caught up, for ever."""
@@ -120,7 +126,7 @@ class QueryServer:
                 if not len(self._desk):
                     self._arrival.clear()
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_JOIN_LOOK_S):
+                        async with asyncio.timeout(_IDLE_LOOK_S):
                             await self._arrival.wait()
                 elif placing is not None:
                     await asyncio.wait((placing,), timeout=_LOOK_S)

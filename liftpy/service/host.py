@@ -55,11 +55,18 @@ logger = logging.getLogger("liftpy.service")
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
+_ASK_S = 0.25
+"""How often a service asks that is not registered, whatever its heartbeat."""
 _AHEAD_S = 5.0
 """Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
 
 
-@dataclass(slots=True)
+Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+Say = Callable[[pb.ServiceHello | pb.ServiceAck, str, Told], None]
+"""(message, name of who says it, how it is answered); nothing of it gets lost."""
+
+
+@dataclass(slots=True, kw_only=True)
 class _Serving:
     """What goes on beside the feeding. ``emitted``: where the output stream ended when it was last seen to have grown, and when,
     monotonic seconds."""
@@ -68,8 +75,19 @@ class _Serving:
     queries: QueryServer | None = None
     emitted: tuple[int, float] | None = None
     effects: EffectRunner | None = None
+    replier: Replier | None = None
     reader_of: Callable[[ReadOptions], PartitionReader] | None = None
+    say: Say | None = None
+    acknowledged: tuple[int, int] = (0, -1)
+    """Order and position, where that can't have got lost."""
     thread: int = field(default_factory=threading.get_ident)
+
+    def wake(self) -> None:
+        """There may be something to do, or it may be done from here now."""
+        if self.replier is not None:
+            self.replier.wake()
+        if self.effects is not None:
+            self.effects.wake()
 
     def at_home(self) -> bool:
         """Whether this is the thread in which records are applied, and not that of an effect."""
@@ -86,8 +104,10 @@ class ServiceHost:
         transport: Transport,
         namespace: str = "liftpy",
         reader_of: Callable[[ReadOptions], PartitionReader] | None = None,
+        say: Say | None = None,
     ) -> None:
-        """``reader_of``: what reads the records; None: by NATS, as any client."""
+        """``reader_of``: what reads the records; None: by NATS, as any client. ``say``: how its node is spoken to where that is this
+        process; None: by NATS."""
         if isinstance(factory, type):
             check_outputs(factory, settings.output_stream)
         self._factory = factory
@@ -107,7 +127,7 @@ class ServiceHost:
         self._feeder: Feeder | None = None
         self._keeper: SnapshotKeeper | None = None
         self._fetcher: SnapshotFetcher | None = None
-        self._serving = _Serving(reader_of=reader_of)
+        self._serving = _Serving(reader_of=reader_of, say=say)
         self._refusal = ""
         self._stopped = False
         self._diverged_at: int | None = None
@@ -234,7 +254,8 @@ class ServiceHost:
             self._emitter.on_advance = self._wake_routers
             for router in self._routers:
                 self._spawn(router.run())
-        self._spawn(Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end).run())
+        self._serving.replier = Replier(self._transport, settings, self._serving.replies, self._leads, self._emitted_end)
+        self._spawn(self._serving.replier.run())
         writer = RecordWriter(self._client, settings.emit_timeout_s)
         self._serving.effects = EffectRunner(writer, settings, lambda: self.machine, self._leads, self._emitted_end)
         self._spawn(self._serving.effects.run())
@@ -245,6 +266,7 @@ class ServiceHost:
 
     def _started(self, machine: ServiceMachine, snapshot: Snapshot | None) -> None:
         machine.at_home = self._serving.at_home
+        machine.on_work = self._serving.wake
         self._serving.replies.restart()
         self.machine, machine.replies = machine, self._serving.replies
         where = "no snapshot" if snapshot is None else f"the snapshot at {snapshot.position}"
@@ -259,11 +281,20 @@ class ServiceHost:
         try:
             kind, body = envelope.decode(message.data)
             if kind is MessageType.JOIN_LOG:
-                self._ordered(frames.parse(body, pb.JoinLog))
+                self._told(frames.parse(body, pb.JoinLog))
             elif kind is MessageType.SERVICE_REFUSAL:
-                self._refused(frames.parse(body, pb.ServiceRefusal))
+                self._told(frames.parse(body, pb.ServiceRefusal))
         except ProtocolError as error:
             logger.warning("a frame from the sidecar can't be used: %s", error)
+
+    def _told(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
+        if self._ended.done():
+            return
+        try:
+            if isinstance(message, pb.JoinLog):
+                self._ordered(message)
+            else:
+                self._refused(message)
         except LiftError as error:
             self._fatal(error)
 
@@ -301,7 +332,13 @@ class ServiceHost:
 
     def _is_beside_the_leader(self) -> bool:
         order = self._order
-        return order is not None and order.leads and time.monotonic() - self._heard_s < order.leaseMs / 1000
+        return order is not None and order.leads and self._holds(order)
+
+    def _holds(self, order: pb.JoinLog) -> bool:
+        """Whether what it says is still to be believed. A node that is this process itself is always heard: it says what changes."""
+        if self._serving.say is not None:
+            return self._heard_s > -math.inf
+        return time.monotonic() - self._heard_s < order.leaseMs / 1000
 
     async def _decide(self, failing: Failing) -> None:
         """Pass over what this service can't apply; every node's does, once the decision is committed."""
@@ -316,7 +353,7 @@ class ServiceHost:
         """Whether the node has been heard lately, and feeds the state."""
         order = self._order
         feeding = self._refusal or (self._feeder.problem if self._feeder is not None else "")
-        return order is not None and time.monotonic() - self._heard_s < order.leaseMs / 1000 and not feeding
+        return order is not None and self._holds(order) and not feeding
 
     def _caught_up(self) -> bool:
         """Whether the state holds what was committed when the last order was given."""
@@ -337,11 +374,11 @@ class ServiceHost:
         assert order is not None
         assert machine is not None
         assert feeder is not None
-        leased = time.monotonic() - self._heard_s < order.leaseMs / 1000
         known = machine.outbox is None or machine.outbox.known  # else it would take outputs of others for missing
-        role = Role.LEADER if order.role == pb.SERVICE_LEADER and leased and known else Role.FOLLOWER
+        role = Role.LEADER if order.role == pb.SERVICE_LEADER and self._holds(order) and known else Role.FOLLOWER
         if machine.change_role(role, order.leaderEpoch):
             logger.info("%s is %s in epoch %d at %d", machine.identity, role.value, order.leaderEpoch, machine.position)
+            self._serving.wake()
             if self._emitter is not None:
                 self._emitter.look_again()
             feeder.verify(order.startOffset)
@@ -374,6 +411,10 @@ class ServiceHost:
         order, machine = self._order, self.machine
         if order is None or machine is None:
             return
+        acknowledged = (order.ackId, machine.position)
+        if self._serving.say is not None and order.stopPosition < 0 and acknowledged == self._serving.acknowledged:
+            return
+        self._serving.acknowledged = acknowledged
         settings = self._settings
         ack = pb.ServiceAck(
             service=settings.service,
@@ -390,12 +431,26 @@ class ServiceHost:
     async def _heartbeats(self) -> None:
         while True:
             await self._try_to_send(self._hello())
-            await asyncio.sleep(self._settings.heartbeat_s)
+            await asyncio.sleep(0)  # what is answered at once is heard: this process stood still, not its node
             self._upgrade_if_due()
             order = self._order
-            if order is not None and self._leads() and time.monotonic() - self._heard_s >= order.leaseMs / 1000:
+            if order is not None and self._leads() and not self._holds(order):
                 logger.warning("%s: nothing heard from node %s, FOLLOWER until it is", order.stream, self._settings.node)
                 self._obey()
+            queries = self._serving.queries
+            if queries is not None and not self._hears():
+                queries.wake()
+            await asyncio.sleep(self._until_the_next_s())
+
+    def _until_the_next_s(self) -> float:
+        """Until the next heartbeat. Services of one process have theirs in one turn of its event loop."""
+        every_s = self._settings.heartbeat_s
+        if not self._greeted or self._refusal:
+            return min(_ASK_S, every_s)
+        if self._serving.say is None:
+            return every_s
+        left_s = every_s - time.monotonic() % every_s
+        return left_s if left_s > every_s / 2 else left_s + every_s
 
     def _upgrade_if_due(self) -> None:
         order, machine = self._order, self.machine
@@ -472,6 +527,9 @@ class ServiceHost:
         return f"log time is {ahead_s:.0f} s ahead of the newest record: a leader's clock was; timers wait until records come there"
 
     async def _send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
+        if self._serving.say is not None:
+            self._serving.say(message, self._inbox, self._told)
+            return
         await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:

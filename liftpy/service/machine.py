@@ -114,6 +114,8 @@ class ServiceMachine:
         """Whether a callback raised: the state may be half of one."""
         self.at_home: Callable[[], bool] = _yes
         """Whether what calls is the thread in which records are applied; whoever drives it with others beside it puts a look here."""
+        self.on_work: Callable[[], None] | None = None
+        """Called when records were applied and effects or timers wait: whoever acts on them puts it here."""
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
@@ -192,6 +194,8 @@ class ServiceMachine:
                     boundary = self._snapshot_through(offset + 1, done)
         finally:
             self._source = None
+        if self.on_work is not None and (len(self.effects) or self.next_timer_ns is not None):
+            self.on_work()
         return done
 
     def skip_to(self, position: int) -> list[Snapshot]:

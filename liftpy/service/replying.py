@@ -18,7 +18,8 @@ from liftpy.wire.inboxes import InboxRule
 logger = logging.getLogger("liftpy.service")
 
 _LOOK_S = 0.002
-_IDLE_LOOK_S = 0.02
+_IDLE_LOOK_S = 30.0
+"""When nothing wakes it: beside those who tell nobody that they lead now."""
 _MAX_TURN = 256
 """Replies between two turns of the event loop."""
 
@@ -40,16 +41,21 @@ class Replier:
         self._leads = leads
         self._emitted_end = emitted_end
         self._inboxes = InboxRule(settings.reply_prefixes)
+        self._woken = asyncio.Event()
         self.sent_count = 0
         self.refused_count = 0
         """Replies whose subject is no inbox, or that are larger than a message may be."""
 
+    def wake(self) -> None:
+        """There may be a reply to send: one is kept, or this service leads now."""
+        if self._leads():
+            self._woken.set()
+
     async def run(self) -> None:
         """Send, for ever."""
-        kept = asyncio.Event()
-        self._desk.on_kept = kept.set
+        self._desk.on_kept = self.wake
         while True:
-            kept.clear()
+            self._woken.clear()
             sent = 0
             while self._leads() and sent < _MAX_TURN and (reply := self._desk.next(self._emitted_end())) is not None:
                 try:
@@ -58,13 +64,13 @@ class Replier:
                     break
                 self._desk.sent(reply)
                 sent += 1
-            if sent or not self._leads():
-                await asyncio.sleep(0 if sent else _IDLE_LOOK_S)
-            elif len(self._desk):  # outputs before it are not written yet
+            if sent:
+                await asyncio.sleep(0)
+            elif self._leads() and len(self._desk):  # outputs before it are not written yet
                 await asyncio.sleep(_LOOK_S)
             else:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(kept.wait(), _IDLE_LOOK_S)
+                    await asyncio.wait_for(self._woken.wait(), _IDLE_LOOK_S)
 
     async def _send(self, reply: Reply) -> None:
         """Raises UnavailableError when it was not sent and is to be tried again."""

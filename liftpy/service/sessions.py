@@ -288,6 +288,18 @@ class ServiceSessions:
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
 
+    @property
+    def expires_ns(self) -> int:
+        """When the first of them is forgotten, unless it is heard; there is one."""
+        return min(session.expires_ns for session in self._sessions.values())
+
+    def condition(self, service: str) -> tuple[object, ...]:
+        """What others are to hear of soon, where it changes."""
+        session = self._sessions.get(service)
+        if session is None:
+            return ()
+        return session.instance, session.failing, session.life, session.version, session.digests
+
     def held_from(self) -> int | None:
         """The log is needed from here on (inclusive), for a replay of the slowest service, also of one that is gone; None: of none."""
         here = [session.snapshot_position for session in self._sessions.values()]

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from liftpy.config import NS_PER_S
 
 REPORT_EVERY_S = 1.0
+QUIET_ROUNDS = 2
+"""While everybody is well and nothing is new, so many times as long: one that is lost is made up for before it is believed no more."""
 REST_S = 60.0
 _BELIEVED_S = 4.0
 """How long a report counts."""
@@ -62,6 +64,11 @@ class Wellness:
         """Whether anybody else has services."""
         self._forget_old(now_ns)
         return any(report.services for report in self._reports.values())
+
+    @property
+    def anybody_is_ill(self) -> bool:
+        """As of the last ``look``."""
+        return bool(self._ill_since_ns)
 
     def _forget_old(self, now_ns: int) -> None:
         for node in [n for n, report in self._reports.items() if now_ns - report.heard_ns > _BELIEVED_S * NS_PER_S]:

@@ -15,7 +15,7 @@ import click
 from liftpy.client import Client, Consumer, parse_start, parse_until
 from liftpy.client.ending import end_tasks
 from liftpy.wire.batch import Record
-from sidecar.cli.consume_group import consume_as_member, member_of
+from sidecar.cli.consume_group import ENDING_S, consume_as_member, member_of
 from sidecar.cli.consume_output import Bar, output_to, record_json, suffixes
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
@@ -103,18 +103,21 @@ def consume(
                 name, partition or 0, start=begin, until=last, subjects=subjects, keys=by_key, backwards=reverse
             )
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
-        await _until_nobody_reads(client, doing)
+        await _until_nobody_reads(client, doing, 0.0 if member is None else ENDING_S)
 
     with_client(target, work)
 
 
-async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None]) -> None:
+async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:
+    """``ending_s``: so long it may take to end in order, told to once; then it is ended."""
     working = attended(doing)
     watching = attended(reader_gone(sys.stdout))
     try:
         done, _ = await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         await done.pop()
     finally:
+        if ending_s and working.cancel():
+            await asyncio.wait((working,), timeout=ending_s)
         await end_tasks((working, watching))
         for what, count in sorted(client.counters.items()):
             click.echo(f"{what}: {count}", err=True)

@@ -25,6 +25,8 @@ from sidecar.tasks import attended
 
 _LAST_S = 2.0
 """So long Ctrl-C waits for what is being printed."""
+ENDING_S = 10.0
+"""So long it waits for all: also for the last commit."""
 
 
 @dataclass(frozen=True, slots=True)

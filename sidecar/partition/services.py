@@ -7,6 +7,7 @@ candidate, nothing is held up.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from liftpy.replica.replica import Replica
 from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.versions import CodeVersions
-from liftpy.service.wellness import MAX_REPORTED, REPORT_EVERY_S, Wellbeing, Wellness
+from liftpy.service.wellness import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -38,8 +39,12 @@ logger = logging.getLogger("liftpy.services")
 SESSION_LEASES = 2
 """A service is forgotten after so many leases (of ``ReplicationConfig.lease_s``) without a heartbeat: after the candidate's
 time-out, so that one that hangs fails a promotion before it is forgotten."""
-_CHECKS_PER_SESSION = 4
+_EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _ACK_IDS_PER_INCARNATION = 1 << 32
+
+
+Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
+"""How a service of this process hears what it is told."""
 
 
 class PartitionServices:
@@ -74,6 +79,8 @@ class PartitionServices:
         self._agreements: dict[str, Agreement] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
+        self._here: dict[str, Told] = {}
+        """By inbox, services of this process: what they are told takes no way over NATS."""
         self._wellness = Wellness(round(config.service_grace_s * NS_PER_S))
         self._session_ns = round(max(SESSION_LEASES * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
         self._sessions = ServiceSessions(
@@ -87,9 +94,13 @@ class PartitionServices:
         )
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
+        self._checks = False
+        """Whether the next check is planned."""
         self._report = Timer(self._tell_others)
-        self._reports = False
-        """Whether the next report is planned."""
+        self._report_ns = 0
+        """When the next report is planned; 0: it is not."""
+        self._reported: tuple[bytes, Sequence[str]] = (b"", ())
+        """What was said last, and to whom."""
         self._replay_end_offset = 0
         """Exclusive: what the replica asked to have replayed."""
 
@@ -115,12 +126,18 @@ class PartitionServices:
         self._timers.cancel(self._report)
 
     # ---- what services say -------------------------------------------------------------------------------------------------
-    def hello(self, hello: pb.ServiceHello, inbox: str) -> None:
-        """A heartbeat; ``inbox`` may be answered."""
+    def hello(self, hello: pb.ServiceHello, inbox: str, told: Told | None = None) -> None:
+        """A heartbeat; ``inbox`` may be answered. ``told``: of a service of this process, in the place of its inbox."""
+        if hello.leaving:
+            self._here.pop(inbox, None)
+        elif told is not None:
+            self._here[inbox] = told
+        before = self._sessions.condition(hello.service)
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
-        if len(self._sessions):
-            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
-            self._report_soon()
+        if self._sessions.condition(hello.service) != before:
+            self._report_within()
+        if len(self._sessions) and not self._checks:
+            self._expire()
 
     def reported(self, report: pb.ServiceReport) -> None:
         """How the services beside another replica are."""
@@ -136,7 +153,8 @@ class PartitionServices:
                 agreement = self._agreements.setdefault(told.service, Agreement())
                 agreement.told(report.node, told.life, digests)
                 self._sessions.agree(told.service, agreement.agreed(self._node_id))
-        self._report_soon()
+        if not self._report_ns:
+            self._report_within()
 
     def ack(self, ack: pb.ServiceAck) -> None:
         """A service is connected, or has replayed."""
@@ -180,14 +198,18 @@ class PartitionServices:
             turn=_turn(self._node_id, replica.state.replicas, replica.state.leader),
         )
 
-    def _report_soon(self) -> None:
-        if not self._reports:
-            self._reports = True
-            self._timers.set(self._report, clock.now_ns() + round(REPORT_EVERY_S * NS_PER_S))
+    def _report_within(self) -> None:
+        self._report_by(clock.now_ns() + _EVERY_NS)
+
+    def _report_by(self, at_ns: int) -> None:
+        if not self._report_ns or at_ns < self._report_ns:
+            self._report_ns = at_ns
+            self._timers.set(self._report, at_ns)
 
     def _tell_others(self) -> None:
-        """Once a second, where there are services: how they are; and whether another replica should lead for their sake."""
-        self._reports = False
+        """Once a second, where there are services: how they are; and whether another replica should lead for their sake. While all are
+        well and nothing is new, half as often."""
+        self._report_ns, quiet = 0, False
         own, now_ns, state = self._sessions.wellbeing(), clock.now_ns(), self._replica.state
         digests = self._sessions.digests()
         self._compare(digests)
@@ -215,6 +237,7 @@ class PartitionServices:
                 ],
             )
             frame = frames.sealed(report)
+            quiet, self._reported = (frame, state.replicas) == self._reported, (frame, state.replicas)
             for replica in state.replicas:
                 if replica != self._node_id:
                     self._bus.send(self._subjects.notify(replica), (frame,))
@@ -226,7 +249,10 @@ class PartitionServices:
         else:
             self._wellness.look(own, now_ns)
         if len(self._sessions) or self._wellness.knows(now_ns):
-            self._report_soon()
+            if quiet and not self._wellness.anybody_is_ill:
+                self._report_by((now_ns + QUIET_ROUNDS * _EVERY_NS) // _EVERY_NS * _EVERY_NS)  # all partitions in one turn
+            else:
+                self._report_within()
 
     def _compare(self, digests: dict[str, tuple[int, dict[int, bytes]]]) -> None:
         """With the states beside other replicas, as far as they are known."""
@@ -248,14 +274,19 @@ class PartitionServices:
         self._carry_out(effects)
 
     def _expire(self) -> None:
+        """Forget who is silent, and look again when the next may be."""
         for name in self._sessions.expire(clock.now_ns()):
             logger.warning("%s: service %s is silent and forgotten until it registers again", self.key, name)
-        if len(self._sessions):
-            self._timers.set(self._check, clock.now_ns() + self._session_ns // _CHECKS_PER_SESSION)
+            self._report_within()
+        self._checks = len(self._sessions) > 0
+        if self._checks:
+            self._timers.set(self._check, self._sessions.expires_ns)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case Tell(inbox, message) if inbox in self._here:
+                    asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case Tell(inbox, message):
                     self._bus.send(inbox, (frames.sealed(message),))
                 case Replayed(_, True):
@@ -305,6 +336,17 @@ class ServiceDesk:
             self._counters[refused(error)] += 1
             logger.debug("a frame on the services' subject can't be used: %s", error)
 
+    def said_here(self, message: pb.ServiceHello | pb.ServiceAck, inbox: str, told: Told) -> None:
+        """What a service of this process says: nothing of it gets lost. It is answered later, by ``told``; ``inbox`` is its name."""
+        if isinstance(message, pb.ServiceAck):
+            self._acked(message)
+            return
+        services = self._find(message.stream, message.partition)
+        if services is not None:
+            services.hello(message, inbox, told)
+        elif not message.leaving:
+            asyncio.get_running_loop().call_soon(told, self._not_here(message))
+
     def _acked(self, ack: pb.ServiceAck) -> None:
         services = self._find(ack.stream, ack.partition)
         if services is not None and ack.streamUid in ("", services.key.uid):
@@ -324,16 +366,18 @@ class ServiceDesk:
         if services is not None:
             services.hello(hello, inbox)
         elif not hello.leaving:
-            refusal = pb.ServiceRefusal(
-                reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
-                detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
-                node=self._node_id,
-                service=hello.service,
-                stream=hello.stream,
-                partition=hello.partition,
-                instance=hello.instance,
-            )
-            self._bus.send(inbox, (frames.sealed(refusal),))
+            self._bus.send(inbox, (frames.sealed(self._not_here(hello)),))
+
+    def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:
+        return pb.ServiceRefusal(
+            reason=pb.ServiceRefusal.NO_SUCH_PARTITION,
+            detail=f"{self._node_id} holds no replica of {hello.stream}/{hello.partition}",
+            node=self._node_id,
+            service=hello.service,
+            stream=hello.stream,
+            partition=hello.partition,
+            instance=hello.instance,
+        )
 
     def close(self) -> None:
         """Stop listening."""

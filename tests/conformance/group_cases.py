@@ -100,9 +100,10 @@ async def groups_and_cursors_are_had_without_asyncio(place: Place) -> None:
                 assert part is not None
                 assert (part.key.partition, part.slice.values()) == (1, [b"in hand"])
                 group.finished(part)
-            assert group.take() is None
+            assert (group.take(), list(group)) == (None, [])
             with client.cursor(f"{name}-c", name) as cursor:
                 assert cursor.fetch(1) is None
+                assert list(cursor.consume(1, start="new", until="end")) == []
                 assert [record.offset for record in cursor.consume(1, until="end")] == [0, 1, 2, 3]
                 cursor.commit(2, 1)
             with client.cursor(f"{name}-c", name) as cursor:

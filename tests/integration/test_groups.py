@@ -14,6 +14,7 @@ from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group, list_groups
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey
+from liftpy.wire.batch import Record
 from liftpy.wire.subjects import GROUPS_STREAM
 from tests.integration.conftest import Bench
 
@@ -186,3 +187,49 @@ async def test_a_queue_goes_on_when_a_worker_is_gone_and_the_coordinator_moves(c
         assert not found & {job.record.value for job in taken[::2]}
         assert {job.record.value for job in taken[1::2]} < found
         assert await queue.take(10, timeout_s=0.5) == []
+
+
+async def test_what_a_rival_takes_over_goes_into_the_target_once(coordinated: Bench, stream_name: str) -> None:
+    """Two processes of one static member, one after the other: the second begins while the first copies, and the target's leader moves
+    meanwhile. The long form: ``python -m tests.system.groups --into``."""
+    client, made = coordinated.client, f"{stream_name}-made"
+    await coordinated.create(stream_name, partitions=PARTITIONS)
+    await coordinated.create(made, partitions=2)
+
+    def copy(record: Record) -> list[tuple[bytes, bytes]]:
+        return [(record.value or b"", b"%d.%s" % (place_of[record.value or b""], record.value or b""))]
+
+    rounds, place_of = 4, {b"%d" % n: n % PARTITIONS for n in range(400)}
+
+    async def more(number: int) -> None:
+        for partition in range(PARTITIONS):
+            async with await client.publisher(stream_name, partition) as publisher:
+                for n in range(100 * number + partition, 100 * number + 100, PARTITIONS):
+                    await publisher.send(b"%d" % n)
+
+    async def copied(least: int) -> bool:
+        return sum([(await client.bounds(made, number)).high_watermark + 1 for number in range(2)]) >= least
+
+    async with connect(coordinated.cluster.nats_url) as one, connect(coordinated.cluster.nats_url) as two:
+        first = await one.group(stream_name, [stream_name], instance="till-1")
+        copying = asyncio.create_task(first.into(made, copy))
+        await more(0)
+        await coordinated.until(lambda: copied(1), "the first copies")
+        async with two.group(stream_name, [stream_name], instance="till-1") as second:
+            going_on = asyncio.create_task(second.into(made, copy))
+            for number in range(1, rounds):
+                led = (await client.stream(made)).partitions[number % 2]
+                await client.elect_leader(made, number % 2, next(node for node in led.isr if node != led.leader))
+                await more(number)
+            with pytest.raises(GroupRefusedError):
+                await asyncio.wait_for(copying, 20)
+            await coordinated.until(lambda: copied(100 * rounds), "all is copied")
+            going_on.cancel()
+            await asyncio.wait([going_on])
+        await first.close()
+    found = [[record.value or b"" async for record in client.consume(made, number, until="end")] for number in range(2)]
+    assert Counter(value for values in found for value in values) == Counter(b"%d.%s" % (p, v) for v, p in place_of.items())
+    for values in found:
+        for place in range(PARTITIONS):
+            numbers = [int(value[2:]) for value in values if value.startswith(b"%d." % place)]
+            assert numbers == sorted(numbers), "in the order of their partition"

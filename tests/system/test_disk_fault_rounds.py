@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.system.faults.catalogue import FAULTS
+from tests.system.faults.cursors import committing
 from tests.system.faults.ground import Ground
 from tests.system.faults.load import Load
 from tests.system.faults.rounds import Plan, one_round, open_load, verdict_of
@@ -73,7 +74,14 @@ async def field() -> AsyncIterator[Field]:
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:
     ground, load = field
     await ground.restore()
-    figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
+    if name == "kill-then-power-cut":
+        async with committing(ground.client) as commits:
+            figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
+            await commits.look()
+            await commits.more(1)
+        assert commits.problems == [], "what a cursor and a group had confirmed is there"
+    else:
+        figures = await one_round(ground, load, FAULTS[name], number, PAUSE_S)
     verdict = await verdict_of(ground, load)
     load.resume()
     assert verdict.right, verdict

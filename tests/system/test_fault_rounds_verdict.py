@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from liftpy.ids import PartitionKey
 from liftpy.wire.batch import build_batch
 from tests.examples.processes import snapshot_path
-from tests.system.faults import services
+from tests.system.faults import cursors, services
 from tests.system.faults.check import Verdict, check
 from tests.system.faults.load import Acked, payload
 from tests.system.faults.rounds import percentiles
@@ -123,3 +126,22 @@ def test_an_output_twice_and_one_that_is_missing(tmp_path: Path) -> None:
     for written, text in (([first, first, second], "differ at 1"), ([first], "1 outputs instead of 2")):
         (problem,) = beside.check("u", log, written).problems
         assert text in problem
+
+
+async def test_a_commit_that_is_gone_and_one_that_nobody_asked_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = PartitionKey("faulted", "u", 0)
+
+    async def cursor_at(*_: Any) -> dict[PartitionKey, int]:
+        return {key: 5}
+
+    async def group_at(*_: Any) -> Any:
+        return SimpleNamespace(positions={key: 5})
+
+    monkeypatch.setattr(cursors, "describe_cursor", cursor_at)
+    monkeypatch.setattr(cursors, "describe_group", group_at)
+    for confirmed, asked, right in ((5, 5, True), (4, 5, True), (6, 7, False), (3, 4, False)):
+        commits = cursors.Commits(None)  # type: ignore[arg-type]
+        commits.cursor.confirmed, commits.cursor.asked = confirmed, asked
+        commits.group.confirmed, commits.group.asked = {0: confirmed}, {0: asked}
+        await commits.look()
+        assert len(commits.problems) == (0 if right else 2)

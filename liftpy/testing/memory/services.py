@@ -74,7 +74,9 @@ class MemoryService:
         self._spawn(self._feed(machine))
         self._spawn(Replier(transport, settings, machine.replies, _yes, self._emitted_end).run())
         writer = RecordWriter(client, settings.emit_timeout_s)
-        self._spawn(EffectRunner(writer, settings, lambda: machine, _yes, self._emitted_end).run())
+        effects = EffectRunner(writer, settings, lambda: machine, _yes, self._emitted_end)
+        machine.on_work = effects.wake
+        self._spawn(effects.run())
         if machine.takes_queries:
             self._spawn(QueryServer(client, transport, self._subjects, settings, lambda: machine, _yes, _yes).run())
 

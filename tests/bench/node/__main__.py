@@ -3,7 +3,8 @@
 A publisher process writes plain ``PUB`` as fast as the nats-server takes it. The clock begins when that process is connected and is
 told to go (its own start would be most of what a short run measures), and stops at the ack (ALL) of the last publish: all that came
 before it is committed then, and its number tells whether any is missing. CPU is of each process, user and system, per record. With
-``--idle`` instead: the CPU of nodes that hold that many idle partitions, three replicas each, over 15 s.
+``--idle`` instead: the CPU of nodes that hold that many idle partitions, three replicas each, over 15 s;
+with ``--groups`` too, what coordinators of groups cost while they idle (``idling.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from liftpy.client import Client, connect
 from liftpy.config import StreamConfig
 from sidecar.bench.measuring import cpu_s
 from sidecar.dev.cluster import DevCluster
+from tests.bench.node import idling
 from tests.bench.node.publisher import BLOCK
 
 _FEWEST_ACKS = 100
@@ -98,7 +100,15 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="little data: only shows that everything runs")
     parser.add_argument("--idle", type=int, default=0, metavar="PARTITIONS")
     parser.add_argument("--standby", action="store_true", help="the followers of the stream listen too")
+    parser.add_argument(
+        "--groups", action="store_true", help="with --idle: what coordinators that idle cost, beside a cluster without"
+    )
+    parser.add_argument("--rounds", type=int, default=6, help="windows of --groups")
+    parser.add_argument("--window-s", type=float, default=15.0, help="of --groups, each")
     options = parser.parse_args()
+    if options.groups:
+        asyncio.run(idling.bench(max(options.idle, 1), options.rounds, options.window_s))
+        return
     asyncio.run(bench(options.idle, scale=0.02 if options.short else 1.0, standby=options.standby))
 
 

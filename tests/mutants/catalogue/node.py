@@ -146,6 +146,11 @@ MUTANTS = [
         ("replay is told past its end", "min(position, self._replay_end_offset)", "position", "a candidate reports more than it has"),
         ("acks of a namesake count", "if services is not None and ack.streamUid in (\"\", services.key.uid):", "if services is not None:", "a service of a deleted stream finishes a promotion"),
         ("any reply subject is answered", "if not hello.leaving and not self._inboxes.allows(reply):", "if False:", "a node publishes wherever a hello wants"),
+        ("a service of this process hears nothing", "                case Tell(inbox, message) if inbox in self._here:\n", "                case Tell(inbox, message) if inbox not in self._here and False:\n", "a node's coordinators never lead"),
+        ("who has left is told on", "            self._here.pop(inbox, None)\n", "            pass\n", "each coordinator that begins anew leaves one behind"),
+        ("a failing service is told late", "            self._report_within()\n        if len(self._sessions) and not", "            pass\n        if len(self._sessions) and not", "a leadership moves a second later"),
+        ("ill services are looked at half as often", "if quiet and not self._wellness.anybody_is_ill:", "if quiet:", "a leadership moves a second later"),
+        ("silence is looked for once", "            self._timers.set(self._check, self._sessions.expires_ns)\n", "            pass\n", "a service that hangs is never forgotten"),
         ("ids of acks begin anew", "first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,", "first_ack_id=_ACK_IDS_PER_INCARNATION,", "an ack for the process before this one is believed"),
     ),
     *rows(

@@ -40,7 +40,7 @@ MUTANTS = [
         "liftpy/service/host.py",
         ("orders for another instance", "if order.instance != self._instance or (", "if (", "two instances of a service lead"),
         ("an older order is obeyed", "(self._order is not None and order.ackId < self._order.ackId):", "(self._order is not None and order.ackId < 0):", "a service leads after it was told to follow"),
-        ("a lease in seconds", "leased = time.monotonic() - self._heard_s < order.leaseMs / 1000", "leased = time.monotonic() - self._heard_s < order.leaseMs", "a service that is cut off leads for a quarter of an hour"),
+        ("a lease in seconds", "return time.monotonic() - self._heard_s < order.leaseMs / 1000", "return time.monotonic() - self._heard_s < order.leaseMs", "a service that is cut off leads for a quarter of an hour"),
         ("a replaced service leads on", "self._greeted, self._heard_s = False, -math.inf", "self._greeted = False", "two instances of a service lead"),
     ),
     *rows(
@@ -71,13 +71,16 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/service/replying.py",
-        ("a reply waits for the next look", "        self._desk.on_kept = kept.set\n", "", "each command of a worker takes 20 ms longer"),
+        ("a reply waits for the next look", "        self._desk.on_kept = self.wake\n", "", "each command of a worker takes seconds longer"),
         ("followers answer too", "while self._leads() and sent", "while sent", "a state that is not the leader's answers"),
         ("any subject is answered", "if not self._inboxes.allows(to.encode(\"utf-8\", \"surrogateescape\")):", "if not to:", "a publisher has a service publish on a subject of its choice"),
     ),
     *rows(
         "liftpy/service/acting.py",
         ("effects of followers", "self._leads() and not machine.failed", "not machine.failed", "a card is charged by every node"),
+        ("a due timer is met at the next look", "        if len(machine.effects):\n            return _SOON_S\n        if not self._settings.tick_s", "        if len(machine.effects):\n            return _SOON_S\n        if True or not self._settings.tick_s", "a record that was nacked comes again seconds late"),
+        ("what waits for outputs is forgotten for seconds", "        if len(machine.effects):\n            return _SOON_S\n", "", "an effect after an output takes seconds longer"),
+        ("who is woken and does not lead acts", "        if self._leads():\n            self._woken.set()\n", "        self._woken.set()\n", "every record wakes every follower's effects"),
         ("effects before their outputs", "effect.output_count > emitted_end:", "effect.output_count < 0:", "what a diverged state asks for is done"),
     ),
     *rows(
@@ -88,6 +91,14 @@ MUTANTS = [
         "liftpy/service/poison.py",
         ("a decision of any epoch counts", "leader_epoch in (0, record.leader_epoch)", "leader_epoch >= 0", "a decision that came late passes over what was applied and written"),
         ("what failed once is passed over", "        if self.tries < 2:\n", "        if self.tries < 1:\n", "a record is lost for a moment without memory"),
+    ),
+    *rows(
+        "liftpy/service/host.py",
+        ("a new leader acts at its next look", "            self._serving.wake()\n", "", "after a fail-over replies and effects wait for seconds"),
+        ("records wake nobody who acts", "        machine.on_work = self._serving.wake\n", "", "effects and timers wait for seconds"),
+        ("a place that was taken is still believed in", "return self._heard_s > -math.inf", "return True", "two coordinators lead one partition"),
+        ("an acknowledgement that is waited for is left out", "order.stopPosition < 0 and acknowledged ==", "acknowledged ==", "a promotion waits for a coordinator that has long replayed"),
+        ("who is not registered waits for its heartbeat", "        if not self._greeted or self._refusal:\n            return min", "        if False:\n            return min", "a node's coordinators come a second late"),
     ),
     *rows(
         "liftpy/service/wellness.py",

@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--services", action="store_true", help="a replicated service beside each node, killed with it in odd rounds"
     )
-    parser.add_argument("--cursors", action="store_true", help="a cursor is committed to meanwhile: what is confirmed stays")
+    parser.add_argument("--cursors", action="store_true", help="a cursor and a group commit meanwhile: what is confirmed stays")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes, LIFTPY_...")
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
     parser.add_argument("--json", type=Path, help="write all figures there")

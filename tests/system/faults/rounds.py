@@ -14,7 +14,7 @@ from typing import Any
 from sidecar.dev.cluster import LineSink
 from tests.system.faults.catalogue import FAULTS
 from tests.system.faults.check import Verdict, check
-from tests.system.faults.cursors import CursorLoad, committing
+from tests.system.faults.cursors import Commits, committing
 from tests.system.faults.ground import STREAM, SUBJECT, Ground
 from tests.system.faults.load import Load
 from tests.system.faults.strike import Fault, Round
@@ -121,7 +121,7 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
         on_line=on_line,
     )
     load: Load | None = None
-    cursors: CursorLoad | None = None
+    cursors: Commits | None = None
     committed = AsyncExitStack()
     figures: list[Figures] = []
     problem = ""
@@ -137,7 +137,7 @@ async def run(plan: Plan, on_line: LineSink | None = None, told: Callable[[Figur
                 if cursors is not None:
                     await cursors.look()
                     await cursors.more()
-                    figures[-1] = replace(figures[-1], note=f"{figures[-1].note}; cursor at {cursors.confirmed}")
+                    figures[-1] = replace(figures[-1], note=f"{figures[-1].note}; {cursors}")
                 told(figures[-1])
         except TimeoutError as error:
             problem = f"round {plan.first + len(figures)}: {error or 'no ack in time'}"

@@ -13,7 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
@@ -41,6 +43,18 @@ def yields(value: bytes) -> Iterator[tuple[bytes, bytes]]:
     number = int(value.partition(b".")[2])
     for each in range(number % 3):
         yield b"%d" % (number % 1009 + 5 * each), value + b".%d" % each
+
+
+def difference(wanted: Sequence[bytes], held: Sequence[bytes]) -> str:
+    """What is wrong with ``held``."""
+    twice, missing, strange = len(held) - len(set(held)), len(set(wanted) - set(held)), len(set(held) - set(wanted))
+    pairs = zip_longest(wanted, held, fillvalue=b"nothing")
+    place, (right, found) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
+    again = len(wanted) - len(set(wanted))
+    return (
+        f"{len(held)} for {len(wanted)} ({again} of them twice in the source): {twice} twice, {missing} missing, {strange} of nowhere, "
+        f"first {found!r} for {right!r} at {place}"
+    )
 
 
 class Copiers:
@@ -180,20 +194,22 @@ class Copiers:
 
         await self.until(condition, f"all of {SOURCE} goes on behind {before}")
 
+    async def _copied(self, ends: Sequence[int]) -> bool:
+        found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
+        return all(found.get(number, 0) >= end for number, end in enumerate(ends))
+
     async def judge(self) -> tuple[int, str]:
         """How many records the target is to hold, and what is wrong with it, '' for nothing; once all is copied."""
-        wanted: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
-        for source in range(SOURCES):
-            async for record in self.client.consume(SOURCE, source, until="end"):
-                for key, value in yields(record.value or b""):
-                    wanted[partition_of(key, TARGETS)][source].append(value)
-        ends = await self.ends(SOURCE, SOURCES)
-
-        async def committed() -> bool:
-            found = {key.partition: at for key, at in (await describe_group(self.client, GROUP)).positions.items()}
-            return all(found.get(number) == end for number, end in enumerate(ends))
-
-        await self.until(committed, "all is copied")
+        while True:  # what was sent when the feeding was stopped may come yet
+            ends = await self.ends(SOURCE, SOURCES)
+            wanted: list[list[list[bytes]]] = [[[] for _ in range(SOURCES)] for _ in range(TARGETS)]
+            for source in range(SOURCES):
+                async for record in self.client.consume(SOURCE, source, until="end"):
+                    for key, value in yields(record.value or b""):
+                        wanted[partition_of(key, TARGETS)][source].append(value)
+            await self.until(partial(self._copied, ends), "all is copied")
+            if ends == await self.ends(SOURCE, SOURCES):
+                break
         wrong = []
         for target in range(TARGETS):
             held: list[list[bytes]] = [[] for _ in range(SOURCES)]
@@ -202,8 +218,7 @@ class Copiers:
                 held[int(value.partition(b".")[0])].append(value)
             for source, values in enumerate(held):
                 if values != wanted[target][source]:
-                    twice, missing = len(values) - len(set(values)), len(set(wanted[target][source]) - set(values))
-                    wrong.append(f"{TARGET}/{target} from {SOURCE}/{source}: {twice} twice, {missing} missing, or out of order")
+                    wrong.append(f"{TARGET}/{target} from {SOURCE}/{source}: {difference(wanted[target][source], values)}")
         return sum(len(values) for sources in wanted for values in sources), "; ".join(wrong)
 
 

@@ -6,9 +6,13 @@ import asyncio
 import importlib
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterator
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,7 @@ from liftpy.client import Client, GroupOptions
 from liftpy.client.group_admin import describe_group
 from liftpy.errors import NotFoundError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.cli.consume_group import write_out
 from sidecar.cli.main import main
 
 MODULE = importlib.import_module("sidecar.cli.consume")
@@ -100,7 +105,7 @@ def test_a_filter_passes_over_what_it_leaves_out(
 ) -> None:
     """The last record of partition 1 fits nobody, nor does one of partition 0: positions go on past them all the same."""
     lines: list[bytes] = []
-    monkeypatch.setattr("sidecar.cli.consume_group.GroupReading.options", property(lambda self: _often(self)))
+    monkeypatch.setattr("sidecar.cli.consume_group.GroupOptions", partial(GroupOptions, auto_commit_s=0.05))
 
     async def passed(client: Client) -> bool:
         lines.extend(capsysbinary.readouterr().out.splitlines())
@@ -112,8 +117,68 @@ def test_a_filter_passes_over_what_it_leaves_out(
     assert sorted(lines) == sorted([b"0", b"2", b"4", b"6", b"8"] * 2)
 
 
-def _often(member: Any) -> GroupOptions:
-    return GroupOptions(auto_commit_s=0.05, keys=member.keys)
+def test_subjects_are_the_members_too(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with cluster.sync_client() as client:
+        client.create_stream(f"{name}w", f"w.{name}.*")
+    asyncio.run(_published(cluster, [f"w.{name}.{word}" for word in ("a", "b", "a")]))
+    lines: list[bytes] = []
+    words = (f"{name}w", "--group", name, "--filter", f"w.{name}.a")
+    assert consume(cluster, monkeypatch, printed(capsysbinary, 2, lines), *words) == 130
+    assert lines == [b"0\t0\tx", b"0\t2\tx"]
+
+
+async def _published(cluster: MemoryCluster, subjects: Sequence[str]) -> None:
+    async with cluster.client() as client:
+        for subject in subjects:
+            await client.transport.connection.request(subject, b"x", timeout=10)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_ctrl_c_waits_for_what_is_being_printed_and_commits_it_only_if_it_was(
+    in_time: bool, cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, threads = threading.Event(), threading.Event(), set()
+    if not in_time:
+        monkeypatch.setattr("sidecar.cli.consume_group._LAST_S", 0.05)
+
+    def write(lines: Iterator[bytes]) -> None:
+        threads.add(threading.get_ident())
+        list(lines)
+        begun.set()
+        may_end.wait(30)
+
+    monkeypatch.setattr("sidecar.cli.consume_group.write_out", write)
+
+    async def pressed(_: Client) -> bool:
+        if begun.is_set() and in_time:
+            asyncio.get_running_loop().call_later(0.3, may_end.set)
+        return begun.is_set()
+
+    async def committed() -> dict[int, int]:
+        try:
+            return {partition: at for partition, at in (await positions(cluster, name)).items() if at}
+        except NotFoundError:  # it has no member and no position
+            return {}
+
+    closing = threading.Timer(0.0, lambda: None)
+    if not in_time:
+        closing = threading.Timer(1.0, may_end.set)  # the thread is not left behind
+        closing.start()
+    assert consume(cluster, monkeypatch, pressed, name, "--group", name) == 130
+    assert threading.get_ident() not in threads, "heartbeats go on while it is printed"
+    assert bool(asyncio.run(committed())) is in_time
+    closing.cancel()
+    may_end.set()
+
+
+def test_what_is_printed_is_out_before_it_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    out: list[object] = []
+    buffer = SimpleNamespace(writelines=lambda lines: out.append(list(lines)), flush=lambda: out.append("flushed"))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=buffer))
+    write_out(iter([b"a", b"b"]))
+    assert out == [[b"a", b"b"], "flushed"]
 
 
 def test_new_is_where_a_group_begins_that_has_committed_nothing(

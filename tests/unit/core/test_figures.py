@@ -30,10 +30,10 @@ PEOPLE_WAIT: Figures = {
 """Somebody sits before it: a command goes on soon after what it waits for is there, and asks no node more than some times a second."""
 
 LOOKS: Figures = {
-    "liftpy.service.acting": {"_LOOK_S": (0.005, 0.02), "_IDLE_LOOK_S": (0.02, 0.1)},
-    "liftpy.service.answering": {"_LOOK_S": (0.002, 0.01), "_JOIN_LOOK_S": (0.05, 0.25)},
+    "liftpy.service.acting": {"_LOOK_S": (0.005, 0.02), "_SOON_S": (0.02, 0.1), "_IDLE_LOOK_S": (10, 60)},
+    "liftpy.service.answering": {"_LOOK_S": (0.002, 0.01), "_JOIN_LOOK_S": (0.05, 0.25), "_IDLE_LOOK_S": (10, 60)},
     "liftpy.service.keeping": {"_NOTICED_S": (0.005, 0.05)},
-    "liftpy.service.replying": {"_LOOK_S": (0.001, 0.005), "_IDLE_LOOK_S": (0.01, 0.05)},
+    "liftpy.service.replying": {"_LOOK_S": (0.001, 0.005), "_IDLE_LOOK_S": (10, 60)},
     "liftpy.service.feeding": {"_PAUSE_S": (0.1, 0.5)},
     "liftpy.service.giving": {"_LOOK_S": (2, 15)},
     "sidecar.partition.set": {"_POLL_S": (0.002, 0.01)},
@@ -110,7 +110,7 @@ AGAIN: Figures = {
         "_SLOWEST_BYTES_PER_S": (16 * KIB, 256 * KIB), "_TRIES": (3, 3),
     },
     "liftpy.service.giving": {"_HELD_S": (30, 120)},
-    "liftpy.service.host": {"_READ_PATIENCE_S": (1, 5), "_CANCEL_AGAIN_S": (0.05, 0.5), "_AHEAD_S": (2, 15)},
+    "liftpy.service.host": {"_READ_PATIENCE_S": (1, 5), "_CANCEL_AGAIN_S": (0.05, 0.5), "_AHEAD_S": (2, 15), "_ASK_S": (0.1, 0.5)},
     "liftpy.service.keeping": {"_LONGEST_TURN_S": (2, 15), "_TURN": (1.2, 3)},
     "liftpy.service.poison": {"FIRST_WAIT_S": (0.5, 2), "LONGEST_WAIT_S": (30, 120), "DECIDED_WAIT_S": (5, 30)},
     "liftpy.service.queries": {"PATIENCE_S": (1, 2.5)},
@@ -190,7 +190,7 @@ BOUNDS: Figures = {
     "liftpy.service.rules": {"MAX_PARAMETERS_BYTES": (16 * KIB, 256 * KIB)},
     "liftpy.service.sessions": {"MAX_SERVICES": (16, 16), "_MAX_PROBLEM": (250, 1000)},
     "liftpy.service.versions": {"_MAX_TOLD": (128, 1024)},
-    "liftpy.service.wellness": {"MAX_REPORTED": (16, 16)},
+    "liftpy.service.wellness": {"MAX_REPORTED": (16, 16), "QUIET_ROUNDS": (2, 2)},
     "sidecar.cli.placement": {"MAX_FILE_BYTES": (256 * KIB, 4 * MIB)},
     "sidecar.cli.publish": {"_CHUNK_BYTES": (16 * KIB, 256 * KIB), "_MAX_LINE_BYTES": (16 * MIB, 64 * MIB)},
     "sidecar.cli.rebalance": {"_SHOWN": (200, 5000)},

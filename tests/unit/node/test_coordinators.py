@@ -43,7 +43,10 @@ class Host:
     made: list[Host]
     fails: list[Exception]
 
-    def __init__(self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any) -> None:
+    def __init__(
+        self, factory: Callable[[], Any], settings: Any, transport: Any, namespace: str, reader_of: Any, said: Any
+    ) -> None:
+        assert said is say
         self.settings, self.namespace, self.machine, self.problem = settings, namespace, None, ""
         self.state = factory()
         self.stopped = asyncio.Event()
@@ -94,6 +97,10 @@ def settings(folder: Path, **more: Any) -> NodeSettings:
     return NodeSettings("a", folder, controllers=("a",), **more)
 
 
+def say(*_: Any) -> None:
+    raise AssertionError("the host in its place says nothing")
+
+
 def nothing_read(_: PartitionKey) -> None:
     return None
 
@@ -103,7 +110,7 @@ def running() -> list[Host]:
 
 
 async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, Any]], tmp_path: Path) -> None:
-    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read)
+    made = GroupCoordinators(settings(tmp_path), tmp_path / "groups", Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     await until(lambda: len(Host.made) == 2)
     assert {host.settings.partition for host in Host.made} == {0, 2}
@@ -117,6 +124,7 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
         "",
     )
     assert (one.snapshot_every, one.tick_s, one.step_s) == (10_000, 1.0, 0.005)
+    assert (one.heartbeat_s, one.read_wait_s) == (0.9, 10.0)
     made.follow(ClusterImage(), image_of("ab", "b", "a"))
     made.follow(ClusterImage(), image_of("ab", "ba", "b"))
     await until(lambda: len(Host.made) == 3 and sum(host.ended for host in Host.made) == 1)
@@ -132,7 +140,7 @@ async def test_they_begin_and_end_with_the_replicas(connections: list[dict[str, 
 
 async def test_one_that_fails_begins_anew_and_the_node_goes_on(connections: list[dict[str, Any]], tmp_path: Path) -> None:
     counters: Counter[str] = Counter()
-    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, counters, nothing_read, say)
     Host.fails = [RuntimeError("a defect"), UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: len(Host.made) == 3)
@@ -146,7 +154,7 @@ async def test_what_is_said_of_one_that_does_not_run(
 ) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 3600)
     monkeypatch.setattr(module, "_LONGEST_AGAIN_S", 3600)
-    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read)
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
     Host.fails = [UnavailableError("no server")]
     made.follow(ClusterImage(), image_of("a"))
     await until(lambda: made.report()[0]["restarts"])
@@ -157,7 +165,7 @@ async def test_what_is_said_of_one_that_does_not_run(
 
 @pytest.mark.parametrize("more", [{"host_groups": False}, {"inbox_prefixes": ("_INBOX.",)}])
 async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_path: Path, more: dict[str, Any]) -> None:
-    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read)
+    made = GroupCoordinators(settings(tmp_path, **more), tmp_path, Counter(), nothing_read, say)
     made.follow(ClusterImage(), image_of("a"))
     assert made.report() == []
     await made.close()

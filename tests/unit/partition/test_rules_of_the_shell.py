@@ -159,17 +159,21 @@ def test_services_are_looked_after_while_there_are_any(monkeypatch: pytest.Monke
     world.say(hello())
     session_ns = round(max(2 * config.lease_s, config.candidate_timeout_s * 1.5) * NS_PER_S)
     assert world.timers == [
-        (now_ns + session_ns // 4, services._check), (now_ns + round(REPORT_EVERY_S * NS_PER_S), services._report),
+        (now_ns + round(REPORT_EVERY_S * NS_PER_S), services._report), (now_ns + session_ns, services._check),
     ]  # fmt: skip
+    now_ns += session_ns // 2
     world.say(hello())
-    assert armed(world) == [services._check, services._report, services._check], "one report is planned"
+    assert armed(world) == [services._report, services._check], "both are planned already"
     world.timers.clear()
+    now_ns += session_ns // 2
     services._expire()
-    assert armed(world) == [services._check]
-    now_ns += 2 * session_ns
+    assert world.timers == [(now_ns + session_ns // 2, services._check)], "it was heard since"
+    now_ns += session_ns // 2
     world.timers.clear()
+    services._tell_others()
     services._expire()
-    assert armed(world) == [], "the last one is forgotten"
+    assert services._check not in armed(world), "the last one is forgotten"
+    assert armed(world)[-1] is services._report, "which others are told soon"
     assert services.report() == []
     assert [gone["service"] for gone in services.gone()] == ["bank"]
 
@@ -186,6 +190,38 @@ def test_each_other_replica_is_told_how_services_are(monkeypatch: pytest.MonkeyP
     (told,) = first.services
     assert (told.service, told.position, told.failing, told.version) == ("bank", 4, False, 6)
     world.services.close()
+
+
+def test_while_nothing_is_new_and_all_are_well_they_are_told_half_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 100 * NS_PER_S
+    monkeypatch.setattr(clock, "now_ns", lambda: now_ns)
+    world = World()
+    services = world.services
+
+    def waits() -> list[float]:
+        found = [(at_ns - now_ns) / NS_PER_S for at_ns, timer in world.timers if timer is services._report]
+        world.timers.clear()
+        return found
+
+    def told() -> list[float]:
+        services._tell_others()
+        return waits()
+
+    world.say(hello(position=4))
+    assert waits() == [REPORT_EVERY_S]
+    assert (told(), told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S], [2 * REPORT_EVERY_S])
+    services.reported(service_pb2.ServiceReport(node="n2", streamUid="u1"))
+    world.say(hello(position=5))
+    assert waits() == [], "a state that goes on waits for the next"
+    assert told() == [REPORT_EVERY_S]
+    assert told() == [2 * REPORT_EVERY_S]
+    world.say(hello(position=5, failing=True))
+    assert waits() == [REPORT_EVERY_S], "one that fails does not"
+    assert (told(), told(), told()) == ([REPORT_EVERY_S],) * 3, "nor is anything looked at less often then"
+    world.say(hello(position=5))
+    assert (told(), told()) == ([REPORT_EVERY_S], [2 * REPORT_EVERY_S])
+    world.say(hello(leaving=True))
+    assert waits() == [REPORT_EVERY_S], "nor one that goes"
 
 
 def test_what_is_said_of_another_partition_or_by_a_stranger_is_left() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -53,7 +54,7 @@ class World:
             hand_over=lambda *told: self.moved.append(told),
         )
         find = {("s", 0): self.services}
-        ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
+        self.desk = ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
 
     def _send(self, subject: str, pieces: tuple[bytes, ...]) -> None:
         self.sent.append((subject, b"".join(pieces)))
@@ -285,3 +286,35 @@ def test_a_service_is_told_what_the_code_beside_all_replicas_can_do(world: World
     assert world.last(pb.JoinLog).lowestVersion == 2
     (row,) = world.services.report()
     assert (row["version"], row["active_version"]) == (3, 1)
+
+
+async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World) -> None:
+    told: list[Any] = []
+    join = pb.ServiceHello(service="groups", stream="s", instance=8)
+    world.desk.said_here(join, "_INBOX.here", told.append)
+    assert told == [], "not while it speaks"
+    await asyncio.sleep(0)
+    (order,) = told
+    assert (order.instance, order.role) == (8, pb.SERVICE_FOLLOWER)
+    world.say(hello(instance=6))
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    await asyncio.sleep(0)
+    assert told[-1].leaderEpoch == 2
+    assert {subject for subject, _ in world.sent} == {"_INBOX.x"}, "another one, in a process of its own, is"
+    world.services.replay(12)
+    await asyncio.sleep(0)
+    for service, instance, ack_id in (("groups", 8, told[-1].ackId), ("bank", 6, world.last(pb.JoinLog).ackId)):
+        ack = pb.ServiceAck(service=service, stream="s", instance=instance, ackId=ack_id, position=10, streamUid="u1")
+        world.desk.said_here(ack, "_INBOX.here", told.append)
+    assert world.fed[-1] == events.ReplayFinished(end_offset=12)
+    count = len(told)
+    world.desk.said_here(pb.ServiceHello(service="groups", stream="s", instance=8, leaving=True), "_INBOX.here", told.append)
+    world.become("LEADER", "LEADER_READY", 2)
+    await asyncio.sleep(0)
+    assert (len(told), world.services._here) == (count, {}), "it hears nothing after its end"
+    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8), "_INBOX.here", told.append)
+    await asyncio.sleep(0)
+    assert (told[-1].reason, told[-1].instance) == (pb.ServiceRefusal.NO_SUCH_PARTITION, 8)
+    world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append)
+    await asyncio.sleep(0)
+    assert len(told) == count + 1

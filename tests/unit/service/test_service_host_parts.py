@@ -38,6 +38,13 @@ class Quiet(Service):
         return b""
 
 
+class AnsweringQuietly(Quiet):
+    """It emits nothing."""
+
+    def on_query(self, body: bytes) -> bytes:
+        return body
+
+
 class Part:
     """Stands for any part: what it was made with, and what it is told."""
 
@@ -391,3 +398,73 @@ async def test_work_that_has_ended_is_forgotten_and_only_its_error_ends_the_serv
         assert task not in server._tasks
         assert server._ended.done() is isinstance(error, UnavailableError)
     assert str(server._ended.exception()) == "no ack", "the first one counts"
+
+
+# ---- in its node's own process ------------------------------------------------------------------------------------------------
+async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing_twice(made: Made, tmp_path: Path) -> None:
+    said: list[Any] = []
+    hear: list[Any] = []
+
+    def say(message: Any, name: str, told: Any) -> None:
+        said.append(message)
+        hear.append(told)
+        assert name == "_INBOX.me"
+
+    bus = Bus()
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=0.01)
+    server: Any = ServiceHost(AnsweringQuietly, settings, bus, "ns", say=say)  # type: ignore[arg-type]
+    task = asyncio.create_task(server.run())
+    await bus.until(lambda: said)
+    instance = said[0].instance
+
+    def ordered(ack_id: int, **more: Any) -> None:
+        given = {"stopPosition": -1, "logEndOffset": -1, "leaderEpoch": 3, "leaseMs": 1}
+        hear[-1](pb.JoinLog(instance=instance, ackId=ack_id, streamUid="u1", **(given | more)))
+
+    def acks() -> list[tuple[int, int]]:
+        return [(message.ackId, message.position) for message in said if isinstance(message, pb.ServiceAck)]
+
+    ordered(1)
+    await bus.until(lambda: made.all("QueryServer") and acks())
+    ordered(2, role=pb.SERVICE_LEADER)
+    effects, replier, queries = made.one("EffectRunner"), made.one("Replier"), made.one("QueryServer")
+    await bus.until(lambda: (2, 0) in acks())
+    assert (effects.told, replier.told) == (["wake"], ["wake"]), "they act at once"
+    count = len(said)
+    await bus.until(lambda: len(said) > count + 3)
+    assert server._leads(), "a lease of 1 ms does not end between it and its own process"
+    for _ in range(3):
+        ordered(2, role=pb.SERVICE_LEADER)
+    ordered(2, role=pb.SERVICE_LEADER, stopPosition=5)
+    await bus.until(lambda: len(acks()) == 3)
+    assert acks() == [(1, 0), (2, 0), (2, 0)], "the last one may be waited for"
+    assert bus.said == [], "nothing goes over NATS"
+    assert queries.told == []
+    hear[-1](pb.ServiceRefusal(instance=instance, reason=pb.ServiceRefusal.REPLACED, node="n1", detail="x"))
+    assert not server._leads()
+    await bus.until(lambda: queries.told), "it looks whether its node is there"
+    server.stop()
+    await task
+    assert said[-1].leaving
+    position = server.machine.role
+    ordered(9, role=pb.SERVICE_LEADER)
+    assert (server.machine.role, server._order.ackId) == (position, 2), "it hears nothing after its end"
+
+
+async def test_who_is_not_registered_asks_soon_whatever_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    bus = Bus()
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, heartbeat_s=9.0)
+    server: Any = ServiceHost(Quiet, settings, bus, "ns")  # type: ignore[arg-type]
+
+    async def sleep(wait_s: float) -> None:
+        if wait_s:
+            waits.append(wait_s)
+            server._greeted, server._refusal = len(waits) > 1, "not here" if len(waits) == 2 else ""
+        if len(waits) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(host.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await server._heartbeats()
+    assert waits == [0.25, 0.25, 0.25, 9.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -213,12 +214,74 @@ async def test_who_does_not_lead_or_has_half_a_state_acts_no_more(monkeypatch: p
         if state == "end":
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(acting, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    async def wait_for(woken: Any, wait_s: float) -> None:
+        woken.close()
+        await sleep(wait_s)
+
+    monkeypatch.setattr(acting, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep, "wait_for": wait_for}))
     monkeypatch.setattr(EffectRunner, "_act", lambda *_: asyncio.Event().wait())
     with pytest.raises(asyncio.CancelledError):
         await made.run()
-    assert waits == [(1, 0.01), (1, 0.01), (0, 0.05), (1, 0.01), (0, 0.05)]
+    assert waits == [(1, 0.01), (1, 0.01), (0, 30.0), (1, 0.01), (0, 0.05)]
     assert made._tries == {}
+
+
+@pytest.mark.parametrize(
+    ("tick_s", "timer_s", "ticked_s", "rest_s"),
+    [(1.0, 100.2, 0.0, 0.2), (1.0, 99.0, 0.0, 0.05), (1.0, 99.0, -0.9, 0.1), (1.0, 207.0, 0.0, 30.0), (0.0, 100.2, 0.0, 30.0),
+     (1.0, None, 0.0, 30.0)],
+)  # fmt: skip
+async def test_it_rests_until_a_timer_is_due_and_may_be_told(
+    tick_s: float, timer_s: float | None, ticked_s: float, rest_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
+    bench = Acting(machine, monkeypatch, tick_s=tick_s)
+    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
+    assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
+    assert bench.runner._rest_s(None) == 30.0
+    bench.runner._leads = lambda: False
+    assert bench.runner._rest_s(machine) == 30.0
+
+
+async def test_what_waits_for_outputs_is_looked_at_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_of(b"a")
+    assert Acting(machine, monkeypatch, tick_s=0.0).runner._rest_s(machine) == 0.05
+
+
+async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the next look."""
+    monkeypatch.setattr(acting, "_IDLE_LOOK_S", 3600.0)
+    machine, leads, ran = machine_of(), [True], []
+    settings = ServiceSettings("shop", "orders", "n1", Path("x"))
+    made: Any = EffectRunner(None, settings, lambda: machine, lambda: leads[0], lambda: None)  # type: ignore[arg-type]
+    machine.on_work = made.wake
+
+    async def act(_: Any, machine: Any, effect: Any, __: Any) -> None:
+        ran.append(effect.number)
+        machine.effects.end(effect.number)
+
+    monkeypatch.setattr(EffectRunner, "_act", act)
+    running = asyncio.create_task(made.run())
+
+    async def until(condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.001)
+
+    def asks(offset: int) -> None:
+        machine.apply([Record(offset, 0, None, b"a", (), "", None, 1)])
+
+    await until(lambda: made._woken._waiters)
+    asks(0)
+    await until(lambda: ran == [0] and made._woken._waiters)
+    leads[0] = False
+    asks(1)
+    assert not made._woken.is_set()
+    leads[0] = True
+    made.wake()
+    await until(lambda: ran == [0, 1])
+    running.cancel()
 
 
 # ---- ticks -----------------------------------------------------------------------------------------------------------------
@@ -384,7 +447,7 @@ async def test_replies_leave_others_their_turn_and_one_that_fails_is_kept(monkey
     monkeypatch.setattr("liftpy.service.replying.asyncio", loop)
     with pytest.raises(asyncio.CancelledError):
         await made.run()
-    assert waits == [(0, 256), (0.002, 256), (0, 300), (0.02, 300)]
+    assert waits == [(0, 256), (0.002, 256), (0, 300), (30.0, 300)]
     assert [headers["Lift-Offset"] for _, _, headers in bus.said] == [str(offset) for offset in range(300)]
 
 
