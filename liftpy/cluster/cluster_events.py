@@ -162,6 +162,8 @@ def _about(asked: Any) -> dict[str, Any]:
             break
     if "partition" in names:
         said["partition"] = asked.partition
+    if "level" in names:
+        said["now"] = str(asked.level)
     for field in ("nodeId", "node"):
         if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
             said["node"] = getattr(asked, field)

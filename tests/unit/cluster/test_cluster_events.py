@@ -153,7 +153,9 @@ def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
             names = {one.name for one in field.fields}
-            assert names & {"stream", "name", "nodeId", "node"}, f"{name}: an event of it would not say what it is about"
+            assert names & {"stream", "name", "nodeId", "node", "level"}, (
+                f"{name}: an event of it would not say what it is about"
+            )
 
 
 def test_each_kind_is_documented_and_is_made_somewhere() -> None:
