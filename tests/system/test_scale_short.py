@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 async def test_partitions_are_made_led_again_and_restarted(tmp_path: Path) -> None:
-    run = Run(Sizes(partitions=100, nodes=3, per_stream=10, at_once=8, idle_s=0), tmp_path)
+    run = Run(Sizes(partitions=60, nodes=3, per_stream=10, at_once=8, idle_s=0), tmp_path)
     missed = await run.all(("kill-one", "kill-all"))
     assert [
         gate for gate in missed if "metadata terms" not in gate

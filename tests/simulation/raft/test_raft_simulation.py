@@ -22,7 +22,7 @@ from tests.simulation.raft.group_simulation import Run
 from tests.simulation.raft.mutants import MUTANTS, RaftMutant
 from tests.simulation.raft.plots import PLOTS
 
-SEEDS = 20
+SEEDS = 12
 ONE_IS_LEFT = 1000
 """A seed in which the group shrinks to one voter, which dies before it has flushed what it decided alone."""
 

@@ -24,6 +24,7 @@ from sidecar.dev.cluster import DevCluster
 from tests.system.garbage.floods import FLOODS, QUIET, QUIET_DATA, Flood
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets
+from tests.system.loaded.__main__ import waited_s
 
 STREAM, DATA = "garbage", "data.garbage"
 PARTITIONS = 2
@@ -329,7 +330,7 @@ class Run:
         return {report["node"]: report["incarnation"] for report in await self._reports(client)}
 
     def _waited_s(self) -> dict[str, float]:
-        return {name: _waited_s(node.pid) for name, node in self._cluster.nodes.items() if node.running}
+        return {name: waited_s(node.pid) for name, node in self._cluster.nodes.items() if node.running}
 
     def _rss(self) -> dict[str, int]:
         return {name: _rss_mib(node.pid) for name, node in self._cluster.nodes.items() if node.running}
@@ -428,11 +429,3 @@ class _Link:
 def _rss_mib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)
-
-
-def _waited_s(pid: int) -> float:
-    """For a core, since it began; 0.0 where the system does not say."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0

@@ -52,6 +52,12 @@ async def test_blocks_hold_each_batch_once_wherever_they_end() -> None:
             assert [block.records for block in blocks] == [end - start for start, end in zip([0, *cuts], cuts, strict=False)]
         later = await InBlocks(reads(client, uid, "n2"), 7).block(9)
         assert (later.records, later.epochs) == (2, [(1, 7)])
+        async with client.producer("orders") as producer:
+            await producer.send_many([b"%d" % number for number in range(20, 30)])
+        await reads(client, uid, "n2").bounds(29)
+        for start, records in ((20, 10), (23, 0)):
+            block = await InBlocks(reads(client, uid, "n2"), start).block(30)
+            assert block.records == records, "a batch is of the block in which it begins"
 
 
 async def test_a_replica_that_is_gone_is_away_and_a_stream_made_again_is_another() -> None:

@@ -105,6 +105,8 @@ def test_large_batches_are_cut_by_rows_and_by_bytes() -> None:
     batches = list(RowBuilder("s", 0, ("value",)).batches([large]))
     assert sum(b.num_rows for b in batches) == 40
     assert max(b.nbytes for b in batches) <= rows.MAX_BYTES + 2 * 1024 * 1024
+    six, fourteen = (whole(build_batch([bytes(1024 * 1024)] * count)) for count in (6, 14))
+    assert [b.num_rows for b in RowBuilder("s", 0, ("value",)).batches([six, fourteen])] == [6, 14], "joined they are too much"
 
 
 def test_an_uncompressed_batch_is_handed_on_in_place() -> None:

@@ -128,3 +128,16 @@ def test_a_stream_made_again_is_found_though_the_streams_were_listed_a_moment_ag
     assert {view.uid for view in catalog.views().values()} == {"first"}
     append(node.add_stream("a1", uid="second").partitions[0], 5)
     assert [(view.uid, view.end_offset) for view in catalog.views().values()] == [("second", 5)]
+
+
+def test_the_epoch_of_an_offset_between_is_asked_for_where_the_ends_have_others(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 10)
+    start = {"orders": {"0": 10, "epochs": {"0": 1}, "uid": "uid-orders"}}
+    append(log, 20)
+    log.leader_epoch = 3
+    append(log, 10)
+    reader = streaming(source())
+    for rows, epoch in ((15, 1), (25, 3), (30, 3)):
+        found = reader.latestOffset(start, ReadMaxRows(rows))
+        assert found == {"orders": {"0": 10 + rows, "epochs": {"0": epoch}, "uid": "uid-orders"}}
