@@ -429,6 +429,12 @@ class Admin:
         """All registered nodes, by name."""
         return sorted(node.nodeId for node in await self._nodes())
 
+    async def controller_ids(self) -> list[str]:
+        """Who forms the metadata group, its leader first."""
+        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        cluster = (await self._read(asked)).cluster
+        return sorted((one.nodeId for one in cluster.controllers), key=lambda node: (node != cluster.metadataLeader, node))
+
     async def _nodes(self) -> list[cluster_pb2.Node]:
         request, pages = cluster_pb2.ControlRequest(), ClusterPages()
         while pages.request is not None and not pages.cluster.image.streams:  # nodes come first

@@ -22,7 +22,7 @@ from liftpy.client.levels import Levels
 from liftpy.client.likeness import differences
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.nearest import Nearest
-from liftpy.client.node_answers import object_of, whole_status
+from liftpy.client.node_views import NodeViews
 from liftpy.client.opening import Opening
 from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
@@ -40,7 +40,6 @@ from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, UnavailableError
-from liftpy.glance import ASKED, Glance, glance_of
 from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
 from liftpy.wire.filters import Filter
@@ -86,7 +85,7 @@ async def _connect(
     return Client(Transport(connection), subjects, owns_connection=True)
 
 
-class Client(GivingUp, Grouping, Internals, Levels, Pauses, ServiceCalls):
+class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
     def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
@@ -293,31 +292,6 @@ class Client(GivingUp, Grouping, Internals, Levels, Pauses, ServiceCalls):
     async def describe_cluster(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader and its group; ``linearizable``: certainly as of now, behind a barrier."""
         return await self._admin.describe(linearizable=linearizable)
-
-    async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
-        """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
-        return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
-
-    async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
-        """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
-        return await self._status_page(node_id, b'{"health": true}', timeout_s)
-
-    async def node_glance(self, node_id: str, timeout_s: float = 2.0) -> Glance | None:
-        """What a node says at a glance, in about 1 KiB; None where its version is older. Raises UnavailableError, ProtocolError."""
-        return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
-
-    async def node_ids(self) -> list[str]:
-        """All registered nodes, by name, without the streams: cheap in a large cluster."""
-        return await self._admin.node_ids()
-
-    async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
-        """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
-        question = json.dumps({"level": level, "for_s": for_s}).encode()
-        return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
-
-    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
-        subject = self._subjects.status(check_name(node_id, "node"))
-        return object_of(node_id, await self._transport.request(subject, question, timeout_s))
 
     # ---- reading -----------------------------------------------------------------------------------------------------
     def consume(

@@ -66,6 +66,14 @@ class Subjects:
         """Operators have a node log more, or less, for a time."""
         return f"{self.namespace}.control.level.{node_id}"
 
+    def control_events(self, node_id: str) -> str:
+        """Operators ask a controller what happened in the cluster."""
+        return f"{self.namespace}.control.events.{node_id}"
+
+    def events(self, kind: str) -> str:
+        """What happens, told by the metadata leader to whoever listens."""
+        return f"{self.namespace}.events.{kind}"
+
     def inbox(self, node_id: str) -> str:
         """Under which a node is answered, without the last dot: by other nodes and by controllers."""
         return f"{self.namespace}.inbox.{node_id}"

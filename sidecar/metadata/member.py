@@ -33,6 +33,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.events import EventsDesk
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.group import Watcher
@@ -78,9 +79,10 @@ class RaftMember:
         self._connection = connection
         self._subjects = subjects
         fsm, producer = ClusterFsm(subjects.namespace, elections=elections), FeedProducer()
-        self._log = MemberLog(opened, fsm, producer, self._state_changed)
-        self._member = MetadataMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         self._outgoing = Outgoing(connection)
+        self._events = EventsDesk(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
+        self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
+        self._member = MetadataMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
@@ -127,6 +129,7 @@ class RaftMember:
             for watcher in self._watchers:
                 watcher(before, image)
         self._orders.look()
+        self._events.look()
 
     def _ask_when_unled(self) -> None:
         """Who hears no leader asks whether the group goes on without it: then it is no controller any more, and missed it."""
@@ -186,7 +189,7 @@ class RaftMember:
     def counters(self) -> dict[str, int]:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
-        found.update(self._feed.counters + self._member.counters)
+        found.update(self._feed.counters + self._member.counters + self._events.counters)
         if self._driver.frames_lost:
             found[f"{REFUSED}too many frames at once"] = self._driver.frames_lost
         if self._log.fsm.refused_count:
@@ -211,6 +214,7 @@ class RaftMember:
         inbox = self._subjects.raft_inbox(self.node_id)
         self._subscriptions.append(await self._connection.subscribe(inbox, cb=self._frame_received))
         await self._desk.open()
+        await self._events.open()
         await self._feed.start()
         self.bus_changed(True)
         self._driver.start()
@@ -282,6 +286,7 @@ class RaftMember:
         await unsubscribe(self._subscriptions)
         await self._feed.close()
         await self._desk.close()
+        await self._events.close()
         await self._orders.close()
         await self._outgoing.close()
         try:

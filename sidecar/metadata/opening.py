@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from liftpy.cluster.cluster_events import EventTrail, events_of
 from liftpy.cluster.controller_list import ControllerList, GroupView, first_list, list_from_pb, waits_for, well_formed
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
@@ -79,6 +80,7 @@ class MemberLog:
         feed: FeedProducer,
         state_changed: Callable[[int, int], None],
         surroundings: MemberSurroundings = MemberSurroundings(),  # it can't be changed
+        events: EventTrail | None = None,
     ) -> None:
         node_id, around = opened.node_id, surroundings
         self.node_id = node_id
@@ -86,6 +88,7 @@ class MemberLog:
         """The list of the settings."""
         self.fsm = fsm
         self._feed = feed
+        self._events = events
         self._folder = opened.folder
         opened.instruments.divergences += set_aside_diverged(opened.folder)
         make_folder(opened.folder)
@@ -139,12 +142,14 @@ class MemberLog:
     # ---- the state machine ---------------------------------------------------------------------------------------------
     def apply(self, entry: bytes, index: int) -> bytes:
         """Called by the library for each committed entry, in order."""
-        before, level = self.fsm.image.index, self.fsm.image.feature_level
+        before = self.fsm.image
         answer = self.fsm.apply(entry, index)
-        self.transport.checkpoints.applied(before, index, self.fsm.image.digest)
-        if self.fsm.image.feature_level != level:
+        self.transport.checkpoints.applied(before.index, index, self.fsm.image.digest)
+        if self.fsm.image.feature_level != before.feature_level:
             self.core.forceLogCompaction()  # what versions before it can't read is to stand in the snapshot, which they refuse, at once
         self._feed.applied(index, self.fsm.last_records)
+        if self._events is not None:
+            self._events.applied(index, events_of(before, entry, answer, self.fsm.last_records, index))
         return answer
 
     def work_ahead(self, entry: bytes, index: int) -> bool:
@@ -173,6 +178,8 @@ class MemberLog:
         self.core.snapshot_holds(snapshot.controllers)
         trim_journal(self.journal, snapshot.previous, snapshot.last)
         self._feed.restored(self.fsm.image.index)
+        if self._events is not None:
+            self._events.restored(self.fsm.image.index, self.fsm.image.time_ns)
         return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
 
     # ---- GroupLog ------------------------------------------------------------------------------------------------------

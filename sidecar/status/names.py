@@ -220,6 +220,7 @@ INCIDENTS = {
     "scrub: damage found": "scrub_damage",
     "scrub: interrupted": "scrub_interrupted",
     "jetstream requests refused": "jetstream_refused",
+    "metadata: entries without events, too many at once": "events_dropped",
 }
 """Name of a node's counter -> how it is labelled; of others the page tells."""
 ERRORS = {

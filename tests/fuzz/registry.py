@@ -38,6 +38,8 @@ ELSEWHERE = {
     "liftpy.client.admin:Admin._decoded": "calls frames.decode, with one error of its own",
     "liftpy.client.node_answers:object_of": "JSON for people, of any form",
     "sidecar.cli.health_nats:_published": "an ack as JSON, of a command that ends either way",
+    "liftpy.cluster.cluster_events:events_of": "of entries that the state machine has decoded and applied before",
+    "liftpy.cluster.cluster_events:_asked": "of its own answers to them",
     "sidecar.status.desk:_change_level": "two fields, tried out in tests/unit/node/test_logs.py",
     "liftpy.spark.source:LiftDataSource._parsed": "calls SourceOptions.parse",
     "liftpy.cluster.placement.rendezvous:_Ranking._hashes": "its own digests",

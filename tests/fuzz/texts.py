@@ -22,6 +22,7 @@ from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from sidecar.bus import backlog
+from sidecar.metadata import events as events_desk
 from sidecar.status import desk as status_desk
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
@@ -190,6 +191,14 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.desk:_asked_after",),
+        ),
+        Decoder(
+            "question for events",
+            [b'{"after": [7, 3], "since_ns": 1700000000000000000, "count": 20}', b""],
+            events_desk.asked_of,
+            (ValueError,),
+            make=damaged_json,
+            covers=("sidecar.metadata.events:asked_of",),
         ),
         Decoder(
             "server's word on connections",

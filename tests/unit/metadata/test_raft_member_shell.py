@@ -56,6 +56,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
     made._member = part("member", counters=Counter({"looked": 4}))
     made._driver = part("driver", stopped=False, frames_lost=6, inbox_bytes=9, late_tick_count=2)
     made._feed = part("feed", counters=Counter({"asked": 1}), producer=part("producer"), close=lambda: closed("feed"))
+    made._events = part("events", counters=Counter({"events": 7}), close=lambda: closed("events"))
     made._desk = part("desk", counters=Counter({"desk": 1}), close=lambda: closed("desk"))
     made._orders = part("orders", close=lambda: closed("orders"))
     made._outgoing = part("outgoing", counters=Counter({"not sent: x": 5}), close=lambda: closed("outgoing"))
@@ -66,7 +67,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
 
 def test_everything_that_was_refused_or_lost_is_counted_under_its_own_name() -> None:
     made, _ = a_member()
-    wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4}
+    wanted = {"stale": 2, "not sent: x": 5, "desk": 1, "asked": 1, "looked": 4, "events": 7}
     assert made.counters == wanted | {f"{REFUSED}too many frames at once": 6, "entries refused": 3}
     made._driver.frames_lost = made._log.fsm.refused_count = 0
     assert made.counters == wanted
@@ -190,6 +191,7 @@ async def test_a_stop_closes_everything_once_and_in_order(fails: bool) -> None:
         "driver.stop",
         "feed.close",
         "desk.close",
+        "events.close",
         "orders.close",
         "outgoing.close",
         "journal.close",

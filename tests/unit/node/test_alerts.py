@@ -154,6 +154,7 @@ CASES: dict[str, Case] = {
     "PartitionFailed": Case(gauge("partitions_failed", (0, 5), (1, 5), (0, 5)), 5.5, 7, 11, NODE),
     "UnderMinIsr": Case(gauge("partitions_under_min_isr", (0, 5), (3, 5), (0, 5)), 5.5, 7, 11, JOB),
     "NoMetadataLeader": Case(gauge("metadata_is_leader", (1, 5), (0, 5), (1, 5)), 5, 6, 11, JOB),
+    "MetadataDivergence": Case(gauge("metadata_divergence_total", (0, 5), (1, 40)), 4, 6, 20, NODE),
     "UncleanElection": Case(
         gauge("cluster_elections_total", (0, 5), (1, 40), labels=',kind="unclean"')
         | gauge("cluster_elections_total", *growing(1, 45), labels=',kind="clean"'),

@@ -27,7 +27,15 @@ from sidecar.cli.main import liftpy
 ROOT = Path(__file__).resolve().parents[3]
 LISTENERS_ONLY = {"raft_inbox": "raft", "control_admin_all": "control_admin", "inboxes": "inbox"}
 """Functions that build what is subscribed to where another one builds what is published on."""
-ARGUMENTS = {"stream": "orders", "partition": 0, "node_id": "n1", "to": "n1", "sender": "n2", "service": "bank"}
+ARGUMENTS = {
+    "stream": "orders",
+    "partition": 0,
+    "node_id": "n1",
+    "kind": "election",
+    "to": "n1",
+    "sender": "n2",
+    "service": "bank",
+}
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -83,7 +91,10 @@ def test_who_may_do_what_on_the_wire() -> None:
         "member": (
             "ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "shop.orders", "ns-groups", "ns-groups.*", "|", "_INBOX_me.>",
         ),
-        "operator": ("ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.status.*", "|", "_INBOX_me.>"),
+        "operator": (
+            "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.events.*", "ns.status.*", "|",
+            "ns.events.*", "_INBOX_me.>",
+        ),
         "status": ("ns.info", "ns.status.*", "|", "_INBOX_me.>"),
         "service": (
             "ns.orders.*.read",

@@ -403,11 +403,15 @@ def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
     publishes = {role: set(rights_of(role, scope).publish) for role in AccessRole}
     assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
     assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
-    assert publishes[AccessRole.OPERATOR] == {"ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.status.*"}
+    assert publishes[AccessRole.OPERATOR] == {
+        "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.events.*", "ns.status.*",
+    }  # fmt: skip
     assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}
     assert all(
-        rights_of(role, scope).subscribe == ("_INBOX_me.>",) for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE}
+        rights_of(role, scope).subscribe == ("_INBOX_me.>",)
+        for role in set(AccessRole) - {AccessRole.NODE, AccessRole.SERVICE, AccessRole.OPERATOR}
     )
+    assert rights_of(AccessRole.OPERATOR, scope).subscribe == ("ns.events.*", "_INBOX_me.>")
     given = Rights(("a",), ("b",), (5, 30))
     assert 'expires: "30s"' in as_nats_conf(given)
     assert "max: 5" in as_nats_conf(given)

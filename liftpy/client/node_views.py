@@ -1,0 +1,60 @@
+"""What nodes say of themselves, and controllers of the cluster, as a Client asks them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from liftpy.client.admin import Admin
+from liftpy.client.node_answers import object_of, whole_status
+from liftpy.client.transport import Transport
+from liftpy.glance import ASKED, Glance, glance_of
+from liftpy.ids import check_name
+from liftpy.wire.subjects import Subjects
+
+
+class NodeViews:
+    """What a Client has of it."""
+
+    _admin: Admin
+    _subjects: Subjects
+    _transport: Transport
+
+    async def node_status(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
+        """A node's own view of its partitions, as the node tells it. Raises UnavailableError when it does not answer."""
+        return await whole_status(lambda question: self._status_page(node_id, question, timeout_s))
+
+    async def node_health(self, node_id: str, timeout_s: float = 2.0) -> dict[str, Any]:
+        """What a node says of its ``health``, and why not under ``checks``; neither is there when its version is older."""
+        return await self._status_page(node_id, b'{"health": true}', timeout_s)
+
+    async def node_glance(self, node_id: str, timeout_s: float = 2.0) -> Glance | None:
+        """What a node says at a glance, in about 1 KiB; None where its version is older. Raises UnavailableError, ProtocolError."""
+        return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
+
+    async def node_ids(self) -> list[str]:
+        """All registered nodes, by name, without the streams: cheap in a large cluster."""
+        return await self._admin.node_ids()
+
+    async def node_log_level(self, node_id: str, level: str, for_s: float, timeout_s: float = 2.0) -> dict[str, Any]:
+        """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
+        question = json.dumps({"level": level, "for_s": for_s}).encode()
+        return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
+
+    async def controller_ids(self) -> list[str]:
+        """Who forms the metadata group, its leader first where it has one; any controller says it. Raises UnavailableError."""
+        return await self._admin.controller_ids()
+
+    async def cluster_events(
+        self, controller: str, after: tuple[int, int], since_ns: int = 0, timeout_s: float = 2.0
+    ) -> dict[str, Any]:
+        """What happened in the cluster, as that controller knows: ``events`` behind the place ``after`` (index, number), not
+        before ``since_ns`` (wall clock), the oldest first; ``more`` where there are others; ``begins`` and ``begins_ns``: up to that
+        index, and time, it does not know all. Needs an operator's rights. Raises UnavailableError, ProtocolError."""
+        subject = self._subjects.control_events(check_name(controller, "node"))
+        question = json.dumps({"after": list(after), "since_ns": since_ns}).encode()
+        return object_of(controller, await self._transport.request(subject, question, timeout_s))
+
+    async def _status_page(self, node_id: str, question: bytes, timeout_s: float) -> dict[str, Any]:
+        subject = self._subjects.status(check_name(node_id, "node"))
+        return object_of(node_id, await self._transport.request(subject, question, timeout_s))

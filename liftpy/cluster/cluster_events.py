@@ -1,0 +1,314 @@
+"""What happened in a cluster, entry by entry of the metadata group's log, and who asked for what. Pure.
+
+An event is a function of its entry and of the image before it, and so the same on every controller: (``index``, ``number``) names it
+wherever it is read. Each controller keeps the newest in memory; whoever asks a second one goes on where the first one ended.
+
+Requests of operators are events themselves, done or refused; one that is repeated under its operation id is the same request. What is
+refused before it reaches the log is logged and counted by the controller that refuses it, and no event.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from itertools import chain, islice
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from liftpy.cluster.image import ClusterImage, NodeImage
+from liftpy.cluster.records import (
+    ControllersChanged,
+    FeatureLevelSet,
+    NodeChanged,
+    NodeRemoved,
+    PartitionsAdded,
+    PartitionStateChanged,
+    Record,
+    StreamAltered,
+    StreamCreated,
+    StreamDeleted,
+)
+from liftpy.cluster.requests import AskedBy, changes_nothing, kind_of
+from liftpy.config import NS_PER_S
+from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+
+KINDS = (
+    "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
+    "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
+)  # fmt: skip
+MOST_EVENTS = 10_000
+"""That a controller keeps."""
+MOST_NOTED = 4096
+"""Entries that wait for their events to be made."""
+MOST_DETAIL_CHARS = 300
+_ERRORS = pb.ControlResponse.Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEvent:
+    """``time_ns``: the metadata leader's wall clock when it proposed the entry. What does not apply is empty."""
+
+    index: int
+    """Of the entry."""
+    number: int
+    """Within it, from 0."""
+    time_ns: int
+    kind: str
+    """One of ``KINDS``."""
+    stream: str = ""
+    partition: int = -1
+    node: str = ""
+    was: str = ""
+    """Before; who led, the ISR, the controllers."""
+    now: str = ""
+    """Since then."""
+    request: str = ""
+    """Of ``request``: what was asked for."""
+    sender: str = ""
+    """By whom: the principal that NATS's rights tie the asker to; '': unproven, or the metadata leader itself."""
+    operation_id: str = ""
+    outcome: str = ""
+    """done, or refused"""
+    error: str = ""
+    detail: str = ""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Before all later ones."""
+        return self.index, self.number
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON: what applies; ``time`` is UTC, RFC 3339, ms."""
+        moment = datetime.fromtimestamp(self.time_ns // 1_000_000 / 1000, UTC).isoformat(timespec="milliseconds")
+        said = {
+            one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("index", "number", "time_ns", "kind")
+        }
+        shown = {name: value for name, value in said.items() if value not in ("", -1)}
+        return {
+            "index": self.index,
+            "number": self.number,
+            "time": moment.replace("+00:00", "Z"),
+            "time_ns": self.time_ns,
+            "kind": self.kind,
+            **shown,
+        }
+
+
+def in_words(event: dict[str, Any]) -> str:
+    """An event as ``as_object`` made it, in one line, for people."""
+    what = str(event.get("kind", "?"))
+    if "stream" in event:
+        where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
+    else:
+        where = str(event.get("node", ""))
+    change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
+    if what == "request":
+        what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
+        change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
+    return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
+
+
+def events_of(
+    before: ClusterImage, entry: bytes, answer: bytes, records: Iterable[Record], index: int
+) -> Iterator[ClusterEvent]:
+    """Of the entry ``index``, which did ``records`` to ``before`` and was answered ``answer``, one by one; none for what only looks."""
+    try:
+        request = pb.ControlRequest.FromString(entry)
+    except DecodeError:
+        return
+    for number, (kind, said) in enumerate(chain(_asked(before, request, answer), _done(before, records))):
+        yield ClusterEvent(index=index, number=number, time_ns=request.timeNs, kind=kind, **said)
+
+
+_Found = tuple[str, dict[str, Any]]
+
+
+def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
+    parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
+    if not any(kind_of(part).asked_by is AskedBy.OPERATORS for part in parts):
+        return
+    if changes_nothing(request) or before.operations.get(request.operationId) is not None:
+        return
+    response = pb.ControlResponse.FromString(answer)
+    answers = {item.number: (item.error, item.detail) for item in response.batch.answers}
+    for number, part in enumerate(parts):
+        if kind_of(part).asked_by is not AskedBy.OPERATORS:
+            continue
+        error, detail = response.error, response.detail
+        if request.HasField("batch"):
+            error, detail = answers.get(request.batch.requests[number].number, (_ERRORS.UNKNOWN, "not decided"))
+        name = part.WhichOneof("request") or ""
+        said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
+        said |= _about(getattr(part, name))
+        if error == _ERRORS.OK:
+            yield "request", {**said, "outcome": "done"}
+        else:
+            detail = detail[:MOST_DETAIL_CHARS]
+            yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+
+
+def _about(asked: Any) -> dict[str, Any]:
+    """The stream, partition and node that it names."""
+    names = {one.name for one in asked.DESCRIPTOR.fields}
+    said: dict[str, Any] = {}
+    for field in ("stream", "name"):
+        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
+            said["stream"] = getattr(asked, field)
+            break
+    if "partition" in names:
+        said["partition"] = asked.partition
+    if "level" in names:
+        said["now"] = str(asked.level)
+    for field in ("nodeId", "node"):
+        if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
+            said["node"] = getattr(asked, field)
+            break
+    return said
+
+
+def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
+    partitions: dict[tuple[str, int], PartitionState | None] = {}
+    nodes: dict[str, NodeImage | None] = {}
+    controllers = before.controllers
+    for record in records:
+        match record:
+            case StreamCreated(stream):
+                partitions.update({(stream.uid, one.partition): one for one in stream.partitions})
+                yield (
+                    "stream_created",
+                    {"stream": stream.name, "detail": f"{stream.partition_count} partitions on {stream.subject}"},
+                )
+            case StreamDeleted(name, _):
+                yield "stream_deleted", {"stream": name}
+            case PartitionsAdded(stream_name, uid, added):
+                partitions.update({(uid, one.partition): one for one in added})
+                yield "partitions_added", {"stream": stream_name, "now": str(len(added))}
+            case StreamAltered():
+                yield "stream_altered", {"stream": record.stream}
+            case NodeChanged(node):
+                known = nodes[node.node_id] if node.node_id in nodes else before.nodes.get(node.node_id)
+                nodes[node.node_id] = node
+                yield from _node(known, node)
+            case NodeRemoved(node_id):
+                nodes[node_id] = None
+                yield "node_removed", {"node": node_id}
+            case PartitionStateChanged(stream_name, uid, partition):
+                key = (uid, partition.partition)
+                old = partitions[key] if key in partitions else _held(before, stream_name, uid, partition.partition)
+                partitions[key] = partition
+                if old is not None:
+                    where = {"stream": stream_name, "partition": partition.partition}
+                    yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
+            case FeatureLevelSet(feature_level):
+                yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+            case ControllersChanged(changed):
+                yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
+                controllers = changed
+
+
+def _held(image: ClusterImage, stream: str, uid: str, partition: int) -> PartitionState | None:
+    held = image.streams.get(stream)
+    return held.partitions[partition] if held is not None and held.uid == uid and partition < len(held.partitions) else None
+
+
+def _node(old: NodeImage | None, new: NodeImage) -> Iterator[_Found]:
+    said = {"node": new.node_id}
+    if old is None or old.incarnation != new.incarnation:
+        was = _process(old) if old is not None else ""
+        yield "node_registered", {**said, "was": was, "now": _process(new)}
+        if old is not None and old.folder_id and new.folder_id != old.folder_id:
+            yield "folder_lost", {**said, "detail": "it came back with another data folder"}
+    if old is not None and old.incarnation == new.incarnation and old.fenced != new.fenced:
+        yield ("node_fenced" if new.fenced else "node_unfenced"), said
+    if old is not None and old.leaving != new.leaving:
+        yield ("node_drains" if new.leaving else "node_stays"), said
+    if old is not None and (old.weight, old.rack) != (new.weight, new.rack):
+        yield "node_changed", {**said, "was": _place(old), "now": _place(new)}
+
+
+def _process(node: NodeImage) -> str:
+    return f"incarnation {node.incarnation}" + (f" of {node.version}" if node.version else "")
+
+
+def _place(node: NodeImage) -> str:
+    return f"weight {node.weight:g}" + (f", rack {node.rack}" if node.rack else "")
+
+
+def _partition(old: PartitionState, new: PartitionState) -> Iterator[_Found]:
+    if new.unclean_elected and not old.unclean_elected:
+        yield "unclean_election", {"now": new.leader, "detail": "who may lack acknowledged records"}
+    if new.status is PartitionStatus.OFFLINE and old.status is not PartitionStatus.OFFLINE:
+        yield "partition_offline", {"was": old.leader or old.last_leader}
+    elif new.status is PartitionStatus.ONLINE and (new.leaderships > old.leaderships or new.leader_epoch > old.leader_epoch):
+        before = old.deposed or old.leader or old.last_leader
+        kind = "transfer" if before and before != new.leader and before in new.isr else "election"
+        yield kind, {"was": before, "now": new.leader, "detail": f"epoch {new.leader_epoch}"}
+    if set(old.isr) != set(new.isr):
+        yield "isr_changed", {"was": " ".join(old.isr), "now": " ".join(new.isr)}
+    if old.replicas != new.replicas:
+        yield "replicas_changed", {"was": " ".join(old.replicas), "now": " ".join(new.replicas)}
+    if old.pause is not new.pause:
+        yield "pause_changed", {"was": old.pause.words, "now": new.pause.words}
+
+
+class EventTrail:
+    """The newest events, in order; every controller keeps one. Applying an entry only notes it: ``look`` makes its events, some at
+    a time, since one entry may move thousands of partitions."""
+
+    def __init__(self, most: int = MOST_EVENTS, most_noted: int = MOST_NOTED) -> None:
+        self._held: deque[ClusterEvent] = deque(maxlen=most)
+        self._noted: deque[tuple[int, Iterator[ClusterEvent]]] = deque()
+        self._most_noted = most_noted
+        self.index = 0
+        """Of the last entry whose events are here."""
+        self.begins = 0
+        """Of entries up to this one nothing is known here, or not all."""
+        self.begins_ns = 0
+        """Since then all is known; wall clock."""
+        self.dropped = 0
+        """Entries that found no room to be noted."""
+
+    def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
+        """The entry ``index`` was applied."""
+        if len(self._noted) >= self._most_noted:
+            self.begins, _ = self._noted.popleft()
+            self.begins_ns = self._held[-1].time_ns if self._held else self.begins_ns
+            self.dropped += 1
+        self._noted.append((index, events))
+
+    def look(self, most: int) -> list[ClusterEvent]:
+        """Up to ``most`` events more than there were."""
+        found: list[ClusterEvent] = []
+        while self._noted and len(found) < most:
+            index, events = self._noted[0]
+            found += islice(events, most - len(found))
+            if len(found) < most:
+                self._noted.popleft()
+                self.index = index
+        for event in found:
+            if len(self._held) == self._held.maxlen:
+                oldest = self._held[0]
+                self.begins, self.begins_ns = max(self.begins, oldest.index), max(self.begins_ns, oldest.time_ns)
+            self._held.append(event)
+        return found
+
+    def restored(self, index: int, time_ns: int) -> None:
+        """The image is a snapshot's, of that time: what lies between is not known."""
+        self._held.clear()
+        self._noted.clear()
+        self.index = self.begins = index
+        self.begins_ns = time_ns
+
+    def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
+        """The first ``count`` behind ``place`` that are not older than ``since_ns``."""
+        return list(islice((one for one in self._held if one.place > place and one.time_ns >= since_ns), count))
+
+
+def is_recent(event: ClusterEvent, now_ns: int, within_s: float = 60.0) -> bool:
+    """Whether it is worth telling now, by the wall clock."""
+    return event.time_ns >= now_ns - within_s * NS_PER_S

@@ -1,0 +1,109 @@
+"""``liftpy events``: what happened in the cluster, as its controllers remember; with the role ``operator``.
+
+Events are the same on every controller, so that who asks another one goes on where the first one ended: none is shown twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import click
+
+from liftpy.client import Client
+from liftpy.cluster.cluster_events import in_words
+from liftpy.config import NS_PER_S
+from liftpy.errors import LiftError, NotAllowedError, UnavailableError
+from sidecar.cli.log_level import seconds
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.pipes import reader_gone
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+from sidecar.tasks import attended
+
+_TIMEOUT_S = 2.0
+POLL_S = 1.0
+
+
+@click.command()
+@click.option("--since", default="1h", show_default=True, metavar="TIME", help="Not older than this: 90s, 5m, 24h.")
+@click.option("--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@json_option
+@connection_options
+def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
+    """Show elections, ISR changes, nodes that came and went, and who asked for what; with --json one object a line.
+
+    Controllers keep the newest 10,000 in memory; where that does not reach back far enough, the first line says so.
+    """
+    since_ns = max(0, time.time_ns() - round(seconds(since) * NS_PER_S))
+
+    async def work(client: Client) -> None:
+        gone = attended(reader_gone(sys.stdout))
+        async for said in EventPages(client).pages(since_ns, follow=follow):
+            _show(said, as_json)
+            if gone.done():
+                return
+
+    with_client(target, work)
+
+
+class EventPages:
+    """Goes from one controller to the next where one does not answer."""
+
+    def __init__(self, client: Client, sleep: Callable[[float], Any] | None = None) -> None:
+        self._client = client
+        self._sleep = sleep or _sleep
+        self._place = (0, -1)
+
+    async def pages(self, since_ns: int, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+        """Answers, oldest first, until there are no more; with ``follow`` for ever. The first one says where memory ``begins``, if not
+        all that was asked for is known. Raises UnavailableError where no controller answers."""
+        first = True
+        while True:
+            try:
+                said = await self._page(since_ns)
+            except UnavailableError:
+                if first or not follow:
+                    raise
+                said = {"events": [], "more": False, "begins": 0, "begins_ns": 0}  # nobody leads now: it goes on
+            said["gap"] = said["begins_ns"] > since_ns if first else said["begins"] > self._place[0]
+            if said["events"]:
+                last = said["events"][-1]
+                self._place = (last["index"], last["number"])
+            first = False
+            yield said
+            if not said["more"]:
+                if not follow:
+                    return
+                await self._sleep(POLL_S)
+
+    async def _page(self, since_ns: int) -> dict[str, Any]:
+        why: LiftError | None = None
+        for controller in await self._client.controller_ids():
+            try:
+                said = await self._client.cluster_events(controller, self._place, since_ns, _TIMEOUT_S)
+            except NotAllowedError:
+                raise
+            except LiftError as error:
+                why = error
+                continue
+            if "error" not in said and said["index"] >= self._place[0]:
+                return said
+        raise UnavailableError(f"no controller told what happened: {why or 'they have not caught up'}")
+
+
+async def _sleep(wait_s: float) -> None:
+    await asyncio.sleep(wait_s)
+
+
+def _show(said: dict[str, Any], as_json: bool) -> None:
+    if said["gap"] and not as_json:
+        click.echo(f"(what happened up to entry {said['begins']:,} is not known any more)")
+    elif said["gap"]:
+        click.echo(json.dumps({"kind": "gap", "up_to_index": said["begins"]}))
+    for event in said["events"]:
+        click.echo(json.dumps(event) if as_json else f"{event['time']}  {event['index']}.{event['number']}  {in_words(event)}")

@@ -1,0 +1,144 @@
+"""``liftpy events``: each event once, whoever answers; what is not known any more is said."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from liftpy.errors import NotAllowedError, UnavailableError
+from sidecar.cli import events as command
+from sidecar.cli.events import EventPages
+from sidecar.cli.main import main
+
+
+class Controllers:
+    """n1 leads; each answers pages of ``size`` from the same events."""
+
+    def __init__(self, count: int = 0, size: int = 2) -> None:
+        self.events = [an_event(index) for index in range(1, count + 1)]
+        self.size = size
+        self.away: set[str] = set()
+        self.asked: list[str] = []
+        self.begins: dict[str, tuple[int, int]] = {}
+        self.behind: dict[str, int] = {}
+        self.denied = False
+
+    async def controller_ids(self) -> list[str]:
+        if self.away >= {"n1", "n2", "n3"}:
+            raise UnavailableError("nobody")
+        return ["n1", "n2", "n3"]
+
+    async def cluster_events(self, controller: str, after: tuple[int, int], since_ns: int, timeout_s: float) -> dict[str, Any]:
+        self.asked.append(controller)
+        if self.denied:
+            raise NotAllowedError("no")
+        if controller in self.away:
+            raise UnavailableError("silent")
+        found = [one for one in self.events if (one["index"], one["number"]) > after and one["time_ns"] >= since_ns]
+        begins, begins_ns = self.begins.get(controller, (0, 0))
+        index = self.behind.get(controller, len(self.events))
+        return {
+            "events": found[: self.size],
+            "more": len(found) > self.size,
+            "begins": begins,
+            "begins_ns": begins_ns,
+            "index": index,
+        }
+
+
+def an_event(index: int) -> dict[str, Any]:
+    return {
+        "index": index,
+        "number": 0,
+        "time": f"t{index}",
+        "time_ns": index * 100,
+        "kind": "election",
+        "stream": "s",
+        "partition": 0,
+        "was": "a",
+        "now": "b",
+    }
+
+
+async def seen(controllers: Controllers, since_ns: int = 0) -> list[Any]:
+    pages = [page async for page in EventPages(controllers).pages(since_ns, follow=False)]  # type: ignore[arg-type]
+    return [*(["gap"] if pages[0]["gap"] else []), *(event["index"] for page in pages for event in page["events"])]
+
+
+async def test_all_pages_are_asked_for_from_the_leader_or_who_answers() -> None:
+    controllers = Controllers(5)
+    assert await seen(controllers) == [1, 2, 3, 4, 5]
+    assert controllers.asked == ["n1"] * 3
+    controllers.away = {"n1"}
+    assert await seen(controllers, 250) == [3, 4, 5]
+    controllers.away |= {"n2", "n3"}
+    with pytest.raises(UnavailableError):
+        await seen(controllers)
+
+
+async def test_a_memory_that_does_not_reach_back_is_said() -> None:
+    controllers = Controllers(5)
+    controllers.begins = {"n1": (2, 250)}
+    assert await seen(controllers, 100) == ["gap", 1, 2, 3, 4, 5]
+    assert await seen(controllers, 300) == [3, 4, 5]
+
+
+async def test_following_goes_on_over_controllers_that_go_without_repeating_or_leaving_out() -> None:
+    controllers, waited = Controllers(3, size=9), []
+
+    async def sleep(wait_s: float) -> None:
+        waited.append(wait_s)
+        match len(waited):
+            case 1:
+                controllers.events.append(an_event(4))
+                controllers.away = {"n1"}
+            case 2:
+                controllers.away = {"n1", "n2", "n3"}
+            case 3:
+                controllers.away = {"n1"}
+                controllers.behind = {"n2": 2}
+                controllers.events.append(an_event(5))
+            case 4:
+                controllers.begins = {"n3": (7, 7000)}
+            case _:
+                raise asyncio.CancelledError
+
+    pages: list[Any] = []
+
+    async def follow() -> None:
+        async for page in EventPages(controllers, sleep).pages(0, follow=True):  # type: ignore[arg-type]
+            pages.append((page["gap"], [event["index"] for event in page["events"]]))
+
+    with pytest.raises(asyncio.CancelledError):
+        await follow()
+    assert pages == [(False, [1, 2, 3]), (False, [4]), (False, []), (False, [5]), (True, [])]
+    assert controllers.asked[-3:] == ["n1", "n2", "n3"], "n2 has not caught up"
+
+
+async def test_a_right_that_is_missing_is_said_at_once() -> None:
+    controllers = Controllers(1)
+    controllers.denied = True
+    with pytest.raises(NotAllowedError):
+        await seen(controllers)
+    assert controllers.asked == ["n1"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_lines_are_for_people_or_machines(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    controllers = Controllers(2)
+    controllers.begins = {"n1": (1, 1 << 62)}
+    monkeypatch.setattr(command, "with_client", lambda target, work: asyncio.run(work(controllers)))
+    monkeypatch.setattr(command.time, "time_ns", lambda: 3600 * 10**9 + 150)
+    with pytest.raises(SystemExit) as ended:
+        main(["events", *(["--json"] if as_json else [])])
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    if as_json:
+        assert [json.loads(line) for line in lines] == [{"kind": "gap", "up_to_index": 1}, an_event(2)]
+    else:
+        assert lines == ["(what happened up to entry 1 is not known any more)", "t2  2.0  election s/0 a -> b"]

@@ -1,0 +1,223 @@
+"""Events: what each entry did, and who asked for it, the same on every controller; kept within bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_driver import MS, Driver, Error
+from election_driver import Cluster
+
+from liftpy.cluster.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.records import PartitionStateChanged
+from liftpy.cluster.requests import REQUESTS, AskedBy
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def all_events(log: list[bytes], *, elections: bool = False) -> list[ClusterEvent]:
+    """Of a log, on a controller of its own."""
+    fsm, trail, found = ClusterFsm(elections=elections), EventTrail(), []
+    for index, entry in enumerate(log, 1):
+        before = fsm.image
+        answer = fsm.apply(entry, index)
+        trail.applied(index, events_of(before, entry, answer, fsm.last_records, index))
+        found += trail.look(1000)
+    assert found == trail.behind((0, -1), 0, 10_000)
+    return found
+
+
+def told(driver: Any) -> list[str]:
+    return [in_words(event.as_object()) for event in all_events(driver.log, elections=driver.fsm.rules.elections)]
+
+
+def test_a_day_of_a_cluster_in_words() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    driver.change_isr(["a", "b"])
+    driver.fence("c")
+    driver.unfence("c")
+    driver.ask(setNode=pb.SetNode(nodeId="c", rack="r1"))
+    driver.ask(addPartitions=pb.AddPartitions(name="orders", partitions=3))
+    driver.restart("b", clean=True)
+    driver.delete("orders")
+    assert told(driver) == [
+        "node registered a none -> incarnation 1",
+        "node registered b none -> incarnation 2",
+        "node registered c none -> incarnation 3",
+        "createStream done orders by test",
+        "stream created orders 2 partitions on shop.orders",
+        "isr changed orders/0 a b c -> a b",
+        "node fenced c",
+        "node unfenced c",
+        "setNode done c by test",
+        "node changed c weight 1 -> weight 1, rack r1",
+        "addPartitions done orders by test",
+        "partitions added orders none -> 1",
+        "node registered b incarnation 2 -> incarnation 4",
+        "election orders/1 b -> b epoch 4",
+        "deleteStream done orders by test",
+        "stream deleted orders",
+    ]
+
+
+def test_elections_are_told_from_hand_overs_and_from_those_that_may_lose() -> None:
+    cluster = Cluster()
+    cluster.report("b", (1, 90))
+    cluster.report("c", (1, 93))
+    cluster.promote()
+    cluster.elect("b")
+    cluster.promote()
+    kinds = [
+        (event.kind, event.was, event.now) for event in all_events(cluster.log, elections=True) if event.stream == "orders"
+    ]
+    assert ("election", "a", "c") in kinds
+    assert ("isr_changed", "a b c", "b c") in kinds
+    assert ("transfer", "c", "b") in kinds
+    assert ("unclean_election", "", "b") not in kinds
+
+
+def test_what_was_refused_is_an_event_with_its_error() -> None:
+    driver = Driver(("a",))
+    assert driver.delete("nothing").error == Error.NOT_FOUND
+    event = all_events(driver.log)[-1]
+    told = (event.kind, event.request, event.outcome, event.error, event.sender)
+    assert told == ("request", "deleteStream", "refused", "NOT_FOUND", "test")
+    assert (event.stream, event.operation_id) == ("nothing", (2).to_bytes(16, "big").hex())
+    assert event.detail
+
+
+def test_a_request_that_is_repeated_is_one_and_what_looks_is_none() -> None:
+    driver = Driver(("a",))
+    count = len(all_events(driver.log))
+    for _ in range(3):
+        driver.ask(b"i" * 16, createStream=pb.CreateStream(name="s", subject="x"))
+    driver.ask(createStream=pb.CreateStream(name="t", subject="y", dryRun=True))
+    driver.ask(describeCluster=pb.DescribeCluster())
+    driver.ask(barrier=pb.Barrier())
+    driver.apply(b"\xff\xff")
+    assert [event.kind for event in all_events(driver.log)[count:]] == ["request", "stream_created"]
+
+
+def test_each_part_of_a_batch_has_its_own_answer() -> None:
+    driver = Driver(("a", "b"), elections=True)
+    driver.create(replicationFactor=2)
+    uid = driver.fsm.image.streams["orders"].uid
+    wanted = pb.ElectLeader(stream="orders", uid=uid, partition=0, node="b")
+    parts = [
+        pb.BatchedRequest(number=4, request=pb.ControlRequest(electLeader=wanted)),
+        pb.BatchedRequest(number=7, request=pb.ControlRequest(electLeader=pb.ElectLeader(stream="x", uid="u", partition=3))),
+        pb.BatchedRequest(number=9, request=pb.ControlRequest(changeIsr=driver.isr_request(["a"]))),
+    ]
+    driver.ask(batch=pb.Batch(requests=parts))
+    asked = [event for event in all_events(driver.log, elections=True) if event.request == "electLeader"]
+    assert [(event.stream, event.partition, event.outcome) for event in asked] == [("orders", 0, "done"), ("x", 3, "refused")]
+    assert asked[1].error == "NOT_FOUND"
+
+
+def test_a_node_that_comes_back_with_another_folder_is_told() -> None:
+    driver = Driver()
+    driver.register("a", folderId="f1")
+    driver.register("a", folderId="f1", previousIncarnation=1)
+    assert "folder_lost" not in [event.kind for event in all_events(driver.log)]
+    driver.register("a", folderId="f2")
+    assert [event.kind for event in all_events(driver.log)][-2:] == ["node_registered", "folder_lost"]
+
+
+def test_a_change_is_compared_with_the_one_before_it_in_the_same_entry() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    uid, held = driver.fsm.image.streams["orders"].uid, driver.partition()
+    states = [replace(held, isr=tuple(isr)) for isr in ("ab", "a", "a")]
+    records = [PartitionStateChanged("orders", uid, state) for state in states]
+    entry = pb.ControlRequest(changeIsr=pb.ChangeIsr()).SerializeToString()
+    found = [(event.was, event.now) for event in events_of(driver.fsm.image, entry, b"", records, 9)]
+    assert found == [("a b c", "a b"), ("a b", "a")]
+
+
+def test_another_controller_says_the_same_in_the_same_places() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=9)
+    driver.fence("a")
+    found = all_events(driver.log)
+    assert found == all_events(driver.log)
+    assert [event.place for event in found] == sorted({event.place for event in found})
+    assert {event.kind for event in found} <= set(KINDS)
+
+
+def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
+    for name, row in REQUESTS.items():
+        if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
+            field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
+            names = {one.name for one in field.fields}
+            assert names & {"stream", "name", "nodeId", "node", "level"}, (
+                f"{name}: an event of it would not say what it is about"
+            )
+
+
+def test_each_kind_is_documented_and_is_made_somewhere() -> None:
+    root = Path(__file__).resolve().parents[3]
+    source = (root / "liftpy" / "cluster" / "cluster_events.py").read_text(encoding="utf-8")
+    page = (root / "docs" / "operating.md").read_text(encoding="utf-8")
+    for kind in KINDS:
+        assert f"`{kind}`" in page, kind
+        assert source.count(f'"{kind}"') >= 2, kind
+
+
+# ---- keeping ------------------------------------------------------------------------------------------------------------
+def some(index: int, count: int, time_ns: int = 0) -> Any:
+    return (ClusterEvent(index=index, number=n, time_ns=time_ns or index, kind="election") for n in range(count))
+
+
+def test_a_large_entry_is_looked_at_in_parts_and_nothing_is_lost() -> None:
+    trail = EventTrail()
+    trail.applied(5, some(5, 7))
+    trail.applied(6, some(6, 2))
+    assert trail.behind((0, -1), 0, 99) == [], "applying makes no events"
+    assert [event.place for event in trail.look(3)] == [(5, 0), (5, 1), (5, 2)]
+    assert trail.index == 0, "the entry is not whole"
+    assert [len(trail.look(3)) for _ in range(4)] == [3, 3, 0, 0]
+    assert trail.index == 6
+    assert [event.place for event in trail.behind((5, 5), 0, 2)] == [(5, 6), (6, 0)]
+    assert [event.place for event in trail.behind((0, -1), 6, 9)] == [(6, 0), (6, 1)]
+
+
+def test_memory_is_bounded_and_says_from_where_on_it_knows() -> None:
+    trail = EventTrail(most=4, most_noted=2)
+    trail.applied(1, some(1, 3, 100))
+    trail.applied(2, some(2, 3, 200))
+    trail.look(99)
+    assert (trail.begins, trail.begins_ns) == (1, 100)
+    assert [event.place for event in trail.behind((0, -1), 0, 99)] == [(1, 2), (2, 0), (2, 1), (2, 2)]
+    for index in (3, 4, 5):
+        trail.applied(index, some(index, 1, 300))
+    assert (trail.dropped, trail.begins, trail.begins_ns) == (1, 3, 200)
+    trail.restored(50, 900)
+    assert (trail.index, trail.begins, trail.begins_ns, trail.look(9), trail.behind((0, -1), 0, 9)) == (50, 50, 900, [], [])
+
+
+def test_it_is_said_in_json_without_what_does_not_apply() -> None:
+    event = ClusterEvent(
+        index=7, number=1, time_ns=1_700_000_000_123 * MS, kind="isr_changed", stream="s", partition=0, was="a b", now="a"
+    )
+    assert event.as_object() == {
+        "index": 7, "number": 1, "time": "2023-11-14T22:13:20.123Z", "time_ns": 1_700_000_000_123 * MS, "kind": "isr_changed",
+        "stream": "s", "partition": 0, "was": "a b", "now": "a",
+    }  # fmt: skip
+    assert is_recent(event, event.time_ns + 59 * 1000 * MS)
+    assert not is_recent(event, event.time_ns + 61 * 1000 * MS)
+
+
+@pytest.mark.parametrize("event", [{}, {"kind": "request"}, {"kind": "x", "was": ""}])
+def test_odd_objects_have_words_too(event: dict[str, Any]) -> None:
+    assert in_words(event)
+
+
+def test_an_image_that_does_not_know_the_stream_tells_no_change_of_it() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create()
+    driver.change_isr(["a", "b"])
+    assert not list(events_of(ClusterImage(), driver.log[-1], b"", driver.fsm.last_records, 9))
