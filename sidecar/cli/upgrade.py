@@ -157,7 +157,10 @@ def report(as_json: bool, target: Target) -> None:
     }
     if as_json:
         known = [{"level": f.level, "version": f.version, "gates": f.gates, "has_way_back": f.has_way_back} for f in FEATURES]
-        disk = {name: found.written_at(levels.level) for name, found in DISK_FORMATS.items()}
+        disk = {
+            name: {"where": f.where, "reads": f.reads, "writes": f.written_at(levels.level), "is_cache": f.is_cache}
+            for name, f in DISK_FORMATS.items()
+        }
         said = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
         click.echo(json.dumps(said))
         return
