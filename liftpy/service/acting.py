@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -64,13 +65,18 @@ class EffectRunner:
         self._threads = 0
         self._ticked_s = 0.0
         self._woken = asyncio.Event()
+        self._rests_until_s = math.inf
         self.problem = ""
         """Why an effect has no result; shown in status."""
 
     def wake(self) -> None:
-        """There may be something to do: records were applied, or this service leads now."""
-        if self._leads():
-            self._woken.set()
+        """There may be something to do: records were applied, or this service leads now. A timer that was set meanwhile, and is due no
+        sooner than it looks anyway, does not wake it."""
+        machine = self._machine()
+        if machine is not None and self._leads():
+            rests_until_s = time.monotonic() + self._rest_s(machine)
+            if len(machine.effects) or rests_until_s < self._rests_until_s:
+                self._woken.set()
 
     async def run(self) -> None:
         """Act while this service leads, for ever."""
@@ -86,8 +92,10 @@ class EffectRunner:
                         continue
                 else:
                     self._give_up()
+                rest_s = self._rest_s(machine)
+                self._rests_until_s = time.monotonic() + rest_s
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), self._rest_s(machine))
+                    await asyncio.wait_for(self._woken.wait(), rest_s)
         finally:
             self._give_up()
 

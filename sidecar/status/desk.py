@@ -8,7 +8,9 @@ The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import html
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -235,9 +237,17 @@ def _stream(query: bytes) -> str:
     return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
 
 
+_STYLE = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}tr:nth-child(even){background:#eee}"
+_POLICY = (
+    "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
+    f"style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+)
+"""Of what is served a browser may use this one style, and nothing else: names in there stay text even where they look like markup."""
+
+
 def _http(status: str, kind: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    return f"{head}Content-Security-Policy: {_POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode() + body
 
 
 _COLUMNS = (
@@ -262,12 +272,11 @@ def _page(report: dict[str, Any], count: int) -> bytes:
     heads = "".join(f"<th>{c.replace('_', ' ')}</th>" for c in _COLUMNS)
     facts = ("node", "version", "incarnation", "uptime_s", "metadata_leader", "metadata_index")
     summary = ", ".join(f"{name.replace('_', ' ')} {html.escape(str(report[name]))}" for name in facts)
-    style = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}tr:nth-child(even){background:#eee}"
     last = report["partitions"][-1] if report["more"] else None
     where = urlencode({"after": f"{last['stream']}/{last['partition']}", "count": count}) if last is not None else ""
     further = f'<p><a href="/?{html.escape(where)}">the next {count}</a></p>' if where else ""
     text = (
-        f"<!doctype html><title>liftpy {html.escape(report['node'])}</title><style>{style}</style>"
+        f"<!doctype html><title>liftpy {html.escape(report['node'])}</title><style>{_STYLE}</style>"
         f"<h1>{html.escape(report['node'])}</h1><p>{summary}</p><table><tr>{heads}</tr>{rows}</table>{further}"
         '<p><a href="/status">JSON</a> <a href="/metrics">metrics</a></p>'
     )

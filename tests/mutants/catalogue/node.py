@@ -152,6 +152,7 @@ MUTANTS = [
         ("ill services are looked at half as often", "if quiet and not self._wellness.anybody_is_ill:", "if quiet:", "a leadership moves a second later"),
         ("silence is looked for once", "            self._timers.set(self._check, self._sessions.expires_ns)\n", "            pass\n", "a service that hangs is never forgotten"),
         ("ids of acks begin anew", "first_ack_id=incarnation * _ACK_IDS_PER_INCARNATION,", "first_ack_id=_ACK_IDS_PER_INCARNATION,", "an ack for the process before this one is believed"),
+        tests=("tests/unit/service/test_service_desk.py", "tests/unit/partition/test_rules_of_the_shell.py"),
     ),
     *rows(
         "sidecar/settings.py",

@@ -175,6 +175,11 @@ MUTANTS = [
         tests=("tests/unit/cli/test_events_command.py",),
     ),
     *rows(
+        "sidecar/status/desk.py",
+        ("a browser may load what it likes", "default-src 'none'; ", "default-src *; ", "a stream named like markup loads a foreign script"),
+        tests=("tests/unit/node/test_status_desk.py",),
+    ),
+    *rows(
         "sidecar/memory.py",
         ("the control group is not asked", "            found.append(int(text))\n", "            pass\n", "a container is killed for what its machine would have had"),
         tests=("tests/unit/ingest/test_node_room.py", "tests/unit/bus/test_ingest_edges.py"),

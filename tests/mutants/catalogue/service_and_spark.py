@@ -80,7 +80,9 @@ MUTANTS = [
         ("effects of followers", "self._leads() and not machine.failed", "not machine.failed", "a card is charged by every node"),
         ("a due timer is met at the next look", "        if len(machine.effects):\n            return _SOON_S\n        if not self._settings.tick_s", "        if len(machine.effects):\n            return _SOON_S\n        if True or not self._settings.tick_s", "a record that was nacked comes again seconds late"),
         ("what waits for outputs is forgotten for seconds", "        if len(machine.effects):\n            return _SOON_S\n", "", "an effect after an output takes seconds longer"),
-        ("who is woken and does not lead acts", "        if self._leads():\n            self._woken.set()\n", "        self._woken.set()\n", "every record wakes every follower's effects"),
+        ("every record wakes it", "if len(machine.effects) or rests_until_s < self._rests_until_s:", "if True:", "each command of a worker costs every node a wake-up more"),
+        ("an earlier timer wakes nobody", "if len(machine.effects) or rests_until_s < self._rests_until_s:", "if len(machine.effects):", "a record that was nacked comes again seconds late"),
+        ("who is woken and does not lead acts", "        if machine is not None and self._leads():\n            rests", "        if machine is not None:\n            rests", "every record wakes every follower's effects"),
         ("effects before their outputs", "effect.output_count > emitted_end:", "effect.output_count < 0:", "what a diverged state asks for is done"),
     ),
     *rows(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -413,6 +416,26 @@ def test_only_ones_own_browser_is_answered(request_text: bytes, status: int, tmp
     made = StatusDesk(NodeSettings("n1", tmp_path))
     made.reporter = Paged()  # type: ignore[assignment]
     assert int(made._respond(request_text).split()[1]) == status
+
+
+def test_a_browser_may_use_the_pages_own_style_and_nothing_else(tmp_path: Path) -> None:
+    made = StatusDesk(NodeSettings("n1", tmp_path))
+    made.reporter = Paged()  # type: ignore[assignment]
+    for path in ("/", "/status", "/nothing"):
+        answer = made._respond(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert isinstance(answer, bytes)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:])
+        assert fields["X-Content-Type-Options"] == "nosniff"
+        policy = dict(part.split(" ", 1) for part in fields["Content-Security-Policy"].split("; "))
+        assert policy.pop("style-src").startswith("'sha256-")
+        assert set(policy.values()) == {"'none'"}
+        if path == "/":
+            style = re.findall(rb"<style>(.*?)</style>", body)
+            digest = base64.b64encode(hashlib.sha256(style[0]).digest()).decode()
+            assert (len(style), f"'sha256-{digest}'" in fields["Content-Security-Policy"]) == (1, True)
+            assert b"<script" not in body
+            assert b"style=" not in body
 
 
 def test_the_table_for_people_has_every_column_in_order(tmp_path: Path) -> None:

@@ -430,6 +430,8 @@ async def test_beside_its_node_in_one_process_it_needs_no_lease_and_says_nothing
     effects, replier, queries = made.one("EffectRunner"), made.one("Replier"), made.one("QueryServer")
     await bus.until(lambda: (2, 0) in acks())
     assert (effects.told, replier.told) == (["wake"], ["wake"]), "they act at once"
+    server.machine.on_work()
+    assert effects.told == ["wake", "wake"], "and where records bring something to do"
     count = len(said)
     await bus.until(lambda: len(said) > count + 3)
     assert server._leads(), "a lease of 1 ms does not end between it and its own process"

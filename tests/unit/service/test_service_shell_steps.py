@@ -284,6 +284,25 @@ async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads
     running.cancel()
 
 
+async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = machine_of()
+    bench = Acting(machine, monkeypatch, tick_s=1.0)
+    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    machine.on_work = bench.runner.wake
+
+    def wakes(value: bytes) -> bool:
+        bench.runner._woken.clear()
+        machine.apply([Record(machine.position, 0, None, value, (), "", None, 1)])
+        return bool(bench.runner._woken.is_set())
+
+    bench.runner._rests_until_s = bench.now_s + 10
+    assert not wakes(b"timer %d" % (120 * 10**9))
+    assert wakes(b"timer %d" % (105 * 10**9))
+    bench.runner._rests_until_s = bench.now_s + 5
+    assert not wakes(b"timer %d" % (108 * 10**9)), "another is due first"
+    assert wakes(b"a"), "an effect always does"
+
+
 # ---- ticks -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tick_s", "timer_s", "passed_s", "ticks"),
