@@ -48,6 +48,8 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.membership", "the metadata group was not told of the stop: %s"): "membership.stop_not_told",
     ("liftpy.raft", "the raft folder went back in time: %s knows a later process "): "metadata.folder_went_back",
     ("liftpy.raft", "%s says that its term is %d, which can't be true beside %d"): "metadata.impossible_term",
+    ("liftpy.raft", "controllers hold different images: %s"): "metadata.images_differ",
+    ("liftpy.raft", "the raft folder held another image than the majority's: it i"): "metadata.folder_set_aside",
     ("liftpy.raft", "closing the journal: %s"): "metadata.journal_not_closed",
     ("liftpy.raft", "%s leads the metadata group in term %d"): "metadata.leads",
     ("liftpy.raft", "%s does not lead the metadata group any more"): "metadata.leads_no_more",
