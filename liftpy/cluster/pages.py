@@ -56,7 +56,7 @@ class _Room:
 
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
     """The page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
-    page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns))
+    page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.controllers.index:
         page.image.controllers.CopyFrom(list_to_pb(image.controllers))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))

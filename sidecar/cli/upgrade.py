@@ -12,6 +12,7 @@ from rich.console import Console
 from liftpy.client import Client
 from liftpy.cluster.features import FEATURES
 from liftpy.cluster.level_range import FeatureLevels
+from liftpy.versions import DISK_FORMATS
 from sidecar.cli.health_nats import said_by
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -156,7 +157,12 @@ def report(as_json: bool, target: Target) -> None:
     }
     if as_json:
         known = [{"level": f.level, "version": f.version, "gates": f.gates, "has_way_back": f.has_way_back} for f in FEATURES]
-        click.echo(json.dumps({"level": levels.level, "known_here": known, "nodes": nodes, "in_the_way_back": back}))
+        disk = {
+            name: {"where": f.where, "reads": f.reads, "writes": f.written_at(levels.level), "is_cache": f.is_cache}
+            for name, f in DISK_FORMATS.items()
+        }
+        said = {"level": levels.level, "known_here": known, "disk_formats": disk, "nodes": nodes, "in_the_way_back": back}
+        click.echo(json.dumps(said))
         return
     console = Console()
     rows = [(str(f.level), "holds" if f.level == levels.level else "", f.version, f.gates) for f in FEATURES]

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from liftpy.errors import OtherImageError, StorageError, UnspokenError
+from liftpy.errors import OtherImageError, StorageError, UnknownFormatError, UnspokenError
 from sidecar.disk.flush_times import FlushTimes
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import FAIL_REASON, RaftCore
@@ -44,7 +44,7 @@ def tick_once(core: RaftCore, transport: SessionTransport, journal: GroupJournal
     core.doTick(0)
     if core.leads and (core.log.last_index, core.raftLastApplied) != before:
         core.send_at_once()
-    if isinstance(core.failure, (UnspokenError, OtherImageError)):
+    if isinstance(core.failure, (UnspokenError, OtherImageError, UnknownFormatError)):
         raise core.failure
     if core.failure is not None:
         raise StorageError(f"the metadata state machine or its snapshot failed: {core.failure!r}") from core.failure

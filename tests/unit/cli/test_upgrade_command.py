@@ -105,6 +105,7 @@ def test_the_report(run: Any) -> None:
     code, found = run(FakeClient(2, b=None, reasons=("orders",)), "report")
     assert (code, found["level"], found["in_the_way_back"]) == (0, 2, ["orders"])
     assert found["nodes"] == {"a": {"version": "1", "speaks": [1, 2]}, "b": {"version": "1", "speaks": None}}
+    assert [found["disk_formats"][name]["writes"] for name in ("image", "record batch")] == [2, 1]
     assert [row["level"] for row in found["known_here"]] == [1, 2]
     _, shown = run(FakeClient(1, b=None), "report", as_json=False)
     assert "not heard" in shown

@@ -8,7 +8,7 @@ import pytest
 from cluster_driver import Driver
 
 from liftpy.cluster import level_check
-from liftpy.cluster.codec import image_from_bytes, image_to_bytes, node_to_pb
+from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes, node_to_pb
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.features import FEATURES, SPOKEN, STRICT, UNSUPPORTED, Feature, check_level, range_of, refused_level
@@ -18,6 +18,7 @@ from liftpy.cluster.image import ClusterImage, ClusterRules
 from liftpy.cluster.level_check import HeardLevels, levels_answer
 from liftpy.cluster.level_range import LevelRange, said
 from liftpy.cluster.membership import Registered, registered
+from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
 from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError, UnspokenError
@@ -380,3 +381,11 @@ def test_a_repeated_finalization_is_answered_as_before() -> None:
     answer = level_check.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules)
     assert answer is not None
     assert answer.detail == "the feature level is 2, it was 1"
+
+
+def test_the_description_tells_clients_the_level() -> None:
+    for driver, level in ((a_driver("a"), 1), (finalized("a"), 2)):
+        pages = ClusterPages()
+        while pages.request is not None:
+            pages.add(describe(driver.fsm.image, pages.request).cluster)
+        assert image_from_pb(pages.cluster.image).feature_level == level

@@ -195,6 +195,10 @@ CASES: dict[str, Case] = {
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},
         1430, 1460, 1520, JOB, every_min=4,
     ),
+    "LevelWaits": Case(
+        gauge("feature_level_supported", (2, 1600), labels=',bound="max"') | gauge("feature_level", (1, 1500), (2, 100)),
+        1430, 1460, 1520, JOB, every_min=4,
+    ),
 }  # fmt: skip
 OTHER_HALVES = {
     "DamagedSegments": Case(gauge("scrub_findings_total", (3, 5), (4, 40)), 4, 6, 20, NODE),

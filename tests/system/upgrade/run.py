@@ -1,0 +1,242 @@
+"""One run: old nodes, up node by node, down again and up, with kills; soak; finalize; the old version refused; everything compared.
+
+Acknowledged load runs all the time. A node is changed as docs/upgrades.md has it: may-stop, SIGTERM, the other version, start, synced;
+the metadata leader last. At every step some node may be killed, and comes back as the version that it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftpy.client import connect
+from liftpy.cluster.may_stop import why_not
+from liftpy.errors import LiftError
+from sidecar.dev.cluster import DevCluster, DevNode
+from tests.system.upgrade.images import equal, images
+from tests.system.upgrade.wheel import Installed
+
+NODES = ("n1", "n2", "n3")
+_STEP_S = 90.0
+_POLL_S = 0.1
+_KILL_SHARE = 0.5
+"""Of the steps, in which a node is killed."""
+_STREAM = "load"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of it; right if ``wrong`` is empty."""
+
+    acknowledged: int = 0
+    lost: int = 0
+    longest_gap_s: float = 0.0
+    kills: int = 0
+    changes: int = 0
+    refusals: list[str] = field(default_factory=list)
+    """What finalize said while an old node was there."""
+    old_ended_with: int | None = None
+    """Exit code of the old version after finalize."""
+    digest: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+
+class MixedCluster(DevCluster):
+    """Nodes of two versions. ``old``: where the old one is installed."""
+
+    def __init__(self, old: Installed, on_line: Callable[[str, str], None]) -> None:
+        super().__init__(len(NODES), on_line=on_line)
+        self._old = old
+        self.version = dict.fromkeys(NODES, "old")
+
+    def _command(self, name: str, controllers: list[str]) -> list[str]:
+        command = super()._command(name, controllers)
+        return [str(self._old.python), *command[1:]] if self.version[name] == "old" else command
+
+    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
+        made = super()._environment(name, says_if_open)
+        if self.version[name] == "old":
+            made.pop("PYTHONPATH")
+        return {**made, "PYTHONSAFEPATH": "1"}
+
+    def install(self, name: str, version: str) -> None:
+        """What the next process of the node is; it does not run now."""
+        self.version[name] = version
+        self.nodes[name] = DevNode(name, self._command(name, list(NODES)), self._environment(name, False), self._on_line)
+
+
+class Run:
+    """``say``: a line for each step."""
+
+    def __init__(
+        self, old: Installed, rounds: int, soak_s: float, seed: int, say: Callable[[str], None], log: Any = None
+    ) -> None:
+        self._cluster = MixedCluster(old, lambda node, line: print(node, line, file=log) if log else None)
+        self._rounds = rounds
+        self._soak_s = soak_s
+        self._draw = random.Random(seed)
+        self._say = say
+        self._acked: list[bytes] = []
+        self.outcome = Outcome()
+
+    async def go(self) -> Outcome:
+        """All of it."""
+        with self._cluster as cluster:
+            folders = [cluster.data / name / "raft" for name in NODES]
+            async with await connect(cluster.nats_url, cluster.namespace) as client:
+                self._client = client
+                await client.create_stream(_STREAM, "data.load", partitions=1, replicas=3)
+                load = asyncio.create_task(self._load())
+                await self._steps()
+                load.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await load
+                found = {record.value async for record in client.consume(_STREAM, until="end")}
+            self.outcome.acknowledged = len(self._acked)
+            self.outcome.lost = len(set(self._acked) - found)
+            for name in NODES:
+                await asyncio.to_thread(cluster.nodes[name].terminate)
+            held = images(folders)
+            self.outcome.digest = held[0].digest.hex()
+            self._expect(equal(held), "the controllers hold different images")
+            self._expect(not self.outcome.lost, f"{self.outcome.lost} acknowledged records are lost")
+        return self.outcome
+
+    def _expect(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.outcome.wrong.append(what)
+
+    async def _steps(self) -> None:
+        for number in range(self._rounds):
+            await self._all_to("new", f"up {number + 1}")
+            if number + 1 < self._rounds:
+                await self._all_to("old", f"down {number + 1}")
+        self._say(f"soak {self._soak_s:g} s")
+        await asyncio.sleep(self._soak_s)
+        await self._kill()
+        await self._until(self._finalized, "finalize")
+        self._say("finalized: level 2")
+        await self._old_is_refused()
+        await self._kill()
+        await self._acks(50)
+
+    # ---- load ------------------------------------------------------------------------------------------------------------------
+    async def _load(self) -> None:
+        number, last = 0, time.monotonic()
+        while True:
+            value = b"%d" % number
+            number += 1
+            try:
+                await self._client.publish(_STREAM, value)
+            except LiftError:
+                continue
+            now = time.monotonic()
+            self.outcome.longest_gap_s, last = max(self.outcome.longest_gap_s, now - last), now
+            self._acked.append(value)
+
+    async def _acks(self, count: int) -> None:
+        wanted = len(self._acked) + count
+
+        async def enough() -> bool:
+            return len(self._acked) >= wanted
+
+        await self._until(enough, f"{count} more acknowledgements")
+
+    async def _until(self, holds: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + _STEP_S
+        while not await holds():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {_STEP_S:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------------------
+    async def _all_to(self, version: str, what: str) -> None:
+        left = set(NODES)
+        while left:
+            leader = await self._leader()
+            name = min(left - {leader}) if left - {leader} else leader
+            left.discard(name)
+            await self._change(name, version)
+            self._say(
+                f"{what}: {name} is {version}, {len(self._acked)} acknowledged, longest gap {self.outcome.longest_gap_s:.2f} s"
+            )
+            if left and "old" in self._cluster.version.values():
+                await self._finalize_is_refused()
+            if self._draw.random() < _KILL_SHARE:
+                await self._kill()
+
+    async def _change(self, name: str, version: str) -> None:
+        await self._until(lambda: self._may_stop(name), f"{name} may stop")
+        code = await asyncio.to_thread(self._cluster.nodes[name].terminate)
+        self._expect(code == 0, f"{name} ended with {code} when it was asked to stop")
+        self._cluster.install(name, version)
+        await self._start(name)
+        self.outcome.changes += 1
+
+    async def _start(self, name: str) -> None:
+        node = self._cluster.nodes[name]
+        node.start()
+        await asyncio.to_thread(node.wait_ready, _STEP_S)
+        await self._until(lambda: self._synced(name), f"{name} is synced")
+        await self._acks(20)
+
+    async def _kill(self) -> None:
+        name = self._draw.choice(NODES)
+        await asyncio.to_thread(self._cluster.nodes[name].kill)
+        self.outcome.kills += 1
+        self._say(f"  kill -9 {name} ({self._cluster.version[name]})")
+        await self._start(name)
+
+    async def _leader(self) -> str:
+        with contextlib.suppress(LiftError):
+            return (await self._client.describe_cluster()).metadata_leader
+        return ""
+
+    async def _may_stop(self, name: str) -> bool:
+        try:
+            state = await self._client.describe_cluster(linearizable=True)
+        except LiftError:
+            return False
+        voters = {member.node_id: member.connected for member in state.controllers if not member.learner}
+        return not why_not(state.image, name, voters)
+
+    async def _synced(self, name: str) -> bool:
+        try:
+            return bool((await self._client.node_health(name)).get("health", {}).get("synced"))
+        except LiftError:
+            return False
+
+    # ---- levels ----------------------------------------------------------------------------------------------------------------
+    async def _finalize_is_refused(self) -> None:
+        try:
+            said = await self._client.set_feature_level(2)
+            self.outcome.wrong.append(f"finalized with {self._cluster.version}: {said}")
+        except LiftError as error:
+            self.outcome.refusals.append(str(error))
+
+    async def _finalized(self) -> bool:
+        try:
+            await self._client.set_feature_level(2)
+        except LiftError as error:
+            self.outcome.refusals.append(str(error))
+            return False
+        return (await self._client.describe_cluster(linearizable=True)).image.feature_level == 2
+
+    async def _old_is_refused(self) -> None:
+        name = next(name for name in NODES if name != "")
+        await self._until(lambda: self._may_stop(name), f"{name} may stop")
+        await asyncio.to_thread(self._cluster.nodes[name].terminate)
+        self._cluster.install(name, "old")
+        node = self._cluster.nodes[name]
+        node.start()
+        await self._until(lambda: asyncio.to_thread(lambda: not node.running), "the old version ends")
+        self.outcome.old_ended_with = await asyncio.to_thread(node.kill)
+        self._say(f"the old version on {name} ended with {self.outcome.old_ended_with}: {node.log[-1] if node.log else ''}")
+        self._expect(self.outcome.old_ended_with != 0, "the old version ran at level 2")
+        self._cluster.install(name, "new")
+        await self._start(name)

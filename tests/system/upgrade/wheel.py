@@ -1,0 +1,56 @@
+"""The version before: a wheel built from a commit of the history, installed without dependencies into an environment of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BEFORE_LEVELS = "8bbc3a1"
+"""The last commit that knows no feature levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """An environment with an old version."""
+
+    python: Path
+    wheel_bytes: int
+    where: Path
+    """Of its package."""
+
+
+def _run(*command: object, cwd: Path | None = None) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def install(commit: str, folder: Path) -> Installed:
+    """Build and install. The dependencies are those of the environment that runs this, behind the old version on its path. Raises
+    RuntimeError."""
+    source, wheels, environment = folder / "source", folder / "wheels", folder / "environment"
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(source, filter="data")
+    pip = (sys.executable, "-m", "pip")
+    _run(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", wheels, source)
+    (wheel,) = wheels.glob("*.whl")
+    _run(sys.executable, "-m", "venv", "--without-pip", environment)
+    python = environment / "bin" / "python"
+    _run(*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    where = Path(_run(python, "-P", "-c", "import sidecar; print(sidecar.__file__)", cwd=folder).strip())
+    if environment not in where.parents:
+        raise RuntimeError(f"the old environment imports {where}")
+    return Installed(python, wheel.stat().st_size, where)

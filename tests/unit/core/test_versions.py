@@ -1,0 +1,52 @@
+"""Every disk format is in ``liftpy/versions.py``, with the versions that the code has."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from liftpy.cluster import snapshot
+from liftpy.cluster.features import FEATURES, SPOKEN
+from liftpy.versions import DISK_FORMATS
+
+ROOT = Path(__file__).resolve().parents[3]
+LEVELS = range(SPOKEN.least, SPOKEN.most + 1)
+ELSEWHERE = {"liftpy/wire/envelope.py": "the wire's", "liftpy/cluster/snapshot.py": "the version before"}
+
+
+@pytest.mark.parametrize("name", DISK_FORMATS)
+def test_the_code_writes_and_reads_what_stands_there(name: str) -> None:
+    found = DISK_FORMATS[name]
+    module, constant = found.code.split(":")
+    newest = getattr(importlib.import_module(module), constant)
+    newest = newest if isinstance(newest, int) else newest[4]  # a magic with its version behind it
+    assert newest == max(found.writes.values()) == max(found.reads)
+    assert set(found.writes.values()) <= set(found.reads)
+    for level in LEVELS[:-1]:
+        assert found.is_cache or found.written_at(level) in found.reads, "N reads what N - 1 wrote at any level"
+    assert set(found.writes) - {1} <= {feature.level for feature in FEATURES}
+
+
+def test_the_image_is_written_by_level() -> None:
+    assert [snapshot.version_at(level) for level in LEVELS] == [DISK_FORMATS["image"].written_at(level) for level in LEVELS]
+
+
+def test_a_level_with_a_way_back_writes_nothing_new() -> None:
+    for feature in FEATURES[1:]:
+        brings = {name for name, found in DISK_FORMATS.items() if feature.level in found.writes}
+        assert not (brings and feature.has_way_back), (feature, brings)
+
+
+def test_no_constant_of_a_version_is_left_out() -> None:
+    names = re.compile(r"^(?:_MAGIC, )?(_?(?:VERSION|FORMAT)|LEVELLED) = (?:b\"\w+\", )?\d+$", re.MULTILINE)
+    known = {found.code.split(":")[0].replace(".", "/") + ".py" for found in DISK_FORMATS.values()}
+    found = {
+        str(path.relative_to(ROOT))
+        for folder in ("liftpy", "sidecar")
+        for path in (ROOT / folder).rglob("*.py")
+        if names.search(path.read_text(encoding="utf-8"))
+    }
+    assert found - known - ELSEWHERE.keys() == set()
