@@ -318,3 +318,10 @@ async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World)
     world.desk.said_here(pb.ServiceHello(service="groups", stream="t", instance=8, leaving=True), "_INBOX.here", told.append)
     await asyncio.sleep(0)
     assert len(told) == count + 1
+
+
+def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> None:
+    world.say(hello(position=4))
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    world.services.replay(3)
+    assert world.fed == [events.ReplayProgressed(end_offset=3)]
