@@ -40,6 +40,7 @@ def _built(name: str, place: Place) -> list[str]:
         "partition": tuple(range(place.partitions)),
         "node_id": place.nodes,
         "service": ("bank",),
+        "kind": ("elected", "no-such-kind"),
         "to": place.nodes,
         "sender": place.nodes,
     }
