@@ -63,7 +63,7 @@ _REPLICA_SMALL = {
     "one publish": _replica(2, publishes=1, leader_epochs=1),
     "a power cut": _replica(1, depth=9, **_POWER_CUT),
     "a session ends": _replica(1, depth=9, **_SESSION_ENDS),
-    "the ISR changes": _replica(1, depth=10, **_ISR_CHANGES),
+    "the ISR changes": _replica(1, depth=9, **_ISR_CHANGES),
 }
 _REPLICA_FULL = {
     "one publish": _replica(3, publishes=2, leader_epochs=1),
@@ -97,7 +97,7 @@ def _lease(depth: int = 0, **limits: Any) -> Bound:
 
 _LEASE_SMALL = {
     "a suspended leader": _lease(11, ticks=5, moves=0, takeovers=0, eager=True),
-    "a leadership that moves": _lease(8, ticks=3, suspensions=0, takeovers=0),
+    "a leadership that moves": _lease(7, ticks=3, suspensions=0, takeovers=0),
     "an old metadata leader": _lease(10, ticks=7, moves=0, suspensions=0, eager=True),
 }
 _LEASE_FULL = {

@@ -313,16 +313,16 @@ def told_once_and_never_again() -> Patches:
 
 
 def whoever_registers_takes_the_place() -> Patches:
-    return [method(NodeSessions, "runs", lambda self, node_id, now_ns: False)]
+    return [method(NodeSessions, "keeps_its_place", lambda self, node_id, now_ns: False)]
 
 
 def who_is_fenced_has_stopped() -> Patches:
-    real = NodeSessions.runs
+    real = NodeSessions.keeps_its_place
 
-    def runs(self: NodeSessions, node_id: str, now_ns: int) -> bool:
+    def keeps(self: NodeSessions, node_id: str, now_ns: int) -> bool:
         return real(self, node_id, now_ns) and not self._sessions[node_id].fenced
 
-    return [method(NodeSessions, "runs", runs)]
+    return [method(NodeSessions, "keeps_its_place", keeps)]
 
 
 def nobody_is_asked_for() -> Patches:

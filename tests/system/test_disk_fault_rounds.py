@@ -68,7 +68,6 @@ async def field() -> AsyncIterator[Field]:
         ("folder-restored", 1),
         ("flush-fails-leader", 0),
         ("isr-of-two-cut", 0),
-        ("slow-disk-leader", 2),  # which ends as a slow follower
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:

@@ -17,7 +17,7 @@ from tests.simulation.mutants.catalogue import MUTANTS
 from tests.simulation.replica.worker import run_job
 
 ROOT = Path(__file__).parents[3]
-SEEDS = (*range(1, 26), 27, 28, 29)
+SEEDS = (*range(1, 19), 23, 27, 28)
 """26 is left out, by its twins: one of a version that does not ask for its predecessor takes the leader's place with a copy of its
 running folder, while the only complete member is down; it is elected, and the others, who know of more that was committed, follow
 nobody until an operator decides. Whose log is the right one nothing in the cluster can know."""
@@ -36,7 +36,7 @@ CORPUS = (
 LONGER = (14132,)
 """Of them, where the rare state comes late."""
 
-LASTING = (*range(1, 17), 68)
+LASTING = (*range(1, 12), 68)
 """Seeds whose faults last: the cluster has to commit again meanwhile [L10]. 68: a deaf leader was alone in the ISR."""
 
 MANY = (5,)

@@ -193,7 +193,7 @@ class World:
             self.tick(1.0)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_after_any_faults_every_partition_with_a_complete_replica_has_a_leader(seed: int) -> None:
     world = World(seed)
     for _ in range(400):
