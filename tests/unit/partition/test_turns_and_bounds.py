@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,8 +100,11 @@ async def test_the_scrub_rests_so_many_times_as_long_as_it_worked(tmp_path: Path
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))
     rested: list[float] = []
+    here, real = threading.get_ident(), asyncio.sleep
 
     async def rest(seconds: float) -> None:
+        if threading.get_ident() != here:  # the loop of a cluster that an earlier test's module still has
+            return await real(seconds)
         rested.append(seconds)
 
     monkeypatch.setattr(scrub_module.asyncio, "sleep", rest)
