@@ -1,0 +1,49 @@
+"""Servers of one cluster whose ports for each other may be taken between the choice and the listening."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from liftpy.errors import UnavailableError
+from sidecar.bench import servers
+
+
+class _Server:
+    """Starts fail with what is left to be said."""
+
+    fail: ClassVar[list[str]] = []
+    stopped: ClassVar[list[str]] = []
+
+    def __init__(self, config: str) -> None:
+        self._config = config
+
+    def start(self) -> None:
+        if self.fail:
+            raise UnavailableError(self.fail.pop())
+
+    def stop(self) -> None:
+        self.stopped.append(self._config)
+
+
+@pytest.fixture(autouse=True)
+def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "NatsServer", _Server)
+    _Server.fail.clear()
+    _Server.stopped.clear()
+
+
+def test_ports_are_drawn_again_when_one_was_taken() -> None:
+    _Server.fail.extend(["listen tcp 127.0.0.1:4: bind: address already in use"] * 3)
+    with servers.NatsCluster(3) as cluster:
+        assert len(cluster.servers) == 3
+    assert len(_Server.stopped) == 3
+
+
+@pytest.mark.parametrize(("said", "times"), [("it said nothing", 1), ("address already in use", 4)])
+def test_another_reason_or_too_many_of_that_one_are_told(said: str, times: int) -> None:
+    _Server.fail.extend([said] * times)
+    with pytest.raises(UnavailableError, match=said), servers.NatsCluster(3):
+        pass
+    assert _Server.fail == []
