@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from liftpy.backup.manifest import Manifest, Piece, StoredFile
+from liftpy.backup.manifest import Manifest, StoredFile, StoredPiece
 from liftpy.backup.planning import chained
 from liftpy.errors import CorruptionError
 from liftpy.wire.batch import RecordBatch, split_batches
@@ -28,7 +28,7 @@ def check_file(file: StoredFile, data: bytes) -> None:
         raise CorruptionError(f"{file.path}: its SHA-256 is not that of the manifest")
 
 
-def checked_batches(piece: Piece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
+def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
     """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than were
     written, a batch with a wrong CRC, an order that no log has, another chain."""
     path = piece.file.path

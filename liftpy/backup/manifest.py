@@ -51,7 +51,7 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class StoredPiece:
     """Whole batches, from the one that begins at ``start`` (inclusive) to the one that ends before ``end`` (exclusive). ``chain``:
     after the last one. ``last_epoch``: its LeaderEpoch."""
 
@@ -70,7 +70,7 @@ class PartitionCopy:
     partition: int
     start: int
     high_watermark: int
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[StoredPiece, ...] = ()
     before: str = NO_CHAIN
 
     @property
@@ -297,12 +297,12 @@ def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
     return found
 
 
-def _piece(said: Any, stream: str, uid: str, number: int) -> Piece:
+def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:
     start = whole_number(said["start"], 0, _MAX)
     writer = writer_of(str(said["path"]))
     if not writer:
         raise ValueError(f"{shown(str(said['path']))} is no piece")
-    return Piece(
+    return StoredPiece(
         file=_file(said, piece_path(stream, uid, number, start, writer)),
         start=start,
         end=whole_number(said["end"], 0, _MAX),

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from liftpy.backup.manifest import CHAIN_BYTES, Manifest, PartitionCopy, Piece, writer_of
+from liftpy.backup.manifest import CHAIN_BYTES, Manifest, PartitionCopy, StoredPiece, writer_of
 from liftpy.wire.batch import RecordBatch
 
 PIECE_BYTES = 64 * 1024 * 1024
@@ -26,7 +25,7 @@ def chained(chain: bytes, batch: RecordBatch) -> bytes:
 
 def kept_pieces(
     before: PartitionCopy | None, start: int, high_watermark: int, piece_bytes: int
-) -> tuple[str, tuple[Piece, ...]]:
+) -> tuple[str, tuple[StoredPiece, ...]]:
     """(the chain before the first piece kept, the pieces) of a partition that now begins at ``start`` and is committed up to
     ``high_watermark`` (inclusive): full ones, as many as follow on each other; none of what retention has dropped as a whole."""
     if before is None:
@@ -40,14 +39,6 @@ def kept_pieces(
         else:
             kept.append(piece)
     return chain, tuple(kept)
-
-
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """What goes: ``backups`` by id, and then the ``files`` that nobody names, by path."""
-
-    backups: tuple[str, ...]
-    files: tuple[str, ...]
 
 
 def doomed_backups(ids: Iterable[str], keep: int) -> tuple[str, ...]:

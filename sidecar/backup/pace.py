@@ -8,7 +8,7 @@ DEFAULT_BYTES_PER_S = 50 * 1024 * 1024
 """``backup_bytes_per_s``: of what a backup reads from the cluster."""
 
 
-class Pace:
+class BackupPace:
     """``bytes_per_s`` 0: as fast as it goes."""
 
     def __init__(self, bytes_per_s: int) -> None:

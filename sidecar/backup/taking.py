@@ -26,8 +26,8 @@ from liftpy.backup.manifest import (
     CursorCopy,
     Manifest,
     PartitionCopy,
-    Piece,
     StoredFile,
+    StoredPiece,
     StreamCopy,
     image_path,
     piece_path,
@@ -35,6 +35,7 @@ from liftpy.backup.manifest import (
 )
 from liftpy.backup.planning import PIECE_BYTES, chained, kept_pieces
 from liftpy.client import Client
+from liftpy.client.ending import end_tasks
 from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
@@ -44,8 +45,9 @@ from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.subjects import Subjects
-from sidecar.backup.pace import DEFAULT_BYTES_PER_S, Pace
+from sidecar.backup.pace import DEFAULT_BYTES_PER_S, BackupPace
 from sidecar.backup.store import Store
+from sidecar.tasks import attended
 
 _AT_ONCE = 4
 """Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
@@ -68,7 +70,7 @@ class TakeOptions:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenBackup:
     """What was done. ``written_bytes``: of new files; ``kept_bytes``: of pieces of the backup before."""
 
     manifest: Manifest
@@ -88,7 +90,7 @@ def new_backup_id(moment: datetime) -> str:
 
 async def take_backup(
     client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
-) -> Taken:
+) -> TakenBackup:
     """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has what
     was written), StorageError, NotFoundError."""
     return await _Taking(client, store, options, step).run()
@@ -102,11 +104,11 @@ class _Taking:
     step: Callable[[str], None]
     id: str = ""
     written_bytes: int = 0
-    pace: Pace = field(default_factory=lambda: Pace(0))
+    pace: BackupPace = field(default_factory=lambda: BackupPace(0))
 
-    async def run(self) -> Taken:
+    async def run(self) -> TakenBackup:
         began_s = time.monotonic()
-        self.pace = Pace(self.options.bytes_per_s)
+        self.pace = BackupPace(self.options.bytes_per_s)
         self.id = new_backup_id(datetime.now(UTC))
         self.step("begin")
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
@@ -147,7 +149,7 @@ class _Taking:
         await asyncio.to_thread(self.store.put_manifest, manifest)
         self.step("end")
         await asyncio.to_thread(self.store.remove, running_path(self.id))
-        return Taken(manifest, self.written_bytes, time.monotonic() - began_s)
+        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s)
 
     async def _put(self, path: str, data: bytes) -> None:
         await asyncio.to_thread(self.store.put, path, data)
@@ -211,19 +213,19 @@ class _Taking:
                 found, old = bounds[stream.name, number], earlier.get((stream.uid, number))
                 return await _PartitionTaking(self, stream, number).run(found, old)
 
+        tasks = {
+            (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
+        }
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = {
-                    stream.name: [group.create_task(copy(stream, p.partition)) for p in stream.partitions] for stream in streams
-                }
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        finally:
+            await end_tasks(tasks.values())
         return [
             StreamCopy(
                 name=stream.name,
                 uid=stream.uid,
                 compacted=any(bounds[stream.name, p.partition].compacted for p in stream.partitions),
-                partitions=tuple(task.result() for task in tasks[stream.name]),
+                partitions=tuple(copies[stream.name, p.partition] for p in stream.partitions),
             )
             for stream in streams
         ]
@@ -269,7 +271,7 @@ class _PartitionTaking:
                 start = found.log_start_offset
         raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
 
-    async def _goes_on(self, last: Piece) -> bool:
+    async def _goes_on(self, last: StoredPiece) -> bool:
         """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to there."""
         try:
             batches = await self._batches(last.end - 1)
@@ -277,7 +279,7 @@ class _PartitionTaking:
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
-    async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[Piece, ...]) -> PartitionCopy:
+    async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
         position = kept[-1].end if kept else start
         chain = bytes.fromhex(kept[-1].chain if kept else before)
         pieces = list(kept)
@@ -353,10 +355,10 @@ class _PieceWriter:
         self._sha256.update(data)
         self.size_bytes += len(data)
 
-    def piece(self, end: int, chain: str, last_epoch: int) -> Piece:
+    def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
         """What it is, as written."""
         file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
-        return Piece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
+        return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
 
 
 @contextmanager

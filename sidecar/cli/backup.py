@@ -14,7 +14,7 @@ from liftpy.client import Client
 from sidecar.backup.looking import Listed, list_backups, prune_backups, verify_backup
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S
 from sidecar.backup.store import Store
-from sidecar.backup.taking import Taken, TakeOptions, take_backup
+from sidecar.backup.taking import TakenBackup, TakeOptions, take_backup
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
@@ -54,7 +54,7 @@ def create(url: str, streams: tuple[str, ...], since: str, bytes_per_s: int, as_
         bytes_per_s=bytes_per_s,
     )
 
-    async def work(client: Client) -> Taken:
+    async def work(client: Client) -> TakenBackup:
         return await take_backup(client, store, options)
 
     taken = with_client(target, work)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from liftpy.backup.manifest import Manifest, PartitionCopy, Piece, StoredFile, StreamCopy, image_path, piece_path
+from liftpy.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
 from liftpy.backup.planning import chained, kept_pieces
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
@@ -62,7 +62,7 @@ def copied(
         path = piece_path("orders", UID, 0, part[0].base_offset, backup)
         file = store_file(store, path, b"".join(batch.view for batch in part))
         pieces.append(
-            Piece(
+            StoredPiece(
                 file=file, start=part[0].base_offset, end=part[-1].next_offset, chain=at.hex(), last_epoch=part[-1].leader_epoch
             )
         )

@@ -45,7 +45,7 @@ def test_each_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
     for position in range(0, len(data), 7):  # 7 and 8 have no divisor in common: every bit of a byte has its turn
         wrong = bytearray(data)
         wrong[position] ^= 1 << position % 8
-        with pytest.raises(CorruptionError, match="manifest.json"):
+        with pytest.raises(CorruptionError, match=r"manifest\.json"):
             decode_manifest(bytes(wrong))
 
 
@@ -193,7 +193,8 @@ def test_prune_leaves_what_a_running_backup_may_use(tmp_path: Path) -> None:
     assert files_of(tmp_path) == before
     assert done.waits_for == (running,)
     store.put(running_path(running), b"")
-    assert prune_backups(store, 1, NOW).backups == () and files_of(tmp_path) == before, "it has not said yet"
+    assert prune_backups(store, 1, NOW).backups == ()
+    assert files_of(tmp_path) == before, "it has not said yet"
     prune_backups(store, 1, datetime(2026, 11, 26, tzinfo=UTC))
     assert set(list_backups(store)[0].manifest.files) == set(two.files)  # type: ignore[union-attr]
     assert not any(path.startswith("running/") or running in path for path in files_of(tmp_path)), "a day later it has died"
