@@ -91,8 +91,8 @@ def new_backup_id(moment: datetime) -> str:
 async def take_backup(
     client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
 ) -> TakenBackup:
-    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has what
-    was written), StorageError, NotFoundError."""
+    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has
+    what was written), StorageError, NotFoundError."""
     return await _Taking(client, store, options, step).run()
 
 
@@ -272,7 +272,8 @@ class _PartitionTaking:
         raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
 
     async def _goes_on(self, last: StoredPiece) -> bool:
-        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to there."""
+        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
+        there."""
         try:
             batches = await self._batches(last.end - 1)
         except _TakenAwayError:
