@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.bench.cases import Asked, Case, load_alone, warm
 from sidecar.bench.measuring import Figures
-from sidecar.bench.systems import OURS, SYSTEMS, Peers
+from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven
 
 Say = Callable[[str], None]
 Runs = dict[tuple[str, str], list[Figures]]
@@ -18,7 +18,7 @@ Runs = dict[tuple[str, str], list[Figures]]
 _MORE_IS_BETTER = ("per_s", "kept")
 
 
-def run(systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: Peers, say: Say) -> Runs:
+def run(systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: PeersGiven, say: Say) -> Runs:
     """``systems`` by name; their order turns round from round to round. ``say`` is told how far it is."""
     runs: Runs = {}
     for number in range(rounds):
@@ -55,7 +55,7 @@ def rows(runs: Runs) -> list[dict[str, Any]]:
 
 
 def report(
-    systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: Peers, say: Say
+    systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: PeersGiven, say: Say
 ) -> dict[str, Any]:
     """Everything that ``--json`` has: how it was run, the load alone, and the rows."""
     alone = load_alone(asked)

@@ -235,7 +235,7 @@ class Kafka(KafkaCluster):
 
 
 @dataclass(frozen=True)
-class Peers:
+class PeersGiven:
     """``nats_servers``: of liftpy and Liftbridge; ``kafka_jars``: None where there are none."""
 
     nats_servers: int = 1
@@ -249,7 +249,7 @@ class Peers:
         return self.kafka_jars
 
 
-SYSTEMS: dict[str, Callable[[Peers], System]] = {
+SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
     OURS: lambda given: Liftpy(given.nats_servers),
     "jetstream-always": lambda _: JetStream(sync_always=True),
     "jetstream": lambda _: JetStream(sync_always=False),
@@ -263,7 +263,7 @@ SYSTEMS: dict[str, Callable[[Peers], System]] = {
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
 
 
-def chosen(names: tuple[str, ...], given: Peers, say: Callable[[str], None]) -> tuple[str, ...]:
+def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
     """Which are measured: ``names``, or without any the defaults and whoever else is here; ``say`` is told who is left out. Raises
     ConfigError where one that was named can't be had; to be asked before a long run."""
     kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))

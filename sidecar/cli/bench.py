@@ -16,7 +16,7 @@ from liftpy.errors import ConfigError
 from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.plot import draw, require_plots
 from sidecar.bench.running import better, report
-from sidecar.bench.systems import OURS, SYSTEMS, Peers, chosen
+from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
 from sidecar.cli.options import json_option
 
 _UNITS = {
@@ -87,7 +87,7 @@ def bench(
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
     say = functools.partial(click.echo, err=True)
-    given = Peers(int(nats_servers), kafka_jars)
+    given = PeersGiven(int(nats_servers), kafka_jars)
     named = chosen(systems, given, say)
     if plot is not None:
         require_plots()

@@ -122,23 +122,23 @@ def test_liftbridge_acks_are_counted_once_wherever_they_are_cut(refused: bool) -
 def test_who_is_here_takes_part_and_who_was_named_must_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert systems.chosen((), systems.Peers(), said.append) == systems.DEFAULT_SYSTEMS
+    assert systems.chosen((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
     assert [text.partition(",")[0] for text in said] == ["left out: liftbridge", "left out: Kafka"]
     for names, given, why in (
-        (("liftbridge",), systems.Peers(), "no `liftbridge` on the PATH"),
-        (("kafka",), systems.Peers(), "--kafka-jars"),
-        (("kafka",), systems.Peers(kafka_jars=tmp_path), "java"),
+        (("liftbridge",), systems.PeersGiven(), "no `liftbridge` on the PATH"),
+        (("kafka",), systems.PeersGiven(), "--kafka-jars"),
+        (("kafka",), systems.PeersGiven(kafka_jars=tmp_path), "java"),
     ):
         with pytest.raises(ConfigError, match=why):
             systems.chosen(names, given, said.append)
     for name in ("java", "liftbridge"):
         shutil.copy(sys.executable, tmp_path / name)
     with pytest.raises(ConfigError, match="has no kafka_"):
-        systems.chosen(("kafka",), systems.Peers(kafka_jars=tmp_path), said.append)
+        systems.chosen(("kafka",), systems.PeersGiven(kafka_jars=tmp_path), said.append)
     for name in ("kafka_2.13-3.jar", "kafka-clients-3.jar"):
         (tmp_path / name).touch()
     everybody = (*systems.DEFAULT_SYSTEMS, "liftbridge", "kafka-flushed", "kafka")
-    assert systems.chosen((), systems.Peers(kafka_jars=tmp_path), said.append) == everybody
+    assert systems.chosen((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
 
 
 def test_quantiles_name_what_they_are() -> None:
