@@ -18,7 +18,7 @@ from sidecar.backup.staging import LogDigest
 from sidecar.backup.store import Store
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drilled:
     """What a drill has shown. ``rto_s``: until all records were replicated and could be read. ``rpo_s``: age of the backup."""
 

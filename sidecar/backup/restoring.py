@@ -4,7 +4,7 @@ Goal: what is served after a restore is what the backup holds, and nothing befor
 Constraint: nobody may write history into a cluster by a subject, and whoever dies, nothing half restored is taken for whole.
 
 Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
-node (``helper.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
+node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
 given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (in another cluster than the one that was backed up
 enough of them are used up first, by partitions of a stream that is deleted at once). From then on its replicas move: to the nodes
 that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
@@ -41,7 +41,7 @@ from liftpy.config import StreamConfig
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.ids import check_name
 from sidecar.backup.cursors import set_cursors
-from sidecar.backup.helper import PREFIX, HelperSettings, helper_node
+from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
 from sidecar.backup.staging import NOWHERE, StagedLog, Until, stage
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
