@@ -37,6 +37,8 @@ UNREFERENCED = {
     "liftpy.client.sync.SyncConsumer.getone": "for applications",
     "liftpy.spark.lag.Lag.metrics": "for applications",
     "liftpy.spark.lag.lag_listener": "for applications",
+    "liftpy.client.node_views.NodeViews.node_history": "for the cluster page",
+    "liftpy.history.of_cluster": "for the cluster page",
     "liftpy.client.producer.Producer.resends": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.cluster.checks.LeadershipHistory": _CHECKS,

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from liftpy.errors import ConfigError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
+from liftpy.history import History, asked_rows
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -33,6 +34,7 @@ from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
+from sidecar.status.sampler import Sampler
 
 _HOST = "127.0.0.1"
 _OWN_NAMES = (b"127.0.0.1", b"localhost")
@@ -60,6 +62,8 @@ class StatusDesk:
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
+        self.history = History()
+        self._sampler: Sampler | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -85,6 +89,8 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:
                 self._glances.ask(partial(_send, bus, reply.decode()))
+            elif (rows := self._history_for(payload)) is not None:
+                bus.send(reply.decode(), (rows,))
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
@@ -109,6 +115,22 @@ class StatusDesk:
         finally:
             self._connections -= 1
             writer.close()
+
+    def begin_history(self) -> None:
+        """Sample the node each second from now on: there is a reporter."""
+        assert self.reporter is not None
+        self._sampler = Sampler(self.history, self.reporter)
+        self._sampler.start()
+
+    def _history_for(self, payload: bytes) -> bytes | None:
+        """The answer to ``history.question``; None: the question is another one."""
+        if not payload.startswith(b'{"history"'):
+            return None
+        with contextlib.suppress(ValueError):
+            rows = asked_rows(self.history, load_json(payload)["history"])
+            if rows is not None:
+                return json.dumps({"history": rows.as_object()}).encode()
+        return b'{"history": null}'
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
@@ -163,6 +185,8 @@ class StatusDesk:
 
     async def close(self) -> None:
         """Close the page."""
+        if self._sampler is not None:
+            self._sampler.close()
         if self._server is not None:
             self._server.close()
             self._server = None
