@@ -309,11 +309,9 @@ class MetadataMember:
         if not log.leads:
             return None
         if not self.in_office or self._term != log.term:
-            if (
-                request.HasField("batch")
-                or kind_of(request).looked_at_first
-                or (_decides(request) and self._birth.is_ahead(log.image))
-            ):
+            if self._birth.is_ahead(log.image) and _decides(request):
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
+            if request.HasField("batch") or kind_of(request).looked_at_first:
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
             return Order(request, timeout_ns)
         if self._birth.why and _decides(request):

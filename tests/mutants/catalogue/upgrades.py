@@ -363,8 +363,8 @@ MUTANTS = [
         ),
         (
             "before the leader is in office anything passes",
-            "                or (_decides(request) and self._birth.is_ahead(log.image))\n",
-            "",
+            "            if self._birth.is_ahead(log.image) and _decides(request):\n",
+            "            if False:\n",
             "a stream is made before the level is chosen",
         ),
         (
