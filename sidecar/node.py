@@ -357,6 +357,7 @@ class Node:
         self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = self._make_reporter(links, group, partitions)
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self.status.begin_history()
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()

@@ -49,6 +49,7 @@ COMMANDS = {
     "rebalance": ("sidecar.cli.rebalance", "Move replicas or leaderships so that every node holds its share."),
     "controllers": ("sidecar.cli.controllers", "Show the metadata group; add, remove and replace its members."),
     "upgrade": ("sidecar.cli.upgrade", "Check a rolling upgrade, finalize it, say what it has brought."),
+    "backup": ("sidecar.cli.backup", "Take backups, list, verify and prune them, restore one, try that out."),
     "rights": ("sidecar.cli.rights", "Print the rights that NATS has to give a user."),
     "log": ("sidecar.cli.log", "Look into a partition's folder: dump, verify, repair."),
     "spark": ("sidecar.cli.spark", "Pipelines on Spark: archive streams into tables, audit replicas, measure."),

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from liftpy.dataclass import dataclass
 from liftpy.verdict import DEGRADED, OK, Reason
-from sidecar.cli.top_model import HISTORY, Model, NodeRow
+from liftpy.watching import HISTORY, Model, NodeRow
 
 SORTS = ("rate", "lag", "p99", "name")
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from liftpy.errors import ConfigError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
+from liftpy.history import History
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -28,11 +29,13 @@ from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
+from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
+from sidecar.status.sampler import Sampler
 
 _HOST = "127.0.0.1"
 _OWN_NAMES = (b"127.0.0.1", b"localhost")
@@ -60,6 +63,10 @@ class StatusDesk:
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
+        self.history = History()
+        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self._most_bytes = 1 << 20
+        self._sampler: Sampler | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -75,6 +82,7 @@ class StatusDesk:
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
+        self._most_bytes = bus.max_payload
 
         def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if not any(rule.allows(reply) for rule in inboxes):
@@ -85,6 +93,8 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:
                 self._glances.ask(partial(_send, bus, reply.decode()))
+            elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
+                pass
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
@@ -109,6 +119,12 @@ class StatusDesk:
         finally:
             self._connections -= 1
             writer.close()
+
+    def begin_history(self) -> None:
+        """Sample the node each second from now on: there is a reporter."""
+        assert self.reporter is not None
+        self._sampler = Sampler(self.history, self.reporter)
+        self._sampler.start()
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
@@ -163,6 +179,8 @@ class StatusDesk:
 
     async def close(self) -> None:
         """Close the page."""
+        if self._sampler is not None:
+            self._sampler.close()
         if self._server is not None:
             self._server.close()
             self._server = None
