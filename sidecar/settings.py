@@ -13,6 +13,7 @@ The file::
     rack = ""                               # LIFTPY_RACK
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
+    probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT of another address for probes and metrics, such as a pod's
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
@@ -33,6 +34,7 @@ The file::
 from __future__ import annotations
 
 import os
+import string
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields
@@ -59,6 +61,7 @@ _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
 """Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
+_OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -82,6 +85,7 @@ class NodeSettings:
 
     ``controllers``: ids of the nodes that form the metadata group, the same list on every node. ``weight``: share of
     partitions for weighted placement. ``status_port``: loopback page; 0 any free port, -1 off. ``elections``: the same on all.
+    ``probe_listen``: HOST:PORT where /livez, /readyz and /metrics are answered too, and nothing else; '': nowhere.
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
     ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
@@ -98,6 +102,7 @@ class NodeSettings:
     rack: str = ""
     weight: float = 1.0
     status_port: int = STATUS_OFF
+    probe_listen: str = ""
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
@@ -127,6 +132,8 @@ class NodeSettings:
             raise ConfigError(f"weight = {self.weight} is outside 0..1000")
         if not STATUS_OFF <= self.status_port <= 65_535:
             raise ConfigError(f"status_port = {self.status_port}: use 1 to 65535, 0 for any free port, -1 for none")
+        if self.probe_listen:
+            address_of(self.probe_listen)
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level = {self.log_level!r}: use one of {', '.join(_LOG_LEVELS)}")
         if self.memory_limit_bytes and not LEAST_LIMIT_BYTES <= self.memory_limit_bytes <= 1 << 44:
@@ -153,6 +160,15 @@ class NodeSettings:
     def is_controller(self) -> bool:
         """Whether this node is a member of the metadata group."""
         return self.node_id in self.controllers
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """(host, port) of ``probe_listen``, an IPv6 address in brackets or not; raise ConfigError if it is none."""
+    host, _, port = listen.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not host or not set(host) <= _OF_HOSTS or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65_535:
+        raise ConfigError(f"probe_listen = {listen[:_MAX_SHOWN]!r}: use HOST:PORT, such as 10.0.0.7:8224")
+    return host, int(port)
 
 
 def load_node_settings(

@@ -27,19 +27,21 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NATS = [name for name in SERVICES if name.startswith("nats")]
+OBSERVED = [name for name, service in SERVICES.items() if "observe" in service.get("profiles", [])]
+OTHERS = [*NATS, *OBSERVED]
 SIDECARS = [name for name in SERVICES if name.startswith("sidecar")]
 LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 
 
 def test_it_is_three_official_servers_and_three_sidecars_of_one_image() -> None:
     assert len(NATS) == len(SIDECARS) == 3
-    assert {service["image"] for name, service in SERVICES.items() if name not in NATS} == {"liftpy:latest"}
-    assert all(service["build"] == "." for name, service in SERVICES.items() if name not in NATS)
+    assert {service["image"] for name, service in SERVICES.items() if name not in OTHERS} == {"liftpy:latest"}
+    assert all(service["build"] == "." for name, service in SERVICES.items() if name not in OTHERS)
     assert {SERVICES[name]["image"].partition(":")[0] for name in NATS} == {"nats"}
     assert not any("build" in SERVICES[name] for name in NATS)
     assert not any("entrypoint" in service for service in SERVICES.values())
     named = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
-    assert named == set(COMPOSE["volumes"])
+    assert {name for name in named if not name.startswith(".")} == set(COMPOSE["volumes"])
     for service in SERVICES.values():
         assert set(service.get("depends_on", [])) <= set(SERVICES)
         assert set(service["networks"]) <= set(COMPOSE["networks"])
@@ -89,11 +91,17 @@ class Loopback:
 
     def __init__(self) -> None:
         ports = iter(_free_ports(2 * len(NATS)))
+        self._others = iter(_free_ports(2 * len(SIDECARS)))
         self.ports = {(name, port): next(ports) for name in NATS for port in (4222, 6222)}
+
+    def port_of(self, own: str, port: int) -> int:
+        if (own, port) not in self.ports:
+            self.ports[own, port] = next(self._others)
+        return self.ports[own, port]
 
     def place(self, own: str, word: str) -> str:
         word = re.sub(r"(nats-\d):(\d+)", lambda m: f"127.0.0.1:{self.ports[m[1], int(m[2])]}", word)
-        word = re.sub(r"0\.0\.0\.0:(\d+)", lambda m: f"127.0.0.1:{self.ports[own, int(m[1])]}", word)
+        word = re.sub(r"0\.0\.0\.0:(\d+)", lambda m: f"127.0.0.1:{self.port_of(own, int(m[1]))}", word)
         if word == "4222":
             return str(self.ports[own, 4222])
         return "127.0.0.1" if word == "0.0.0.0" else word
@@ -174,5 +182,12 @@ def test_its_commands_run_and_make_a_cluster(stack: Stack) -> None:
     assert {node["node_id"] for node in found["nodes"]} == {"n1", "n2", "n3"}
     assert {node["rack"] for node in found["nodes"]} == {"a", "b", "c"}
     assert found["metadata_leader"] in {"n1", "n2", "n3"}
+    for name in SIDECARS:
+        kind, program, *words = SERVICES[name]["healthcheck"]["test"]
+        assert (kind, program) == ("CMD", "liftpy")
+        done = subprocess.run(
+            [*LIFTPY, *words], env=stack.environment(name), capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     stack.stop()
     assert {name: stack.processes[name].returncode for name in SIDECARS} == dict.fromkeys(SIDECARS, 0)

@@ -10,7 +10,7 @@ import pytest
 from liftpy.client.credentials import Credentials
 from liftpy.errors import ConfigError
 from sidecar import settings
-from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
+from sidecar.settings import NodeSettings, Target, address_of, load_node_settings, target_from
 
 WHOLE = """
 node_id = "n1"
@@ -148,7 +148,8 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
         ('[credentials]\nuser = "me"\npassword = true', "[credentials]: password = *** is not a text: true and false have no"),
         (
             "nonsense = 1",
-            "unknown setting 'nonsense'; known are node_id, data, nats, namespace, controllers, rack, weight, status_port, elections, "
+            "unknown setting 'nonsense'; known are node_id, data, nats, namespace, controllers, rack, weight, status_port, "
+            "probe_listen, elections, "
             "bootstrap_majority, log_level, memory_limit_bytes, log_format, metrics_streams, scrub_bytes_per_s, inbox_prefixes",
         ),
     ],
@@ -231,3 +232,18 @@ def test_how_often_a_node_has_started_again_is_a_number_or_none(told: str, count
     again = settings.restarted_environment(count + 1)
     assert again == {**os.environ, "LIFTPY_RESTARTS_IN_A_ROW": str(min(count + 1, 1000))}
     assert again["LIFTPY_NODE_ID"] == "n1", "the same node"
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [("10.0.0.7:8224", ("10.0.0.7", 8224)), ("[fd00::7]:1", ("fd00::7", 1)), ("fd00::7:65535", ("fd00::7", 65535))],
+)
+def test_where_probes_are_answered(given: str, address: tuple[str, int], tmp_path: Path) -> None:
+    settings = load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)
+    assert address_of(settings.probe_listen) == address
+
+
+@pytest.mark.parametrize("given", ["8224", ":8224", "host:", "host:0", "host:65536", "host:8a", "a b:1", "a/b:1", "host:١"])
+def test_what_is_no_address_for_probes(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"probe_listen = .*HOST:PORT, such as 10\.0\.0\.7:8224"):
+        load(f'node_id = "n1"\ndata = "/x"\nprobe_listen = "{given}"', folder=tmp_path)
