@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.partition import HeldPartition
 from liftpy.replica.values import value
 

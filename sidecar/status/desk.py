@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from liftpy.errors import ConfigError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
-from liftpy.history import History, asked_rows
+from liftpy.history import History
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -29,6 +29,7 @@ from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
+from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
@@ -63,6 +64,8 @@ class StatusDesk:
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
         self.history = History()
+        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
 
@@ -79,6 +82,7 @@ class StatusDesk:
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
+        self._most_bytes = bus.max_payload
 
         def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if not any(rule.allows(reply) for rule in inboxes):
@@ -89,8 +93,8 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:
                 self._glances.ask(partial(_send, bus, reply.decode()))
-            elif (rows := self._history_for(payload)) is not None:
-                bus.send(reply.decode(), (rows,))
+            elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
+                pass
             elif self.reporter is not None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
 
@@ -121,16 +125,6 @@ class StatusDesk:
         assert self.reporter is not None
         self._sampler = Sampler(self.history, self.reporter)
         self._sampler.start()
-
-    def _history_for(self, payload: bytes) -> bytes | None:
-        """The answer to ``history.question``; None: the question is another one."""
-        if not payload.startswith(b'{"history"'):
-            return None
-        with contextlib.suppress(ValueError):
-            rows = asked_rows(self.history, load_json(payload)["history"])
-            if rows is not None:
-                return json.dumps({"history": rows.as_object()}).encode()
-        return b'{"history": null}'
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:

@@ -184,7 +184,7 @@ MUTANTS = [
         ("every controller tells", "        if not self._leads():\n            return\n", "", "watchers hear each event three times"),
         ("what happened before a restart is told again", "            if is_recent(event, now_ns):\n", "            if True:\n", "a restart looks like a storm"),
         ("anybody is answered", "        if not self._is_inbox(message.reply.encode()):\n", "        if False:\n", "a node publishes where others listen for data"),
-        ("a page is larger than a message", "len(answer) <= self._connection.max_payload or count == 1", "True", "an operator hears nothing on a server with small messages"),
+        ("a page is larger than a message", "len(json.dumps(said)) <= self._connection.max_payload or count == 1", "True", "an operator hears nothing on a server with small messages"),
         tests=("tests/unit/metadata/test_events_desk.py",),
     ),
     *rows(
