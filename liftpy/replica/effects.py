@@ -28,7 +28,6 @@ from __future__ import annotations
 from enum import Enum
 
 from liftpy.config import AckPolicy
-from liftpy.dataclass import dataclass
 from liftpy.partition import Pause
 from liftpy.replica.events import Deadline, RefusalReason
 from liftpy.replica.phases import RoleName

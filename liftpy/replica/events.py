@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
 
-from liftpy.dataclass import dataclass
 from liftpy.partition import HeldPartition
 from liftpy.replica.values import value
 

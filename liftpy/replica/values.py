@@ -6,8 +6,10 @@ makes a dozen of them for each publish.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar, dataclass_transform
+
+from liftpy.dataclass import dataclass
 
 T = TypeVar("T")
 

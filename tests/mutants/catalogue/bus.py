@@ -86,7 +86,7 @@ MUTANTS = [
         "sidecar/bus/outlet.py",
         ("what is held waits for the turn's end", "        if self._waiting and self._written < AT_ONCE:\n", "        if self._written < 0:\n", "followers get records when the leader has flushed them"),
         ("a hold outlives its turn", "self._written, self._held, self._ends = 0, False, False", "self._written, self._ends = 0, False", "every message of a node waits for the end of a turn"),
-        ("what is large overtakes what waits", "            self.let_go()\n            self._written += 1", "            self._written += 1", "sessions see gaps"),
+        ("what is large overtakes what waits", "            self.let_go()\n            self._written += 1", "            self._written += 1", "readers and sessions see gaps"),
         tests=("tests/unit/bus/test_outlet.py",),
     ),
     *rows(
