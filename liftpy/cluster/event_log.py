@@ -14,10 +14,10 @@ offset 41, (911, 0) behind 42. Both are refused: another leader was faster. The 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from liftpy.cluster.cluster_events import ClusterEvent, EventTrail
+from liftpy.dataclass import dataclass
 from liftpy.strict_json import load_json, whole_number
 
 GAP = "gap"
