@@ -153,12 +153,22 @@ class NodeLogs:
         """Log to ``stream`` (default: the standard error) from ``level`` on; ``form``: text or json."""
         self.facts, self._level = {"node": node_id}, level
         handler = self._handler = logging.StreamHandler(stream or sys.stderr)
-        text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
-        handler.setFormatter(JsonFormatter(lambda: self.facts) if form == "json" else text)
+        handler.setFormatter(self._formatter(form))
         handler.addFilter(self.suppression)
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
         for noisy in _NOISY:
             logging.getLogger(noisy).setLevel(logging.WARNING)
+
+    def _formatter(self, form: str) -> logging.Formatter:
+        text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+        return JsonFormatter(lambda: self.facts) if form == "json" else text
+
+    def reconfigure(self, level: str, form: str) -> None:
+        """From now on; a level that was asked for for a time stays until then."""
+        self._level = level
+        self._handler.setFormatter(self._formatter(form))
+        if self._until is None:
+            logging.getLogger().setLevel(level.upper())
 
     def change_level(self, level: str, for_s: float, call_later: Callable[[float, Callable[[], None]], Any]) -> None:
         """Log from ``level`` on, for so long."""

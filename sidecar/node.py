@@ -75,6 +75,7 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
+from sidecar.reloading import Reloading
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
 from sidecar.settings import NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
@@ -97,8 +98,9 @@ _LIVE_TIMEOUT_S = 5.0
 class Node:
     """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, again: Callable[[], NodeSettings] | None = None) -> None:
         self.settings = settings
+        self.reloading = Reloading(settings, again or (lambda: settings), lambda: (self.partitions, self._scrub))
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
@@ -522,12 +524,14 @@ class Node:
         return EXIT_TO_REPAIR if self._repairs else 0
 
 
-async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None]) -> int:
-    """Run one node until SIGTERM (hand over first) or SIGINT (at once); return the exit code. A failed start is raised, unless it was
-    a momentary failure of the disk."""
+async def run_node(
+    settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: Callable[[], NodeSettings] | None = None
+) -> int:
+    """Run one node until SIGTERM (hand over first) or SIGINT (at once); SIGHUP: settings are read ``again``. Returns the exit code. A
+    failed start is raised, unless it was a momentary failure of the disk."""
     retain_freed_memory()
     look_seldom()
-    node = Node(settings)
+    node = Node(settings, again)
     loop = asyncio.get_running_loop()
 
     def stop(hand_over: bool) -> None:
@@ -536,6 +540,7 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
+    loop.add_signal_handler(signal.SIGHUP, node.reloading.signalled, node.supervisor)
     starting = attended(node.start())
     stopping = attended(node.wait())
     try:

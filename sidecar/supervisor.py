@@ -67,6 +67,14 @@ class Supervisor:
             self.tell(f"STATUS={status}", f"EXTEND_TIMEOUT_USEC={_MORE_TIME_S * 1_000_000}")
         return False
 
+    def reloading(self) -> None:
+        """Settings are read again; ``reloaded`` follows."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def reloaded(self) -> None:
+        """They have been, or are as they were."""
+        self.tell("READY=1", "STATUS=ready")
+
     def stopping(self) -> None:
         """The node begins to stop; nothing else is told from now on."""
         if self._task is not None:

@@ -76,7 +76,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = _run(run_node(settings, say_ready))
+        code = _run(run_node(settings, say_ready, lambda: load_node_settings(config, flags)))
     except LiftError as error:
         if not never_again(error):
             raise

@@ -105,8 +105,13 @@ class Scrub:
 
     def start(self) -> None:
         """Begin, if it is on."""
-        if self._bytes_per_s:
+        if self._bytes_per_s and self._task is None:
             self._task = spawn(self._run(), "scrub", endless=True)
+
+    def change_rate(self, bytes_per_s: int) -> None:
+        """From the next piece on; 0: it stops there."""
+        self._bytes_per_s = bytes_per_s
+        self.start()
 
     async def close(self) -> None:
         """Stop, and store how far it is."""
@@ -125,7 +130,7 @@ class Scrub:
     async def _run(self) -> None:
         while True:
             try:
-                if not (await self._one_that_was_sealed() or await self._one_in_order()):
+                if not self._bytes_per_s or not (await self._one_that_was_sealed() or await self._one_in_order()):
                     await asyncio.sleep(_LOOK_EVERY_S)
             except LiftError as error:  # a segment or a whole partition is gone, or the disk has no room for the progress
                 self._counters["scrub: interrupted"] += 1

@@ -28,12 +28,13 @@ from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.logs import LEVELS, LOGS
-from sidecar.settings import STATUS_OFF, NodeSettings
+from sidecar.settings import STATUS_OFF, NodeSettings, address_of
 from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
+from sidecar.status.probe_port import ProbePort
 from sidecar.status.report import Reporter
 from sidecar.status.sampler import Sampler
 
@@ -59,6 +60,7 @@ class StatusDesk:
         self._settings = settings
         self._server: asyncio.Server | None = None
         self._connections = 0
+        self._probe_port = ProbePort(self.probed)
         self.reporter: Reporter | None = None
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
@@ -70,7 +72,9 @@ class StatusDesk:
         self.url = ""
 
     async def open_page(self) -> None:
-        """Listen on loopback if a port is configured; raise ConfigError when it is taken."""
+        """Listen on loopback if a port is configured, and where probes ask; raise ConfigError when it is taken."""
+        if self._settings.probe_listen:
+            await self._probe_port.open(*address_of(self._settings.probe_listen))
         port = self._settings.status_port
         if port == STATUS_OFF:
             return
@@ -177,8 +181,23 @@ class StatusDesk:
         kind, body = pages[path](self.reporter, part)
         return _http("200 OK", kind, body if words[0] == b"GET" else b"")
 
+    def probed(self, request: bytes) -> bytes | Awaitable[bytes]:
+        """At ``probe_listen``, whatever name it is asked by: health and metrics."""
+        words = request.split(b"\r\n", 1)[0].split()
+        path, _, query = words[1].partition(b"?") if len(words) == 3 else (b"", b"", b"")
+        if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
+            return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
+        if path in _HEALTH and self.health is not None:
+            return self._healthy(path, query)
+        if path != b"/metrics":
+            return _http("404 Not Found", _TEXT, b"/livez, /readyz and /metrics\n")
+        if self.reporter is None:
+            return _http("503 Service Unavailable", _TEXT, b"starting\n")
+        return self._metrics(self.reporter, words[0] == b"GET")
+
     async def close(self) -> None:
         """Close the page."""
+        self._probe_port.close()
         if self._sampler is not None:
             self._sampler.close()
         if self._server is not None:

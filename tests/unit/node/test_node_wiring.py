@@ -341,7 +341,7 @@ class Life:
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
         module = sidecar.node
-        patch.setattr(module, "Node", lambda settings: self)
+        patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))
         patch.setattr(module, "leave_the_process_in", lambda seconds: self.told.append(f"leave in {seconds}"))
@@ -349,6 +349,9 @@ class Life:
         patch.setattr(
             loop, "add_signal_handler", lambda number, call, *given: self.handlers.update({number: lambda: call(*given)})
         )
+
+        self.supervisor: Any = "supervisor"
+        self.reloading: Any = SimpleNamespace(signalled=lambda supervisor: self.told.append(f"reload, and tell the {supervisor}"))
 
     async def start(self) -> dict[str, Any]:
         self.told.append("start")
@@ -397,6 +400,15 @@ async def test_a_process_runs_a_node_until_it_is_told_to_stop(life: Life, number
     assert await life.run(lambda: life.handlers[number]()) == 3
     assert life.ready == [{"node": "n1"}]
     assert life.told == ["memory is kept", "garbage seldom", "start", "leave in 12.0", said, "stop"]
+
+
+async def test_sighup_has_settings_read_again_and_the_node_goes_on(life: Life) -> None:
+    def reload_and_stop() -> None:
+        life.handlers[signal.SIGHUP]()
+        life.handlers[signal.SIGTERM]()
+
+    assert await life.run(reload_and_stop) == 3
+    assert life.told[3] == "reload, and tell the supervisor"
 
 
 async def test_a_node_that_is_stopped_while_it_starts_is_not_said_to_be_ready(life: Life) -> None:

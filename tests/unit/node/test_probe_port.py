@@ -1,0 +1,78 @@
+"""What is answered at ``probe_listen``: health and metrics, by whatever name it is asked, and nothing of the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from liftpy.errors import ConfigError
+from liftpy.health import Check
+from sidecar.settings import NodeSettings
+from sidecar.status import probe_port as module
+from sidecar.status.desk import StatusDesk
+from tests.ports import free_port
+
+
+class Healthy:
+    def live(self) -> list[Check]:
+        return [Check("tasks", "")]
+
+    def ready(self) -> list[Check]:
+        return [Check("nats", "is away")]
+
+    def synced(self) -> list[Check]:
+        return [Check("synced", "n2 is not")]
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[StatusDesk]:
+    made = StatusDesk(NodeSettings("n1", tmp_path, probe_listen=f"127.0.0.1:{free_port()}"))
+    made.health = Healthy()  # type: ignore[assignment]
+    await made.open_page()
+    yield made
+    await made.close()
+
+
+async def answer(desk: StatusDesk, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(desk._settings.probe_listen.rpartition(":")[2]))
+    writer.write(request)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+async def status(desk: StatusDesk, path: str, method: str = "GET") -> int:
+    said = await answer(desk, f"{method} {path} HTTP/1.1\r\nHost: 10.0.0.7:8224\r\n\r\n".encode())
+    return int(said.split()[1])
+
+
+async def test_health_and_metrics_and_nothing_else(desk: StatusDesk) -> None:
+    assert not desk.url, "the page has no port"
+    assert [await status(desk, path) for path in ("/livez", "/readyz", "/readyz?synced", "/metrics")] == [200, 503, 503, 503]
+    for path in ("/", "/status", "/metrics/partitions?stream=s", "/api/cluster.json", "/static/page.js", "/livez/"):
+        assert await status(desk, path) == 404, path
+    assert await status(desk, "/livez", "POST") == 405
+    assert b"n2 is not" in await answer(desk, b"GET /readyz?synced&verbose HTTP/1.1\r\n\r\n")
+    assert b"405" in await answer(desk, b"GET\r\n\r\n")
+
+
+async def test_who_says_nothing_is_hung_up_on_and_so_many_are_served_at_a_time(
+    desk: StatusDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 0)
+    assert await answer(desk, b"GET /livez HTTP/1.1\r\n\r\n") == b""
+    monkeypatch.setattr(module, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.05)
+    assert await answer(desk, b"GET /livez") == b""
+    assert await answer(desk, b"x" * 100_000) == b""
+    assert await status(desk, "/livez") == 200, "and goes on"
+
+
+async def test_a_port_that_is_taken_is_said(desk: StatusDesk, tmp_path: Path) -> None:
+    second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
+    with pytest.raises(ConfigError, match=r"probe_listen 127\.0\.0\.1:\d+ can't be used"):
+        await second.open_page()

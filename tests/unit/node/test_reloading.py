@@ -1,0 +1,120 @@
+"""Settings that are read again: whole or not at all, and only what a running node can take over."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import ConfigError
+from sidecar import reloading as module
+from sidecar.partition.counted import StreamLabels
+from sidecar.reloading import LIVE, Reloaded, Reloading
+from sidecar.settings import NodeSettings, load_node_settings
+
+SETTINGS = NodeSettings("n1", Path("/x"))
+
+
+class Told:
+    """What a node would do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: Any = SETTINGS
+        self.rates: list[int] = []
+        self.logs: list[tuple[str, str]] = []
+        self.said: list[str] = []
+        self.labels = StreamLabels(())
+        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels))
+        self.scrub: Any = SimpleNamespace(change_rate=self.rates.append)
+        self.supervisor: Any = SimpleNamespace(
+            reloading=lambda: self.said.append("reloading"), reloaded=lambda: self.said.append("reloaded")
+        )
+        monkeypatch.setattr(module, "LOGS", SimpleNamespace(reconfigure=lambda level, form: self.logs.append((level, form))))
+        self.reloading = Reloading(SETTINGS, self.again, lambda: (self.partitions, self.scrub))
+
+    def again(self) -> NodeSettings:
+        if isinstance(self.found, Exception):
+            raise self.found
+        assert isinstance(self.found, NodeSettings)
+        return self.found
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(monkeypatch)
+
+
+def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
+    told.found = replace(
+        SETTINGS,
+        log_level="debug",
+        log_format="json",
+        metrics_streams=("shop-*",),
+        scrub_bytes_per_s=0,
+        rack="b",
+        data=Path("/y"),
+    )
+    assert told.reloading.reload() == Reloaded(
+        ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s"), ("data", "rack")
+    )
+    assert told.logs == [("debug", "json")]
+    assert told.rates == [0]
+    assert told.labels.of("shop-1") == "shop-1"
+    running = told.reloading.running
+    assert (running.log_level, running.rack, running.data) == ("debug", "", Path("/x"))
+    rows = {row["name"]: row for row in told.reloading.shown({"rack": "file"})}
+    assert rows["rack"] == {"name": "rack", "value": "", "read": "b", "source": "file", "live": False}
+    assert rows["metrics_streams"] == {"name": "metrics_streams", "value": ["shop-*"], "source": "default", "live": True}
+    assert not {"credentials", "nats"} & rows.keys(), "they may hold secrets"
+    assert told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
+
+
+def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
+    told.found = replace(SETTINGS, rack="b")
+    told.reloading.reload()
+    told.found = SETTINGS
+    assert told.reloading.reload() == Reloaded((), ())
+    assert told.reloading.read == SETTINGS
+
+
+@pytest.mark.parametrize(
+    "wrong", [ConfigError("weight = 2000 is outside 0..1000"), replace(SETTINGS, node_id="n2", log_level="debug")]
+)
+def test_a_wrong_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+    told.found = wrong
+    with pytest.raises(ConfigError):
+        told.reloading.reload()
+    with caplog.at_level(logging.ERROR):
+        told.reloading.signalled(told.supervisor)
+    assert "settings are as they were" in caplog.text
+    assert (told.said, told.logs, told.rates) == (["reloading", "reloaded"], [], [])
+    assert told.reloading.running == told.reloading.read == SETTINGS
+
+
+def test_before_there_are_partitions_it_takes_over_what_it_can(told: Told) -> None:
+    told.partitions = told.scrub = None
+    told.found = replace(SETTINGS, scrub_bytes_per_s=5, log_level="warning")
+    assert told.reloading.reload().applied == ("log_level", "scrub_bytes_per_s")
+    assert told.logs == [("warning", "text")]
+
+
+def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> None:
+    file = tmp_path / "n1.toml"
+    file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
+    flags = {"rack": "flag"}
+    reloading = Reloading(
+        load_node_settings(file, flags, {}), lambda: load_node_settings(file, flags, {}), lambda: (told.partitions, told.scrub)
+    )
+    file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
+    with pytest.raises(ConfigError, match="nonsense"):
+        reloading.reload()
+    file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\n')
+    assert reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
+
+
+def test_each_live_setting_is_one() -> None:
+    assert set(LIVE) <= set(NodeSettings.__dataclass_fields__)
