@@ -226,9 +226,9 @@ MUTANTS = [
         tests=("tests/unit/cli/test_events_command.py",),
     ),
     *rows(
-        "sidecar/status/desk.py",
+        "sidecar/status/serving.py",
         ("a browser may load what it likes", "default-src 'none'; ", "default-src *; ", "a stream named like markup loads a foreign script"),
-        tests=("tests/unit/node/test_status_desk.py",),
+        tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
         "sidecar/memory.py",
