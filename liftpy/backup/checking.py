@@ -29,8 +29,8 @@ def check_file(file: StoredFile, data: bytes) -> None:
 
 
 def checked_batches(piece: StoredPiece, data: bytes, before: str, last_epoch: int = 0) -> list[RecordBatch]:
-    """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than were
-    written, a batch with a wrong CRC, an order that no log has, another chain."""
+    """The batches of a piece, after the chain ``before`` and a record of ``last_epoch``. Raises CorruptionError: other bytes than
+    were written, a batch with a wrong CRC, an order that no log has, another chain."""
     path = piece.file.path
     check_file(piece.file, data)
     try:

@@ -1,7 +1,7 @@
 """Which pieces of an earlier backup a new one keeps, and which files of a store nobody names any more. Pure.
 
-Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700) and the tail [1700, 1800). Retention has moved the log
-start to 950, HW is 2499. The new one keeps [900, 1700), goes on with the chain at its end, and reads [1700, 2500).
+Worked example: a backup had orders/0 in two full pieces [0, 900) and [900, 1700) and the tail [1700, 1800). Retention has moved the
+log start to 950, HW is 2499. The new one keeps [900, 1700), goes on with the chain at its end, and reads [1700, 2500).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,7 @@ from liftpy.client.group_admin import describe_cursor, describe_group, list_curs
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
@@ -91,8 +92,8 @@ def new_backup_id(moment: datetime) -> str:
 async def take_backup(
     client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
 ) -> TakenBackup:
-    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has what
-    was written), StorageError, NotFoundError."""
+    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has
+    what was written), StorageError, NotFoundError."""
     return await _Taking(client, store, options, step).run()
 
 
@@ -272,7 +273,8 @@ class _PartitionTaking:
         raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
 
     async def _goes_on(self, last: StoredPiece) -> bool:
-        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to there."""
+        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
+        there."""
         try:
             batches = await self._batches(last.end - 1)
         except _TakenAwayError:

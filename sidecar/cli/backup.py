@@ -15,6 +15,7 @@ from sidecar.backup.looking import Listed, list_backups, prune_backups, verify_b
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S
 from sidecar.backup.store import Store
 from sidecar.backup.taking import TakenBackup, TakeOptions, take_backup
+from sidecar.cli.backup_restore import cursors_, drill_, restore
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
@@ -151,3 +152,8 @@ def prune(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
     click.echo(f"{len(done.backups)} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}")
     for running in done.waits_for:
         click.echo(f"{running} is being made (or has died within a day): what it may use stays")
+
+
+backup.add_command(restore)
+backup.add_command(drill_)
+backup.add_command(cursors_)
