@@ -4,6 +4,7 @@ import { figure } from "./format.js";
 const HEIGHT = 132;
 const BANDS = 12;
 const BAND_NAMES = ["0.5 ms", "1 ms", "2 ms", "4 ms", "8 ms", "16 ms", "32 ms", "64 ms", "128 ms", "256 ms", "512 ms", "more"];
+const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5].map((power) => one * 10 ** power)).sort((a, b) => a - b);
 const PLOTS = {
   records: { kind: "rate", lines: [["records_in", "in", "--line-a"], ["records_out", "out", "--line-b"]] },
   bytes: { kind: "bytes", lines: [["bytes_in", "in", "--line-a"], ["bytes_out", "out", "--line-b"]] },
@@ -70,7 +71,7 @@ function axes(spec) {
     : (_, splits) => splits.map((value) => figure(spec.kind, value));
   return [
     { ...common, size: 24, space: 90, values: (_, splits) => splits.map((at) => new Date(at * 1000).toISOString().slice(11, 16)) },
-    { ...common, size: 62, space: 30, values, ...(spec.heat ? { splits: () => [1, 3, 5, 7, 9, 11] } : {}) },
+    { ...common, size: 62, space: 30, values, ...(spec.heat ? { splits: () => [1, 3, 5, 7, 9, 11] } : {}), ...(spec.kind === "int" ? { incrs: WHOLE } : {}) },
   ];
 }
 
