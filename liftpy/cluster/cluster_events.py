@@ -39,7 +39,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -303,6 +303,10 @@ class EventTrail:
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
+
+    def told(self, event: ClusterEvent) -> None:
+        """Something that no entry says: at the index of what was restored last."""
+        self._held.append(event)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
         """The first ``count`` behind ``place`` that are not older than ``since_ns``."""
