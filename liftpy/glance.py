@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.instruments import LATENCY_S
 
 ASKED = b'{"glance": true}'

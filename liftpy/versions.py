@@ -8,7 +8,8 @@ What is only a cache (an index, a state) is written anew where it does not fit, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from liftpy.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

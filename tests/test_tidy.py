@@ -51,7 +51,15 @@ LAYERS = (
     ("liftpy.replica", "liftpy.cluster"),
     ("liftpy.log",),
     ("liftpy.wire",),
-    ("liftpy.ids", "liftpy.errors", "liftpy.config", "liftpy.invariants", "liftpy.partition", "liftpy.instruments"),
+    (
+        "liftpy.ids",
+        "liftpy.dataclass",
+        "liftpy.errors",
+        "liftpy.config",
+        "liftpy.invariants",
+        "liftpy.partition",
+        "liftpy.instruments",
+    ),
 )
 NOT_EACH_OTHER = {("liftpy.replica", "liftpy.cluster"), ("liftpy.cluster", "liftpy.replica")}
 

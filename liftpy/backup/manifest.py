@@ -21,9 +21,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, InvalidNameError, UnknownFormatError
 from liftpy.ids import check_name, shown
 from liftpy.strict_json import load_json, whole_number

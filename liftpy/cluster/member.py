@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
@@ -40,6 +40,7 @@ from liftpy.cluster.level_check import levels_answer
 from liftpy.cluster.pages import describer
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 

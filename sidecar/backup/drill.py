@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from liftpy.backup.manifest import Manifest
 from liftpy.client import Client
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from liftpy.wire.subjects import Subjects

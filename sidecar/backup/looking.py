@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 
 from liftpy.backup.checking import check_file, checked_batches, missing_files
@@ -12,6 +12,7 @@ from liftpy.backup.manifest import Manifest, is_backup_id
 from liftpy.backup.planning import doomed_backups, unnamed_pieces
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import decode_snapshot
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
 from sidecar.backup.store import Store
 

@@ -25,7 +25,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.placement import MANUAL
 from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.ids import check_name
 from sidecar.backup.cursors import set_cursors

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from liftpy.backup.checking import checked_batches
 from liftpy.backup.cutting import cut_batch, end_of
 from liftpy.backup.manifest import CHAIN_BYTES, PartitionCopy
 from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.log.horizon import NEVER, Horizon
 from liftpy.log.log import Log
 from liftpy.wire.batch import RecordBatch

@@ -16,7 +16,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -40,6 +40,7 @@ from liftpy.client.group_admin import describe_cursor, describe_group, list_curs
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
