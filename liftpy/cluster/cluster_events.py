@@ -100,6 +100,11 @@ class ClusterEvent:
         }
 
 
+def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
+    """The group was begun again at ``index`` from a log that may lack decisions: what no entry says."""
+    return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
+
+
 def in_words(event: dict[str, Any]) -> str:
     """An event as ``as_object`` made it, in one line, for people."""
     what = str(event.get("kind", "?"))

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from liftpy.cluster.cluster_events import ClusterEvent
+from liftpy.cluster.cluster_events import ClusterEvent, data_loss
 from liftpy.cluster.codec import image_to_bytes
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -198,13 +198,7 @@ def rescue_event(folder: Path, index: int) -> ClusterEvent | None:
         said = load_json((folder / RESCUED).read_bytes())
         if whole_number(said["index"], 0, 1 << 62) != index:
             return None
-        event = ClusterEvent(
-            index=index,
-            number=0,
-            time_ns=whole_number(said["time_ns"], 0, 1 << 62),
-            kind="data_loss",
-            detail=str(said["detail"]),
-        )
+        event = data_loss(index, whole_number(said["time_ns"], 0, 1 << 62), str(said["detail"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     logger.warning("the metadata group was %s", event.detail)
