@@ -17,7 +17,7 @@ from sidecar.settings import DEFAULT_NAMESPACE
 
 @click.command()
 @click.option(
-    "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--data", "folders", multiple=True, required=True, metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path),
     help="Data folder of a controller that is left, and does not run; all of them, one --data each.",
 )  # fmt: skip
 @click.option(
