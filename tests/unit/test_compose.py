@@ -12,6 +12,8 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,14 @@ def wait_for(what: Callable[[], bool], stack: Stack, timeout_s: float = 60.0) ->
         time.sleep(0.05)
 
 
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
 @pytest.mark.processes
 def test_its_commands_run_and_make_a_cluster(stack: Stack) -> None:
     for name in (*NATS, *SIDECARS):
@@ -189,5 +199,11 @@ def test_its_commands_run_and_make_a_cluster(stack: Stack) -> None:
             [*LIFTPY, *words], env=stack.environment(name), capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+    for name in SIDECARS:
+        address = stack.environment(name)["LIFTPY_PROBE_LISTEN"]
+        for path, code in (("/readyz?synced", 200), ("/livez", 200), ("/metrics", 200), ("/status", 404)):
+            assert status(f"http://{address}{path}") == code, (name, path)
+        stack.processes[name].send_signal(signal.SIGHUP)
+        wait_for(lambda name=name: "settings read again; taken over: nothing" in stack.log(name), stack)
     stack.stop()
     assert {name: stack.processes[name].returncode for name in SIDECARS} == dict.fromkeys(SIDECARS, 0)

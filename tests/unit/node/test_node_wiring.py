@@ -351,7 +351,9 @@ class Life:
         )
 
         self.supervisor: Any = "supervisor"
-        self.reloading: Any = SimpleNamespace(signalled=lambda supervisor: self.told.append(f"reload, and tell the {supervisor}"))
+        self.reloading: Any = SimpleNamespace(
+            signalled=lambda supervisor: self.told.append(f"reload, and tell the {supervisor}")
+        )
 
     async def start(self) -> dict[str, Any]:
         self.told.append("start")
