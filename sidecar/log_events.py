@@ -55,6 +55,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.raft", "the raft folder held another image than the majority's: it i"): "metadata.folder_set_aside",
     ("liftpy.raft", "closing the journal: %s"): "metadata.journal_not_closed",
     ("liftpy.raft", "%s leads the metadata group in term %d"): "metadata.leads",
+    ("liftpy.raft", "the metadata group was %s"): "metadata.rescued",
     ("liftpy.raft", "%s does not lead the metadata group any more"): "metadata.leads_no_more",
     ("liftpy.raft", "the controllers are %s here, and %s in the settings of %s: t"): "metadata.lists_differ",
     ("liftpy.raft", "the metadata group's member stops: %s"): "metadata.member_failed",
