@@ -15,7 +15,7 @@ import html
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
 from liftpy.errors import ConfigError
@@ -33,6 +33,7 @@ from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
+from sidecar.tasks import spawn
 
 _HOST = "127.0.0.1"
 _OWN_NAMES = (b"127.0.0.1", b"localhost")
@@ -43,10 +44,25 @@ _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """In one answer over NATS, and on a page of the status port that names no other number."""
 MOST_ON_A_PAGE = 5000
+MOST_GATHERING = 64
+"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
 _HEALTH = (b"/livez", b"/readyz")
 _JSON = "application/json"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _HTML = "text/html; charset=utf-8"
+
+
+class Whole(Protocol):
+    """The status of a node of several processes, gathered from them."""
+
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """As ``Reporter.page``."""
+
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """As ``Reporter.of_stream``."""
+
+    async def add(self, found: Figures) -> None:
+        """Add the other processes' figures."""
 
 
 class StatusDesk:
@@ -57,6 +73,11 @@ class StatusDesk:
         self._server: asyncio.Server | None = None
         self._connections = 0
         self.reporter: Reporter | None = None
+        self.whole: Whole | None = None
+        """None: the node is one process."""
+        self.on_level: Callable[[str, float], None] = lambda level, for_s: None
+        """Tells other processes of the node."""
+        self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
@@ -85,14 +106,18 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:
                 self._glances.ask(partial(_send, bus, reply.decode()))
-            elif self.reporter is not None:
+            elif self.reporter is not None and self.whole is None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
+            elif self.whole is not None and self._gathering < MOST_GATHERING:
+                spawn(
+                    self._send_whole(self.whole, payload, partial(_send, bus, reply.decode()), bus.max_payload), "a status page"
+                )
 
         bus.listen(subjects.status(self._settings.node_id), asked)
 
         def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if any(rule.allows(reply) for rule in inboxes):
-                bus.send(reply.decode(), (json.dumps(_change_level(payload)).encode(),))
+                bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
 
         bus.listen(subjects.control_level(self._settings.node_id), told)
 
@@ -113,7 +138,26 @@ class StatusDesk:
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
-        return await self._figures.gather()
+        found = await self._figures.gather()
+        if self.whole is not None:
+            await self.whole.add(found)
+        return found
+
+    async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
+        self._gathering += 1
+        try:
+            page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
+        finally:
+            self._gathering -= 1
+        send(_within(page, limit_bytes))
+
+    async def _answer_whole(self, whole: Whole, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+        if path == b"/metrics/partitions":
+            rows = await whole.of_stream(stream, MOST_PARTITIONS)
+            return _http("200 OK", _TEXT, by_partition(rows) if wanted else b"")
+        page = await whole.page(*part)
+        kind, body = (_HTML, _page(page, part[1])) if path == b"/" else (_JSON, json.dumps(page).encode())
+        return _http("200 OK", kind, body if wanted else b"")
 
     async def _glance(self) -> bytes:
         assert self.reporter is not None
@@ -158,6 +202,8 @@ class StatusDesk:
             return _http("503 Service Unavailable", _TEXT, b"starting\n")
         if path == b"/metrics":
             return self._metrics(self.reporter, words[0] == b"GET")
+        if self.whole is not None:
+            return self._answer_whole(self.whole, path, part, _stream(query), words[0] == b"GET")
         kind, body = pages[path](self.reporter, part)
         return _http("200 OK", kind, body if words[0] == b"GET" else b"")
 
@@ -192,6 +238,13 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
         count //= 2
 
 
+def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
+    """As much of its partitions as goes into one message."""
+    while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
+        page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
+    return body
+
+
 def _asked_after(payload: bytes) -> tuple[str, int]:
     """``{"after": [stream, partition]}``; anything else asks for the first page."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -204,7 +257,7 @@ MOST_S = 24 * 3600.0
 """A level that was asked for holds at most so long."""
 
 
-def _change_level(payload: bytes) -> dict[str, Any]:
+def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
     """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
     try:
         asked = load_json(payload)
@@ -214,6 +267,7 @@ def _change_level(payload: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    tell(level, for_s)
     return {"level": level, "for_s": for_s}
 
 

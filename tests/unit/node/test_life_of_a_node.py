@@ -16,6 +16,7 @@ import sidecar.node
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.errors import ConfigError, LiftError
+from liftpy.shares import WorkerShare
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
 from sidecar.node import Node
@@ -116,6 +117,9 @@ class Held:
     def metadata_heard(self, sent_ns: int) -> None:
         self.heard.append(sent_ns)
 
+    def leading(self) -> list[Any]:
+        return []
+
     async def settled(self) -> None:
         self._world.say("opened")
 
@@ -163,6 +167,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
     monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
+    monkeypatch.setattr("sidecar.status.loop_watch.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)
     for method in ("begin", "end_cleanly"):
         real = getattr(NodeFile, method)
@@ -368,7 +373,7 @@ async def test_damage_that_a_start_found_is_remembered_by_the_next_start(world: 
     found: list[str] = ["orders-U1/0"]
     seen: list[bool] = []
 
-    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool) -> None:
+    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
         seen.append(clean_stop)
         logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
 
