@@ -15,7 +15,7 @@ def all_decoders() -> list[Decoder]:
     return [*network.decoders(), *metadata.decoders(), *disk.decoders(), *texts.decoders(), *groups.decoders()]
 
 
-_OF_ONE_NODE = "what a process of the same node, of the same version, says in a frame that was checked, tests/unit/wire/test_worker_frames.py"
+_OF_ONE_NODE = "what a process of the same node says, in a frame that was checked, tests/unit/wire/test_worker_frames.py"
 ELSEWHERE = {
     "liftpy.cluster.level_check:levels_answer": "reads an answer that apply has kept; tests/unit/cluster/test_feature_levels.py",
     "liftpy.ingest.recent_ids:RecentIds.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
