@@ -32,7 +32,7 @@ from sidecar.workers.sharing import settings_to_json
 
 logger = logging.getLogger("liftpy.workers")
 
-STOP_S = 8.0
+STOP_S = 6.0
 """A worker that has not stopped by then is killed: the node has no clean stop."""
 _PROPOSAL = struct.Struct(">I")
 

@@ -23,6 +23,7 @@ from sidecar.node import Node
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR
 from sidecar.settings import NodeSettings
+from sidecar.workers.parent import Workers
 
 
 class World:
@@ -272,6 +273,36 @@ async def test_logs_that_were_not_closed_well_leave_no_marker(world: World) -> N
     node.request_stop(hand_over=True)
     assert await node.stop() == 0
     assert not world.marker().clean_stop
+
+
+async def test_workers_that_did_not_stop_cleanly_leave_no_marker(world: World) -> None:
+    async def stop() -> bool:
+        world.say("workers stopped")
+        return False
+
+    node = await started(world)
+    node._workers.stop = stop  # type: ignore[method-assign]
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert "workers stopped" in world.told
+    assert not world.marker().clean_stop
+
+
+async def test_damage_in_a_workers_logs_is_the_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def recovered(workers: Workers) -> dict[str, int]:
+        return {"damaged": 1, "suspect": 2}
+
+    await (await started(world)).stop()
+    assert world.marker().clean_stop
+    monkeypatch.setattr(Workers, "recovered", recovered)
+    world.refused = "the group can't be asked"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError):
+        await node.start()
+    assert node.counters["logs that a failed flush had closed"] == 2
+    await node.stop()
+    assert not world.marker().clean_stop
+    assert not world.marker().flushed_always, "it leaves the ISRs"
 
 
 async def test_the_marker_is_not_there_while_the_logs_are_being_closed(world: World) -> None:
