@@ -5,9 +5,10 @@ No environment and no files here: ``sidecar/settings.py`` is the one place that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 
 NS_PER_S = 1_000_000_000

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.instruments import LATENCY_S
 
 ASKED = b'{"glance": true}'
@@ -30,6 +31,12 @@ class Glance:
     is_controller: bool = False
     metadata_leader: str = ""
     """As this node knows it."""
+    applied: int = 0
+    """What this node has applied of the metadata group's log."""
+    feature_level: int = 0
+    """Of the cluster, as this node knows it."""
+    speaks: int = 0
+    """The highest level that its version speaks."""
     nats_connected: bool = True
     records_in: int = 0
     """Appended as leader."""
@@ -65,6 +72,10 @@ class Glance:
     electing: int = 0
     elections: int = 0
     """Since this controller started."""
+    term: int = 0
+    """The metadata leader: of its leadership."""
+    members: Mapping[str, int] = field(default_factory=dict)
+    """The metadata leader: controller -> entries that it is behind; -1: it is not connected."""
 
     def encode(self) -> bytes:
         """As JSON, without what has its default."""
@@ -72,8 +83,12 @@ class Glance:
         return json.dumps({"glance": said}, separators=(",", ":")).encode()
 
 
+_MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
+"""Field -> of what kind its values are."""
+
+
 def _default(name: str) -> Any:
-    return {} if name == "nodes" else Glance.__dataclass_fields__[name].default
+    return {} if name in _MAPPINGS else Glance.__dataclass_fields__[name].default
 
 
 _DEFAULTS = {one.name: _default(one.name) for one in fields(Glance)}
@@ -93,8 +108,10 @@ def glance_of(said: object) -> Glance | None:
 def _checked(name: str, value: Any) -> Any:
     """``value`` where it is of the field's kind; None where it is not."""
     default = _DEFAULTS[name]
-    if name == "nodes":
-        good = isinstance(value, dict) and len(value) <= MOST_NODES and all(isinstance(state, str) for state in value.values())
+    if name in _MAPPINGS:
+        good = (
+            isinstance(value, dict) and len(value) <= MOST_NODES and all(type(one) is _MAPPINGS[name] for one in value.values())
+        )
         return value if good else None
     if name == "node" or isinstance(default, str):
         return value if isinstance(value, str) else None

@@ -6,10 +6,11 @@ every replica of the partition knows it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 
 from liftpy.config import CommitPolicy, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 
 

@@ -7,9 +7,9 @@ most severe first; each names its runbook.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from liftpy.dataclass import dataclass
 from liftpy.glance import DRAINED, FENCED, Glance
 
 OK, DEGRADED, UNAVAILABLE = "OK", "DEGRADED", "DATA UNAVAILABLE"

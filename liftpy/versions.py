@@ -8,7 +8,8 @@ What is only a cache (an index, a state) is written anew where it does not fit, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from liftpy.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ DISK_FORMATS: Mapping[str, DiskFormat] = {
     "group's snapshot file": DiskFormat("raft/snapshot of a controller", "sidecar.raft.snapshot_file:_VERSION", (1,), {1: 1}),
     "group's lineage": DiskFormat("raft/lineage of a controller", "sidecar.raft.lineage:_FORMAT", (1,), {1: 1}),
     "image": DiskFormat("within raft/snapshot", "liftpy.cluster.snapshot:LEVELLED", (1, 2), {1: 1, 2: 2}),
+    "backup": DiskFormat("backups/<id>/manifest.json of a store of backups", "liftpy.backup.manifest:FORMAT", (1,), {1: 1}),
     "service snapshot": DiskFormat(
         "a service's own folder", "liftpy.service.snapshot:VERSION", (2, 3, 4), {1: 4}, is_cache=True
     ),

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from liftpy.client.consumer import ReadOptions
 from liftpy.client.ending import end_tasks
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.group import limits
 from liftpy.group.coordinator import NO_FIGURES, GroupCoordinator

@@ -387,6 +387,7 @@ class Node:
         if self._workers.handles:
             self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
+        self.status.begin_history()
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
         self._housekeeping.start()
         self._scrub.start()

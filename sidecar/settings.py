@@ -36,7 +36,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.urls import check_urls, shown
 from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from liftpy.ingest.node_room import LEAST_LIMIT_BYTES

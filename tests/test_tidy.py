@@ -31,7 +31,7 @@ TOP_LEVEL = {
     "pyspark_liftpy.py",  # Spark finds data sources only in top-level modules named pyspark_*
 }  # fmt: skip
 
-PURE = ("liftpy.wire", "liftpy.log", "liftpy.replica", "liftpy.cluster", "liftpy.ingest", "liftpy.group")
+PURE = ("liftpy.wire", "liftpy.log", "liftpy.replica", "liftpy.cluster", "liftpy.ingest", "liftpy.group", "liftpy.backup")
 BANNED_IN_PURE = {
     "asyncio", "socket", "threading", "time", "random", "os", "pathlib", "nats", "pysyncobj", "pyspark", "tenacity",
     "secrets", "uuid", "subprocess", "concurrent", "tempfile", "shutil", "signal",
@@ -46,12 +46,20 @@ FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
 
 LAYERS = (
     ("sidecar", "liftpy.testing.plugin"),
-    ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "pyspark_liftpy"),
+    ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "liftpy.backup", "pyspark_liftpy"),
     ("liftpy.ingest",),
     ("liftpy.replica", "liftpy.cluster"),
     ("liftpy.log",),
     ("liftpy.wire",),
-    ("liftpy.ids", "liftpy.errors", "liftpy.config", "liftpy.invariants", "liftpy.partition", "liftpy.instruments"),
+    (
+        "liftpy.ids",
+        "liftpy.dataclass",
+        "liftpy.errors",
+        "liftpy.config",
+        "liftpy.invariants",
+        "liftpy.partition",
+        "liftpy.instruments",
+    ),
 )
 NOT_EACH_OTHER = {("liftpy.replica", "liftpy.cluster"), ("liftpy.cluster", "liftpy.replica")}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
@@ -23,6 +22,7 @@ from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import camel_case, config_to_pb
 from liftpy.config import ALTERABLE, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,

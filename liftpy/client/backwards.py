@@ -5,10 +5,9 @@ What retention takes meanwhile was at the far end of it: the reading ends there,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.client.progress import MAX_DECOMPRESSED_BYTES, NotServedError, ReadProgress, check_head, must_agree
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2

@@ -14,13 +14,13 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.outgoing import MESSAGE_ID, Address
 from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import NoAnswerError, NobodyListensError, Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2

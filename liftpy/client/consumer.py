@@ -13,7 +13,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
 from liftpy.client.slices import BatchSlice
 from liftpy.client.transport import NobodyListensError, Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import (
     ConfigError,
     CorruptionError,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.wire.inboxes import check_inbox_prefixes
 from liftpy.wire.subjects import check_speaker

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
+
+from liftpy.dataclass import dataclass
 
 logger = logging.getLogger("liftpy.client")
 _SAY_EVERY_S = 1.0

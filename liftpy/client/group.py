@@ -18,7 +18,7 @@ import socket
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 from typing import Literal, Protocol, cast
 
@@ -30,6 +30,7 @@ from liftpy.client.positions import Start
 from liftpy.client.producing import ProducerOptions
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import decode_answer, encode_command, partition_of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from liftpy.client.group import GroupRefusedError
+from liftpy.dataclass import dataclass
 from liftpy.errors import NotFoundError
 from liftpy.group.commands import decode_answer, decode_query_answer, encode_command, partition_of
 from liftpy.ids import PartitionKey, check_name

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 
 

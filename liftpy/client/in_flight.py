@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05

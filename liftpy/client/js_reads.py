@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from liftpy.client.client import Client
@@ -35,6 +35,7 @@ from liftpy.client.js_answers import (
 from liftpy.client.js_requests import JsQuestion, JsRefusal, Kind, kind_of, not_found, overlap, parse_question
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, NotFoundError, OffsetOutOfRangeError
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import data_subject

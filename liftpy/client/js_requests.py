@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from itertools import zip_longest
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ids import check_name
 from liftpy.strict_json import load_json, whole_number

@@ -19,11 +19,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+from liftpy.dataclass import dataclass
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producers import after, distance
 from liftpy.wire.batch import build_batch, in_epoch, parse_batch, seal

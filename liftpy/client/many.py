@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import repeat
 from typing import Any
@@ -20,6 +20,7 @@ from liftpy.client.ending import end_tasks
 from liftpy.client.iteration import Iteration
 from liftpy.client.positions import Position
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name, is_internal, shown
 from liftpy.strict_json import load_json

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import ItemsView
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import AckPolicy
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2

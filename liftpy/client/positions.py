@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
 from liftpy.ids import shown
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from liftpy.client.addressing import Addressing
@@ -21,6 +20,7 @@ from liftpy.client.retrying import retrying
 from liftpy.client.rounds import Repeat, Round, offset_in, partitions_in
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import (
     ConfigError,
     LiftError,

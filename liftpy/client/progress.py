@@ -7,10 +7,11 @@ error that says whether another replica may do better (retryable) or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.client.positions import Bounds, out_of_range
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import (
     DamagedBatchError,
     LiftError,

@@ -6,10 +6,9 @@ answer.value, answer.position
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, ProtocolError
 from liftpy.ids import check_name
 from liftpy.wire.subjects import Subjects, data_subject

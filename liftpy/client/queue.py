@@ -18,7 +18,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,7 @@ from liftpy.client.queue_log import LogHome, QueueLog
 from liftpy.client.queue_pace import TakePace
 from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError
 from liftpy.group import limits
 from liftpy.group.commands import partition_of

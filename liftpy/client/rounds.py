@@ -17,9 +17,10 @@ sequence 100, digest d), leaves out its first 100 if their digest is d, and send
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire.columnar import RecordColumns

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, Protocol, TypeVar
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.group import limits
 from liftpy.ids import PartitionKey

@@ -19,10 +19,11 @@ dropped, and b leaves the ISR by lag. Or a's cable is out: a does not answer, b 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any
@@ -33,6 +33,7 @@ from liftpy.cluster.records import (
 )
 from liftpy.cluster.requests import AskedBy, changes_nothing, kind_of
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 

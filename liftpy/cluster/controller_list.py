@@ -24,12 +24,13 @@ voters n1 n2 n3 n4, leaving n3, committed by n1, n2, n4. At 86: voters n1 n2 n4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from google.protobuf.message import DecodeError
 
 from liftpy.cluster.level_range import LevelRange
 from liftpy.cluster.operations import OPERATION_ID_SIZE_BYTES
+from liftpy.dataclass import dataclass
 from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name, shown
 from liftpy.wire._pb import cluster_pb2 as pb

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from immutables import Map
 
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
 

@@ -6,13 +6,14 @@ CountersMoved record at the end, so that nothing that an entry used can be used 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from liftpy.cluster.codec import partition_to_pb
 from liftpy.cluster.features import FEATURES, Feature
 from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, NodeImage, StreamImage
 from liftpy.cluster.records import CountersMoved, NodeChanged, PartitionStateChanged, Record
+from liftpy.dataclass import dataclass
 from liftpy.partition import PartitionState
 from liftpy.purge import settled
 from liftpy.wire._pb import cluster_pb2 as pb

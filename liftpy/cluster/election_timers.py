@@ -19,12 +19,13 @@ nothing. With it there are 2,000 promotions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heappop, heappush
 
 from liftpy.cluster.diff import diff
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb

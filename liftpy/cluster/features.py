@@ -18,10 +18,10 @@ replaced by 1..2 and heard; the level becomes 2. Somebody starts the old version
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_range import FIRST, LevelRange
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnspokenError
 
 UNSUPPORTED = "UNSUPPORTED: "

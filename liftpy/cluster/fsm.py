@@ -7,7 +7,7 @@ answer [M6]. From feature level 2 on an entry that says more than this version u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from google.protobuf.message import DecodeError
 
@@ -24,6 +24,7 @@ from liftpy.cluster.replay import replay, replaying_all
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.cluster.steps import Steps
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.unknown import has_unknown_fields

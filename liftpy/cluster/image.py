@@ -9,7 +9,7 @@ from it goes through ``sorted`` first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from immutables import Map
 
@@ -18,6 +18,7 @@ from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
 from liftpy.config import AckPolicy, CommitPolicy, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 

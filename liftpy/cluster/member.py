@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.birth import Birth
 from liftpy.cluster.controller_list import (
     Already,
     ControllerList,
@@ -39,6 +40,7 @@ from liftpy.cluster.level_check import levels_answer
 from liftpy.cluster.pages import describer
 from liftpy.cluster.requests import changes_nothing, kind_of
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -171,6 +173,7 @@ class MetadataMember:
         self._step_is_ordered = False
         """Of a change of the controllers."""
         self._hand_over_at_ns = 0
+        self._birth = Birth(rules)
 
     @property
     def in_office(self) -> bool:
@@ -243,6 +246,10 @@ class MetadataMember:
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
+        birth = self._birth.due(image, self._log.view(), now_ns)
+        if birth is not None:
+            self._own_orders += 1
+            decided.append(Order(birth, own=True))
         decided += self._controllers(now_ns)
         decided += self._published(now_ns)
         return decided
@@ -303,9 +310,13 @@ class MetadataMember:
         if not log.leads:
             return None
         if not self.in_office or self._term != log.term:
+            if self._birth.is_ahead(log.image) and _decides(request):
+                return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
             if request.HasField("batch") or kind_of(request).looked_at_first:
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)
             return Order(request, timeout_ns)
+        if self._birth.why and _decides(request):
+            return error_response(request, pb.ControlResponse.UNAVAILABLE, self._birth.why)
         if request.HasField("batch"):
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
@@ -380,6 +391,7 @@ class MetadataMember:
             if still and not self.in_office:
                 self._term, self._image = log.term, log.image
                 self._duties.lead(log.image, now_ns, log.term)
+                self._birth.lead(log.image, now_ns)
                 self._feed.lead()
         return response if order.here is None else joined(order.here, response)
 
@@ -387,6 +399,8 @@ class MetadataMember:
         self._own_orders -= order.own
         if order.own and order.changes_controllers:
             self._step_is_ordered = False
+        if order.own and order.request.HasField("setFeatureLevel"):
+            self._birth.ended()
         if order.takes_over == self._taking_over:
             self._taking_over = -1
 
@@ -403,3 +417,8 @@ class MetadataMember:
                 return error_response(
                     request, pb.ControlResponse.OUTCOME_UNKNOWN, "the metadata leader does not know what came of it"
                 )
+
+
+def _decides(request: pb.ControlRequest) -> bool:
+    """Whether an entry of it could change the image."""
+    return request.HasField("batch") or not (kind_of(request).read_only or changes_nothing(request))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 
 from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.partition import PartitionState
 
 

@@ -6,7 +6,6 @@ the step to it, so that replay decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from liftpy.cluster import codec
@@ -15,6 +14,7 @@ from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb
 from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb

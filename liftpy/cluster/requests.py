@@ -9,7 +9,6 @@ Constraint: the table is whole. A test compares its rows with the kinds of ``clu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -29,6 +28,7 @@ from liftpy.cluster.decisions import (
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
 from liftpy.cluster.steps import Steps
+from liftpy.dataclass import dataclass
 from liftpy.wire._pb import cluster_pb2 as pb
 
 

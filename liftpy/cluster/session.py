@@ -28,10 +28,9 @@ either: nobody's session ends before the first heartbeat came, and from it on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.wire._pb import cluster_pb2 as pb
 
 DEFAULT_CONFIRMED_WITHIN_S = 0.4

@@ -15,10 +15,11 @@ on the bus before the next one registers (``predecessor.py``), and what the copy
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from liftpy.cluster.image import NodeImage
+from liftpy.dataclass import dataclass
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_EARLIER_NONCES = 16

@@ -5,9 +5,11 @@ Derived and never encoded: two images that do not come from one another (one was
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from immutables import Map
+
+from liftpy.dataclass import dataclass
 
 MAX_STEPS = 8192
 

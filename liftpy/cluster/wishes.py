@@ -14,9 +14,9 @@ the next batch, and so on; a partition whose follower reports again meanwhile st
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER, batch_of
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
 from liftpy.purge import to_report

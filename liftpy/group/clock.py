@@ -9,8 +9,7 @@ them is set forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from liftpy.dataclass import dataclass
 from liftpy.group.limits import MAX_CLOCK_STEP_MS, NS_PER_MS
 
 

@@ -6,8 +6,9 @@ What it answers and what its state is follow from the commands and their stamps 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.group import limits
 from liftpy.group.assignment import Place

@@ -16,9 +16,9 @@ and says ``given_up``; the next heartbeat leaves it out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.group import limits
 from liftpy.group.limits import NS_PER_MS
 from liftpy.ids import PartitionKey

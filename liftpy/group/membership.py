@@ -19,8 +19,9 @@ A member with a static identity takes over what the member had that joined with 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.group import limits
 from liftpy.group.assignment import Place, assign
 from liftpy.group.commands import uid_order

@@ -26,9 +26,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
+from liftpy.dataclass import dataclass
 from liftpy.group import limits
 from liftpy.group.key_order import NO_KEY, KeyOrder
 from liftpy.group.limits import NS_PER_MS

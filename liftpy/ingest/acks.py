@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Protocol
 
 from liftpy.config import AckPolicy
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.ingest.jetstream import Unfit, stream_of
 from liftpy.ingest.recent_ids import Stored

@@ -8,9 +8,10 @@ stored as plain bytes [A6].
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import AckPolicy, Codec
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.ingest import jetstream

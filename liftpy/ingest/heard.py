@@ -8,9 +8,10 @@ was heard after the log grew last) nobody has taken any of it, and it is the new
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from liftpy.dataclass import dataclass
 from liftpy.ingest.columns import RawMessage
 
 MESSAGE_BYTES = 240

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_part import Numbering

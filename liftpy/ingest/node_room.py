@@ -16,7 +16,8 @@ publish while it holds less than 32. At 1,000 none does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from liftpy.dataclass import dataclass
 
 _FREE = 0.8
 """Of the limit: up to here partitions have their own bounds alone."""

@@ -33,12 +33,12 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import crc32c
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, ProtocolError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch

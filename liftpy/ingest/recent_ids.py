@@ -26,13 +26,13 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch

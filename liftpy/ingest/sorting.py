@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import repeat
 
+from liftpy.dataclass import dataclass
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.heard import Block

@@ -28,8 +28,9 @@ heard the message, and may store it as the next leader.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.ingest.columns import MessageReader, RawMessage
 from liftpy.ingest.heard import Heard

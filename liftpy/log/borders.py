@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.log.log import Log
 from liftpy.log.reading import segment_at

@@ -9,9 +9,10 @@ replica that is not done.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.log.compaction import Compaction
 from liftpy.log.segment import Segment
 from liftpy.log.storage import Storage

@@ -22,9 +22,10 @@ over 0..1; batches 2 and 3 stay as they are. After a=3 at 5, batch 2 goes too: t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile, Storage

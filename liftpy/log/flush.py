@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import StorageError
 from liftpy.log.proving import mark_failed_flush
 from liftpy.log.small_files import SegmentSummary, encode_index

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnknownFormatError
 from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.segment import Segment, index_name, log_name, walk

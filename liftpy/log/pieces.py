@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from liftpy.dataclass import dataclass
 from liftpy.log.log import Log
 from liftpy.wire.batch import parse_header
 from liftpy.wire.pieces import NOTHING, Held, Piece

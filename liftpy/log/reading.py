@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.invariants import check
 from liftpy.log.segment import INDEX_INTERVAL_BYTES, Segment, log_name

@@ -18,8 +18,9 @@ is kept is on the disk before anyone is shown it [S4, S12].
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.log.horizon import HORIZON_NAME
 from liftpy.log.proving import FLUSH_FAILED_NAME, failed_flush, finish_splits, prove, seal
 from liftpy.log.segment import Segment, Walk, index_name, log_name, walk

@@ -12,8 +12,8 @@ that are mapped by readers or dirty stay in memory and are read from there; a de
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.log.log import Log
 from liftpy.log.segment import Segment, log_name

@@ -5,8 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.log.small_files import IndexEntry, SegmentSummary
 from liftpy.log.storage import LogFile

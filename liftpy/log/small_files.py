@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import crc32c
 import numpy as np
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnknownFormatError
 
 CHECKPOINT_NAME = "high-watermark"

@@ -7,8 +7,7 @@ node as everybody does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.log.borders import last_begun
 from liftpy.log.log import Log

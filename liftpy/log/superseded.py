@@ -14,11 +14,12 @@ Worked example: ``max_per_subject`` 2, subjects s s t s at 0..3: s has three, so
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from liftpy.config import NS_PER_S, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.partition import Purge
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import DictionaryColumn, Mask

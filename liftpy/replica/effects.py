@@ -25,10 +25,10 @@ Offsets are inclusive, but for names with ``end_offset``: those are exclusive. `
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from liftpy.config import AckPolicy
+from liftpy.dataclass import dataclass
 from liftpy.partition import Pause
 from liftpy.replica.events import Deadline, RefusalReason
 from liftpy.replica.phases import RoleName

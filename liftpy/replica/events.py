@@ -8,9 +8,10 @@ for ``*_wall_ns``. What has to be on the disk before an event may be fed: the co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.partition import HeldPartition
 
 

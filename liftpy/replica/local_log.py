@@ -6,8 +6,9 @@ The core runs ahead of the disk by design: ``log_end_offset`` moves when an appe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.invariants import check
 from liftpy.log.epochs import EpochCache
 from liftpy.log.horizon import NEVER, Horizon

@@ -24,9 +24,10 @@ Pure: the shell ticks it, sends what ``due`` gives, and brings what came of it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 
 MAX_PER_QUESTION = 512

@@ -17,8 +17,7 @@ below that (damage, or a fetch that was broken off) and the leader does not hold
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from liftpy.dataclass import dataclass
 from liftpy.log.epochs import NO_EPOCH
 from liftpy.log.horizon import Horizon
 from liftpy.replica.events import EpochQueryAnswered

@@ -7,9 +7,10 @@ requests of an earlier role are not used [D16].
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S, ReplicationConfig, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 from liftpy.replica.backoff import Backoff

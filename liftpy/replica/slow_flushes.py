@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median_low
 
 from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.replica.progress import FollowerProgress
 
 _RECENT = 5

@@ -6,7 +6,7 @@ other is woken, and fetches. Whoever waits for a second answer hears of a raised
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from liftpy.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

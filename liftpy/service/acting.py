@@ -13,10 +13,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.service.base import ServiceFailedError
 from liftpy.service.decisions import RecordWriter

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from liftpy.dataclass import dataclass
 
 MAX_POSITIONS = 16
 """Remembered of each service beside each node."""

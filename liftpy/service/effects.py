@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import SERVICE_EFFECT, SERVICE_TICK, Pairs

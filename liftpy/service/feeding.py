@@ -12,12 +12,12 @@ import logging
 import shlex
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice, one_by_one
+from liftpy.dataclass import dataclass
 from liftpy.errors import DataLossError, LiftError, LogTruncatedError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.base import Role, Service, ServiceFailedError
 from liftpy.service.emitter import Emitter

@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from liftpy.client.transport import Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, ProtocolError, UnavailableError
 from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.settings import ServiceSettings

@@ -16,13 +16,14 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from liftpy.client import Client, ReadOptions
 from liftpy.client.consumer import PartitionReader
 from liftpy.client.transport import Transport
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError, ProtocolError, UnavailableError
 from liftpy.service.acting import EffectRunner
 from liftpy.service.agreement import BEGINNING

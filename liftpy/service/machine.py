@@ -8,11 +8,12 @@ past it brings about. A snapshot is a function of the log alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from inspect import isawaitable
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ingest.jetstream import first_refused
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError

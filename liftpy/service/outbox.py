@@ -31,8 +31,9 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.service.base import DivergedError
 from liftpy.wire.batch import Record

@@ -22,9 +22,9 @@ dead-letter stream, and appends ``bank/17/5/``, at 40. All nodes wait at 17, rea
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.ids import check_name
 from liftpy.ingest.jetstream import asked_for

@@ -10,9 +10,8 @@ Goal: a wrong answer never, a late one is an error. Bounds: queries and their by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.client.queries import AT_LEAST_HEADER, QueryFailedError
+from liftpy.dataclass import dataclass
 
 MAX_QUERIES = 1024
 MAX_WAITING_BYTES = 8 * 1024 * 1024

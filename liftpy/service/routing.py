@@ -17,8 +17,9 @@ at the end of the alerts, and goes on from output 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.service.outbox import OutputConflictError
 from liftpy.wire.batch import Record

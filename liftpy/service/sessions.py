@@ -28,9 +28,10 @@ A compacted stream takes no services: what compaction has removed is missing in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import InvalidNameError
 from liftpy.ids import PartitionKey, check_name
 from liftpy.service.agreement import MAX_POSITIONS, Difference

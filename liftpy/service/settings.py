@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from liftpy.service.routing import MAX_ROUTES, Route

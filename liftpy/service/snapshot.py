@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
 import crc32c
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.ids import check_name
 from liftpy.service.poison import Unit

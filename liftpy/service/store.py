@@ -14,9 +14,9 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, FolderLockedError, StorageError, UnknownFormatError
 from liftpy.service.agreement import DIGEST_SIZE_BYTES
 from liftpy.service.snapshot import Identity, Snapshot, decode

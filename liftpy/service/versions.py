@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ids import check_name
 from liftpy.wire.batch import Record

@@ -17,9 +17,10 @@ moved. The code of the leader's node was old, and the others are at 40: the lead
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 
 REPORT_EVERY_S = 1.0
 QUIET_ROUNDS = 2

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
@@ -19,6 +19,7 @@ from liftpy.client.positions import Bounds
 from liftpy.client.ranges import RangeFacts
 from liftpy.client.transport import NobodyListensError
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import LogTruncatedError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.partition import PartitionState
 from liftpy.spark.link import Link

@@ -17,12 +17,12 @@ import concurrent.futures
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import DataLossError, NotFoundError, OffsetOutOfRangeError, ProtocolError, UnavailableError
 from liftpy.spark.link import Link, result_of
 from liftpy.spark.planning import PlannedRange

@@ -14,11 +14,12 @@ import secrets
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from liftpy.client.line import Answer, Line
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.spark.fetching import (
     IN_FLIGHT,

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name, shown
 from liftpy.strict_json import load_json

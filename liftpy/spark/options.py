@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative

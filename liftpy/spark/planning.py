@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, DataLossError, OffsetOutOfRangeError
 from liftpy.spark.offsets import EARLIEST, LATEST, Bounds, OffsetSpec
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.log.arrow import ARRAYS, Rows, fixed, timestamps_ns
 from liftpy.spark.schema import COLUMNS, arrow_schema
 

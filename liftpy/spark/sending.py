@@ -7,7 +7,7 @@ of their content. Without one, rows are sent as they come, and who runs the task
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from liftpy.client.producing import ManyReceipt, ProducerOptions
 from liftpy.client.round_opening import open_producer
 from liftpy.client.rounds import Round
 from liftpy.client.transport import Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.sink_options import SinkOptions
 from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, in_order, places_of, shares_of

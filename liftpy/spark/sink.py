@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from liftpy.client.admin import Admin
 from liftpy.client.rounds import Round
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.spark.failures import SourceError, coded
 from liftpy.spark.link import Link, link_to

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, choice_of, seconds_of, whole_number_of

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from liftpy.client.ranges import RangeFacts
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.offsets import Bounds
 from liftpy.spark.planning import PlannedRange, check_pieces, split_ranges

@@ -9,9 +9,9 @@ nothing at random: a plan with noise is no promise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.invariants import check
 from liftpy.replica.data_path import INGEST, INGEST_GRACE_NS

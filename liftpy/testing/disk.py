@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from liftpy.cluster.starts import FolderStarts
+from liftpy.dataclass import dataclass
 from liftpy.errors import StorageError
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.small_files import CHECKPOINT_NAME, decode_checkpoint

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from nats.aio.msg import Msg
 from liftpy.client.transport import open_connection
 from liftpy.cluster.codec import image_from_pb
 from liftpy.cluster.pages import describer
+from liftpy.dataclass import dataclass
 from liftpy.ids import NO_OFFSET
 from liftpy.log.log import Log
 from liftpy.log.spans import spans_of

@@ -7,8 +7,9 @@ one comparison [D4, D5]. A chain is found by (LeaderEpoch, last offset), of whic
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.invariants import check
 from liftpy.testing.messages import KEYS
 from liftpy.wire.batch import BatchHeader

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 from liftpy.config import AckPolicy
+from liftpy.dataclass import dataclass
 from liftpy.replica.effects import RejectReason
 from liftpy.replica.quiet import QuietFetch
 from liftpy.wire import frames

@@ -14,9 +14,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.replica.data_path import INGEST, REPLICATION
 from liftpy.testing.clock import MS, Clock, S
 

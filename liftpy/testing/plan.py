@@ -8,10 +8,11 @@ out, leaves all others what they were, in every seed.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from liftpy.config import CommitPolicy, ReplicationConfig, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.testing.clock import MS, S
 from liftpy.testing.network import Noise
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import InvariantError
 from liftpy.testing import draining, pausing
 from liftpy.testing.availability import Availability

@@ -20,12 +20,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.effects import Effect, result_headers, tick_headers

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
 from enum import Flag
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
 
 Headers = Sequence[tuple[str, bytes]]

@@ -7,11 +7,11 @@ record that has no subject (it came in a producer's batch) fits no subject, one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_subject
 from liftpy.wire.batch import RecordBatch

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.wire import envelope
 from liftpy.wire._pb import client_pb2, cluster_pb2, replication_pb2, service_pb2

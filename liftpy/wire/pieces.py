@@ -11,8 +11,7 @@ Bound: one batch per Assembly, MAX_BATCH_BYTES at most, allocated as it comes in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES
 

@@ -13,9 +13,9 @@ subscribe to ``_INBOX.>``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from liftpy.dataclass import dataclass
 from liftpy.wire.subjects import GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import InvalidNameError
 from liftpy.ids import check_name
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES

@@ -64,6 +64,8 @@ class FrameKind(IntEnum):
     """Text: why the node has to start again."""
     SIGNS = 40
     """JSON: how it is."""
+    SAMPLED = 45
+    """JSON: what it has counted until now, once a second."""
     TOLD = 41
     """JSON: the answer to ASK."""
     QUIET_OVER = 42

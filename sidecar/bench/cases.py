@@ -11,11 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import nats
-import nats.errors
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.bench.measuring import Figures, all_cpu_s, measured, measured_together
 from sidecar.bench.systems import OURS, STREAM, System
@@ -30,10 +29,6 @@ _PRODUCER_PEER = "producer, {size_bytes} B"
 _ANSWER_S = 0.1
 _AGAIN_S = 0.005
 _BEFORE_S, _AFTER_S, _OVER_S = 1.0, 2.0, 60.0
-_READERS = {
-    "liftpy": {"batches": "liftpy-values", "one by one": "liftpy-record"},
-    "jetstream": {"batches": "py-pull", "one by one": "py-ordered"},
-}
 
 
 @dataclass(frozen=True)
@@ -64,15 +59,9 @@ def _rate(runs: Sequence[Figures]) -> Figures:
 
 
 def _publishers(system: System, asked: Asked, size_bytes: int, window: int, *, each: int = 1) -> Figures:
-    """The window is shared by the publishers; each is at the next nats-server."""
+    """The window is shared by the publishers."""
     share = max(window // asked.publishers, 1)
-    commands = [
-        [
-            *(sys.executable, "-m", "sidecar.bench.publisher", str(system.ports[number % len(system.ports)]), STREAM),
-            *map(str, (asked.seconds, size_bytes, share, each)),
-        ]
-        for number in range(asked.publishers)
-    ]
+    commands = [system.publisher(number, asked.seconds, size_bytes, share, each) for number in range(asked.publishers)]
     return _rate(measured_together(commands, None, system.pids))
 
 
@@ -111,7 +100,7 @@ def plain(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def producer(system: System, asked: Asked) -> Iterator[Row]:
-    """liftpy's producer, record batches made by the client; of JetStream what is fastest with an ack for each message."""
+    """liftpy's producer, record batches made by the client, and Kafka's; of the others what is fastest with an ack for each message."""
     for size_bytes in asked.sizes:
         case = _PRODUCER_PEER.format(size_bytes=size_bytes)
         if system.kind == OURS:
@@ -122,9 +111,8 @@ def producer(system: System, asked: Asked) -> Iterator[Row]:
 
 
 def consume(system: System, asked: Asked) -> Iterator[Row]:
-    """What was published is read from the first record on, by each system's Python client."""
-    for name, how in _READERS[system.kind].items():
-        words = [sys.executable, "-m", "sidecar.bench.consumer", str(system.ports[0]), STREAM, str(asked.seconds), how]
+    """What was published is read from the first record on, by each system's Python client; of Kafka by its own."""
+    for name, words in system.readers(asked.seconds).items():
         yield _row(f"consume, {name}", _rate([measured(words, None, system.pids)]))
 
 
@@ -180,14 +168,9 @@ async def _gap(system: System) -> float:
             kill = killing(None, system.kill_leader)
         if kill is not None and kill.done() and port != kill.result():
             port = kill.result()
-        try:
-            answer = await connections[port].request(STREAM, b"x" * 100, timeout=_ANSWER_S)
-        except (nats.errors.Error, OSError):
+        if not await system.ask(connections[port], b"x" * 100, _ANSWER_S):
             await asyncio.sleep(_AGAIN_S)
         else:
-            if b'"error"' in answer.data:
-                await asyncio.sleep(_AGAIN_S)
-                continue
             now = time.monotonic()
             longest, last = max(longest, now - last), now
             if kill is not None and kill.done() and not ends_at:

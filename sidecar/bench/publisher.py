@@ -1,9 +1,10 @@
-"""A publisher that asks for acks: ``python -m sidecar.bench.publisher PORT SUBJECT SECONDS SIZE WINDOW [EACH]``.
+"""A publisher that asks for acks: ``python -m sidecar.bench.publisher PORT SUBJECT SECONDS SIZE WINDOW [EACH [DIALECT]]``.
 
-Plain NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
-(``{"stream":..., "seq":...}``, or an ``error``, which ends it). At most WINDOW messages are unanswered; after SECONDS it waits for
-the answers that are left. An ack is asked for with every message, or with each EACHth, which says that all before it are stored too.
-Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process, and with a window of one ``p50_ms`` and ``p99_ms``.
+NATS protocol over one socket, the same bytes to whatever stores the subject: liftpy and JetStream answer alike
+(``{"stream":..., "seq":...}``, or an ``error``, which ends it); DIALECT ``liftbridge`` (else ``plain``) speaks to that one. At most
+WINDOW messages are unanswered; after SECONDS it waits for the answers that are left. An ack is asked for with every message, or with
+each EACHth, which says that all before it are stored too. Prints one line of JSON: ``acked``, ``took_s``, ``cpu_s`` of this process,
+and with a window of one ``p50_ms`` and ``p99_ms``.
 """
 
 from __future__ import annotations
@@ -13,36 +14,39 @@ import socket
 import sys
 import time
 
+from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
+
 INBOX = b"_INBOX.peer.1"
 _BLOCK = 250
 _SILENCE_S = 20.0
-_TOKEN_BYTES = 7
-"""Of the longer token that is counted: ``"error"``."""
+_REFUSAL_BYTES = 7
+"""The longest that tells of a refusal: ``"error"``."""
 
 
 class CountedAnswers:
-    """Counts the answers in a stream of bytes, wherever it is cut."""
+    """Counts the answers in a stream of bytes, wherever it is cut. ``refused``: whether one of them was a refusal."""
 
-    def __init__(self) -> None:
-        self.acked = self.errors = 0
-        self._tail = b""
+    def __init__(self, dialect: Dialect = PLAIN) -> None:
+        self.acked, self.refused = 0, False
+        self._dialect, self._tail = dialect, b""
+        self._kept_bytes = max(len(dialect.ack), _REFUSAL_BYTES) - 1
 
     def take(self, received: bytes) -> None:
-        """Count what ``received`` completes. A token that ended in an earlier piece is not counted again."""
-        data = self._tail + received
-        tail = len(self._tail)
-        self.errors += data.count(b'"error"') - data[:tail].count(b'"error"')
-        self.acked += data.count(b'"seq"') - data[:tail].count(b'"seq"')
-        self._tail = data[-(_TOKEN_BYTES - 1) :]
+        """Count what ``received`` completes. An ack that ended in an earlier piece is not counted again."""
+        data, ack = self._tail + received, self._dialect.ack
+        self.refused = self.refused or bool(self._dialect.refused(data))
+        self.acked += data.count(ack) - self._tail.count(ack)
+        self._tail = data[-self._kept_bytes :]
 
 
-def publish(port: int, subject: str, seconds: float, size_bytes: int, window: int, each: int = 1) -> dict[str, float]:
+def publish(
+    port: int, subject: str, seconds: float, size_bytes: int, window: int, each: int = 1, dialect: Dialect = PLAIN
+) -> dict[str, float]:
     """Publish for ``seconds`` and wait for all answers."""
-    rest = b"%d\r\n%s\r\n" % (size_bytes, b"x" * size_bytes)
-    plain, asking = b"PUB %s %s" % (subject.encode(), rest), b"PUB %s %s %s" % (subject.encode(), INBOX, rest)
+    plain, asking = (dialect.publish(subject.encode(), b"x" * size_bytes, inbox) for inbox in (b"", INBOX))
     step = each if each > 1 else min(_BLOCK, window)
     block = plain * (each - 1) + asking if each > 1 else asking * step
-    answers, sent, times = CountedAnswers(), 0, []
+    answers, sent, times = CountedAnswers(dialect), 0, []
     with socket.create_connection(("127.0.0.1", port), timeout=_SILENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(4096)
@@ -59,7 +63,7 @@ def publish(port: int, subject: str, seconds: float, size_bytes: int, window: in
             if not received:
                 raise SystemExit("the nats-server closed the connection")
             answers.take(received)
-            if answers.errors:
+            if answers.refused:
                 raise SystemExit(f"refused: {received[:300]!r}")
             times.append(time.perf_counter() - asked)
         took_s = time.perf_counter() - began
@@ -69,5 +73,6 @@ def publish(port: int, subject: str, seconds: float, size_bytes: int, window: in
 
 
 if __name__ == "__main__":
-    port, subject, seconds, size_bytes, window, *each = sys.argv[1:]
-    print(json.dumps(publish(int(port), subject, float(seconds), int(size_bytes), int(window), *map(int, each))))
+    port, subject, seconds, size_bytes, window, *more = sys.argv[1:]
+    each, dialect = (*more, *("1", "plain")[len(more) :])
+    print(json.dumps(publish(int(port), subject, float(seconds), int(size_bytes), int(window), int(each), DIALECTS[dialect])))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.bench.cases import Asked, Case, load_alone, warm
 from sidecar.bench.measuring import Figures
-from sidecar.bench.systems import OURS, SYSTEMS
+from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven
 
 Say = Callable[[str], None]
 Runs = dict[tuple[str, str], list[Figures]]
@@ -18,17 +18,17 @@ Runs = dict[tuple[str, str], list[Figures]]
 _MORE_IS_BETTER = ("per_s", "kept")
 
 
-def run(systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, nats_servers: int, say: Say) -> Runs:
+def run(systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: PeersGiven, say: Say) -> Runs:
     """``systems`` by name; their order turns round from round to round. ``say`` is told how far it is."""
     runs: Runs = {}
     for number in range(rounds):
         turned = [*systems[number % len(systems) :], *systems[: number % len(systems)]]
         for name in turned:
             began = time.monotonic()
-            with SYSTEMS[name](nats_servers) as system:
+            with SYSTEMS[name](given) as system:
                 system.prepare()
                 warm(system)
-                for case in cases.values():
+                for case in (case for kind, case in cases.items() if kind not in system.lacks):
                     for row in case(system, asked):
                         runs.setdefault((str(row["case"]), name), []).append(row["figures"])  # type: ignore[arg-type]
             say(f"round {number + 1} of {rounds}: {name}, {time.monotonic() - began:.0f} s")
@@ -55,13 +55,18 @@ def rows(runs: Runs) -> list[dict[str, Any]]:
 
 
 def report(
-    systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, nats_servers: int, say: Say
+    systems: Sequence[str], cases: Mapping[str, Case], asked: Asked, rounds: int, given: PeersGiven, say: Say
 ) -> dict[str, Any]:
     """Everything that ``--json`` has: how it was run, the load alone, and the rows."""
     alone = load_alone(asked)
     say("the load alone: " + ", ".join(f"{size_bytes} B {figures['per_s']:,.0f}/s" for size_bytes, figures in alone.items()))
-    found = rows(run(systems, cases, asked, rounds, nats_servers, say))
-    how = {"seconds": asked.seconds, "rounds": rounds, "publishers": asked.publishers, "nats_servers_of_liftpy": nats_servers}
+    found = rows(run(systems, cases, asked, rounds, given, say))
+    how = {
+        "seconds": asked.seconds,
+        "rounds": rounds,
+        "publishers": asked.publishers,
+        "nats_servers_of_liftpy": given.nats_servers,
+    }
     return {"how": how, "load_alone": alone, "rows": found}
 
 

@@ -1,30 +1,45 @@
-"""What is measured: this cluster, and JetStream with one or three servers, each with one stream ``bench`` on subject ``bench``."""
+"""What is measured: this cluster, JetStream with one or three servers, Liftbridge, Kafka, each with one stream ``bench`` on subject
+``bench``."""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 import nats
+import nats.errors
 import nats.js.api
+from nats.aio.client import Client
 
 from liftpy.client import connect
-from liftpy.errors import UnavailableError
+from liftpy.dataclass import dataclass
+from liftpy.errors import ConfigError, UnavailableError
 from sidecar.bench.jetstream import JetStreamCluster
+from sidecar.bench.kafka import KafkaCluster, require_kafka
+from sidecar.bench.liftbridge import BINARY, LiftbridgeCluster, find_liftbridge
 from sidecar.bench.servers import NatsCluster
 from sidecar.dev.cluster import DevCluster
+from sidecar.settings import search_path
 
 STREAM = "bench"
 OURS = "liftpy"
+_JAVA_WARM_S = "3"
+"""Before Java has compiled what runs often."""
 
 
 class System(AbstractContextManager["System"], Protocol):
-    """A cluster that stores ``bench``. ``kind``: ``liftpy`` or ``jetstream``, for readers."""
+    """A cluster that stores ``bench``. ``kind``: ``liftpy``, ``jetstream``, ``liftbridge`` or ``kafka``; ``lacks``: cases that can't be
+    measured of it."""
 
     kind: str
+    lacks: frozenset[str]
 
     @property
     def ports(self) -> list[int]:
@@ -37,14 +52,55 @@ class System(AbstractContextManager["System"], Protocol):
     def prepare(self) -> None:
         """Make the stream; returns when it takes messages."""
 
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        """The command of the ``number``-th publisher of several (``publisher.py``)."""
+
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        """Commands that read from the first record on, by name of the case."""
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """Publish one message by nats-py; whether it was acknowledged in time."""
+
     def kill_leader(self) -> int:
         """kill -9 the leader of the stream; a port that still answers."""
 
 
-class Liftpy:
+class _OverNats(ABC):
+    """Who publishes to it speaks NATS."""
+
+    dialect_name = "plain"
+    lacks: frozenset[str] = frozenset()
+    reads: tuple[tuple[str, str], ...] = ()
+    """(case, how ``consumer.py`` calls it)"""
+
+    @property
+    @abstractmethod
+    def ports(self) -> list[int]:
+        """Of its nats-servers."""
+
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        """Each is at the next nats-server."""
+        given = (self.ports[number % len(self.ports)], STREAM, seconds, size_bytes, window, each, self.dialect_name)
+        return [sys.executable, "-m", "sidecar.bench.publisher", *map(str, given)]
+
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        """By its Python client."""
+        words = [sys.executable, "-m", "sidecar.bench.consumer", str(self.ports[0]), STREAM, str(seconds)]
+        return {name: [*words, how] for name, how in self.reads}
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """As a request."""
+        try:
+            return b'"error"' not in (await connection.request(STREAM, value, timeout=timeout_s)).data
+        except (nats.errors.Error, OSError):
+            return False
+
+
+class Liftpy(_OverNats):
     """Three nodes. ``nats_servers``: one for all, or three that are a cluster, one beside each node."""
 
     kind = "liftpy"
+    reads = (("batches", "liftpy-values"), ("one by one", "liftpy-record"))
 
     def __init__(self, nats_servers: int = 1) -> None:
         self._nats = NatsCluster(nats_servers)
@@ -94,10 +150,11 @@ class Liftpy:
         return self.ports[0]
 
 
-class JetStream(JetStreamCluster):
+class JetStream(JetStreamCluster, _OverNats):
     """One server or three."""
 
     kind = "jetstream"
+    reads = (("batches", "py-pull"), ("one by one", "py-ordered"))
 
     def prepare(self) -> None:
         """On all of them."""
@@ -120,12 +177,109 @@ class JetStream(JetStreamCluster):
         return next(port for other, port in enumerate(self.ports) if other != number)
 
 
-SYSTEMS: dict[str, Callable[[int], System]] = {
-    OURS: Liftpy,
+class Liftbridge(LiftbridgeCluster, _OverNats):
+    """Three servers, as they come: nothing is flushed. Their readers speak gRPC."""
+
+    kind = "liftbridge"
+    dialect_name = "liftbridge"
+    lacks = frozenset({"consume", "latency"})
+
+    def prepare(self) -> None:
+        """On all of them."""
+        asyncio.run(self.create(STREAM, STREAM))
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """By an inbox in the message."""
+        return await self.acked(connection, STREAM, value, timeout_s)
+
+    def kill_leader(self) -> int:
+        """The server that leads the stream; the nats-servers live on."""
+        self.kill(asyncio.run(self.leader(STREAM)))
+        return self.ports[0]
+
+
+class Kafka(KafkaCluster):
+    """Three brokers. ``flushed``: each has flushed a record before it says so. No NATS, and no windows: its producer has its own."""
+
+    kind = "kafka"
+    lacks = frozenset({"acked", "plain", "latency", "failover"})
+
+    def __init__(self, jars: Path, *, flushed: bool) -> None:
+        super().__init__(jars)
+        self._flushed = flushed
+
+    @property
+    def ports(self) -> list[int]:
+        """It has no nats-server."""
+        return []
+
+    def prepare(self) -> None:
+        """On all of them."""
+        self.create(STREAM, flushed=self._flushed)
+
+    def publisher(self, number: int, seconds: float, size_bytes: int, window: int, each: int = 1) -> list[str]:
+        """Its producer: acks of all, idempotent, in batches of up to 1 MB."""
+        return [*self.client(), "produce", self.servers, STREAM, str(seconds), str(size_bytes), _JAVA_WARM_S]
+
+    def readers(self, seconds: float) -> dict[str, list[str]]:
+        """Its consumer."""
+        return {"batches": [*self.client(), "consume", self.servers, STREAM, str(seconds), _JAVA_WARM_S]}
+
+    async def ask(self, connection: Client, value: bytes, timeout_s: float) -> bool:
+        """Not by NATS."""
+        raise UnavailableError("Kafka does not listen to NATS")
+
+    def kill_leader(self) -> int:
+        """Who would notice speaks NATS."""
+        raise UnavailableError("Kafka does not listen to NATS")
+
+
+@dataclass(frozen=True)
+class PeersGiven:
+    """``nats_servers``: of liftpy and Liftbridge; ``kafka_jars``: None where there are none."""
+
+    nats_servers: int = 1
+    kafka_jars: Path | None = None
+
+    @property
+    def jars(self) -> Path:
+        """Raises ConfigError where none are given."""
+        if self.kafka_jars is None:
+            raise ConfigError("Kafka is started from its jars: give their folder with --kafka-jars")
+        return self.kafka_jars
+
+
+SYSTEMS: dict[str, Callable[[PeersGiven], System]] = {
+    OURS: lambda given: Liftpy(given.nats_servers),
     "jetstream-always": lambda _: JetStream(sync_always=True),
     "jetstream": lambda _: JetStream(sync_always=False),
     "jetstream-r1-always": lambda _: JetStream(sync_always=True, servers=1),
     "jetstream-r1": lambda _: JetStream(sync_always=False, servers=1),
+    "liftbridge": lambda given: Liftbridge(given.nats_servers),
+    "kafka-flushed": lambda given: Kafka(given.jars, flushed=True),
+    "kafka": lambda given: Kafka(given.jars, flushed=False),
 }
-"""Name -> what makes it, given how many nats-servers liftpy is to have; JetStream is its servers."""
+"""Name -> what makes it; JetStream is its own servers."""
 DEFAULT_SYSTEMS = (OURS, "jetstream-always", "jetstream")
+
+
+def chosen(names: tuple[str, ...], given: PeersGiven, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Which are measured: ``names``, or without any the defaults and whoever else is here; ``say`` is told who is left out. Raises
+    ConfigError where one that was named can't be had; to be asked before a long run."""
+    kafkas = tuple(name for name in SYSTEMS if name.startswith("kafka"))
+    if not names:
+        found = [*DEFAULT_SYSTEMS]
+        if shutil.which(BINARY, path=search_path()):
+            found.append(BINARY)
+        else:
+            say(f"left out: liftbridge, for no `{BINARY}` is on the PATH")
+        if given.kafka_jars is not None:
+            found += kafkas
+        else:
+            say("left out: Kafka, for no --kafka-jars is given")
+        names = tuple(found)
+    if BINARY in names:
+        find_liftbridge()
+    if set(kafkas) & set(names):
+        require_kafka(given.jars)
+    return names

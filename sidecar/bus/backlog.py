@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.subjects import SERVER_CONNECTIONS
 from sidecar import clock

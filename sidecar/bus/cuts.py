@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.replica.overflow import Overflow
 from sidecar.bus.backlog import Backlog, Told
 from sidecar.tasks import spawn

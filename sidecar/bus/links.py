@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.replica.data_path import INGEST, REPLICATION, DataPath
 from liftpy.replica.intake import NodeIntake
 from sidecar import clock

@@ -1,4 +1,4 @@
-"""``liftpy bench``: this cluster beside JetStream on this machine, in one run."""
+"""``liftpy bench``: this cluster beside JetStream, Liftbridge and Kafka on this machine, in one run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liftpy.errors import ConfigError
 from sidecar.bench.cases import CASES, Asked
 from sidecar.bench.plot import draw, require_plots
 from sidecar.bench.running import better, report
-from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, SYSTEMS
+from sidecar.bench.systems import OURS, SYSTEMS, PeersGiven, chosen
 from sidecar.cli.options import json_option
 
 _UNITS = {
@@ -34,7 +34,7 @@ _UNITS = {
     "systems",
     type=click.Choice(list(SYSTEMS)),
     multiple=True,
-    help="Which; default: liftpy, and JetStream on three servers with and without flushes.",
+    help="Which; default: liftpy, JetStream on three servers with and without flushes, Liftbridge and Kafka where they can be had.",
 )
 @click.option("--case", "cases", type=click.Choice(list(CASES)), multiple=True, help="Which; default: all.")
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=3.0, show_default=True, help="Of each run.")
@@ -50,7 +50,12 @@ _UNITS = {
     type=click.Choice(["1", "3"]),
     default="1",
     show_default=True,
-    help="Of liftpy: one, or one beside each node.",
+    help="Of liftpy (and Liftbridge): one, or one beside each node.",
+)
+@click.option(
+    "--kafka-jars",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder with Kafka's jars (`libs` of its distribution): measures Kafka too. Needs java.",
 )
 @click.option(
     "--plot",
@@ -68,24 +73,28 @@ def bench(
     loads: str,
     publishers: int,
     nats_servers: str,
+    kafka_jars: Path | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure liftpy beside JetStream: three replicas each, on this machine, with the same nats-server and the same publisher.
+    """Measure liftpy beside others: three replicas each, on this machine, with the same nats-server and the same publisher.
 
     Every system is started anew on loopback, with its own folders, and removed again. liftpy flushes on the in-sync replicas before
-    each ack; so does jetstream-always; the others flush every two minutes. Ratios are of one run: figures of two runs, or of two
+    each ack; so do jetstream-always and kafka-flushed; JetStream as it comes flushes every two minutes, liftbridge and kafka when the
+    system does. Liftbridge takes part when its binary is on the PATH. Ratios are of one run: figures of two runs, or of two
     machines, say nothing beside each other. What else runs on the machine is in all of them: leave it alone.
     """
     parts = [percent / 100 for percent in _numbers(loads, "--loads")]
     asked = Asked(seconds, _numbers(sizes, "--sizes"), _numbers(windows, "--windows"), publishers, parts)
+    say = functools.partial(click.echo, err=True)
+    given = PeersGiven(int(nats_servers), kafka_jars)
+    named = chosen(systems, given, say)
     if plot is not None:
         require_plots()
         if systems and (OURS not in systems or len(set(systems)) == 1):
             raise ConfigError(f"--plot compares {OURS} with others: give --system {OURS} and at least one more")
     wanted = {name: case for name, case in CASES.items() if not cases or name in cases}
-    say = functools.partial(click.echo, err=True)
-    found = report(systems or DEFAULT_SYSTEMS, wanted, asked, rounds, int(nats_servers), say)
+    found = report(named, wanted, asked, rounds, given, say)
     if plot is not None:
         draw(found, plot)
     if as_json:

@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,6 +18,7 @@ import click
 
 from liftpy.client import Client, GroupOptions
 from liftpy.client.group_part import GroupPart
+from liftpy.dataclass import dataclass
 from liftpy.wire.batch import Record
 from sidecar.cli.consume_output import lines_to, record_json
 from sidecar.tasks import attended

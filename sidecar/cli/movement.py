@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -13,6 +12,7 @@ import click
 from liftpy.client import Client
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.movements import Movement, Phase, movements
+from liftpy.dataclass import dataclass
 from liftpy.errors import UnavailableError
 from sidecar.cli.asking import NodeReports, ask_nodes
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO
 
@@ -14,6 +13,7 @@ import click
 
 from liftpy.client import Client, PublishAck, Publisher, PublishOptions
 from liftpy.config import AckPolicy
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, ProtocolError
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import connection_options, json_option

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 import click
@@ -19,6 +19,7 @@ from liftpy.cluster.placement.facts import Replicas
 from liftpy.cluster.placement.leaderships import plan_leaderships
 from liftpy.cluster.placement.moves import Key, plan_moves
 from liftpy.cluster.placement.sizes import plan_sizes
+from liftpy.dataclass import dataclass
 from liftpy.errors import NotFoundError
 from liftpy.partition import MoveReason, PartitionState, PartitionStatus
 from sidecar.cli.asking import NodeReports, ask_nodes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY
 from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.partition import PartitionState, Purge
 from liftpy.purge import waits_for
 from liftpy.wire.subjects import data_subject

@@ -21,10 +21,10 @@ from rich.live import Live
 from liftpy.client import Client
 from liftpy.errors import LiftError, UnavailableError
 from liftpy.glance import Glance
+from liftpy.watching import Model, Watching
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
-from sidecar.cli.top_model import Model, Watching
 from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of
 from sidecar.settings import Target
 from sidecar.tasks import attended

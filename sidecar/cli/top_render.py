@@ -7,14 +7,15 @@ the least needed columns first, and what is cut ends with ``…``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
+from liftpy.dataclass import dataclass
 from liftpy.verdict import DEGRADED, OK, Reason
-from sidecar.cli.top_model import HISTORY, Model, NodeRow
+from liftpy.watching import HISTORY, Model, NodeRow
 
 SORTS = ("rate", "lag", "p99", "name")
 _STYLES = {OK: "bold green", DEGRADED: "bold yellow"}

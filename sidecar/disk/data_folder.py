@@ -20,13 +20,14 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from dataclasses import fields as fields_of
 from pathlib import Path
 
 import crc32c
 
 from liftpy.cluster.starts import FolderStarts
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
 from liftpy.log.promises import PROMISES_NAME, PromiseJournal, decode_promises

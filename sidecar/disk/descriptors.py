@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
-from dataclasses import dataclass
+
+from liftpy.dataclass import dataclass
 
 RESERVE = 256
 """For connections, the metadata group's files, temporary files, threads, libraries."""

@@ -80,25 +80,26 @@ class EventsDesk:
             await self._connection.publish(message.reply, self._answer(message.data))
 
     def _answer(self, question: bytes) -> bytes:
+        return json.dumps(self.told(question)).encode()
+
+    def told(self, question: bytes) -> dict[str, Any]:
+        """The answer to ``question``, as much of it as goes into one message; ``error``: it is none."""
         try:
             place, since_ns, count = asked_of(question)
         except ValueError as error:
-            wrong = f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'
-            return json.dumps({"error": wrong}).encode()
+            return {"error": f'{error}; asked for as {{"after": [index, number], "since_ns": 0, "count": {MOST_ANSWERED}}}'}
         while True:
             found = self.trail.behind(place, since_ns, count + 1)
-            shown = [event.as_object() for event in found[:count]]
             trail = self.trail
             said = {
-                "events": shown,
+                "events": [event.as_object() for event in found[:count]],
                 "more": len(found) > count,
                 "begins": trail.begins,
                 "begins_ns": trail.begins_ns,
                 "index": trail.index,
             }
-            answer = json.dumps(said).encode()
-            if len(answer) <= self._connection.max_payload or count == 1:
-                return answer
+            if len(json.dumps(said)) <= self._connection.max_payload or count == 1:
+                return said
             count //= 2
 
 

@@ -170,6 +170,10 @@ class FeedSubscriber:
         """Not known here: ask the controllers."""
         return []
 
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """Not known here: ask the controllers."""
+        return None
+
     def ticks(self) -> dict[str, float]:
         """It does not tick."""
         return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -69,6 +69,9 @@ class MetadataGroup(Protocol):
 
     def status(self) -> list[pb.ControllerStatus]:
         """The members as known here."""
+
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """What happened in the cluster, as `liftpy events` asks for it; None: a node that is no controller does not know it."""
 
     def ticks(self) -> dict[str, float]:
         """How late the last ticks of the group came, ms, and how many were ever late; empty on a node that is no controller."""

@@ -10,10 +10,11 @@ import logging
 import os
 import secrets
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.starts import FolderStarts
+from liftpy.dataclass import dataclass
 from liftpy.errors import ForeignFolderError, StorageError
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.disk.files import replace_file, sync_folder

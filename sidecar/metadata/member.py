@@ -315,6 +315,10 @@ class RaftMember:
         """The members; terms and lags of others are known to the leader only."""
         return self._log.status()
 
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """As `liftpy events` asks for them."""
+        return self._events.told(question)
+
     def ticks(self) -> dict[str, float]:
         """How late the ticks came."""
         return {**self._driver.lateness.report(), "late": self._driver.late_tick_count}

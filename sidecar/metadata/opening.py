@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from liftpy.cluster.controller_list import ControllerList, GroupView, first_list
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, OtherImageError
 from liftpy.instruments import Instruments
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -69,6 +70,9 @@ class MemberSurroundings:
     """63 random bits."""
 
 
+THIS_MACHINE = MemberSurroundings()
+
+
 class MemberLog:
     """``fsm`` is told each committed entry, ``feed`` what it did; ``state_changed(old, new)``: the library's states of a leadership.
     Raises CorruptionError and StorageError."""
@@ -79,7 +83,7 @@ class MemberLog:
         fsm: ClusterFsm,
         feed: FeedProducer,
         state_changed: Callable[[int, int], None],
-        surroundings: MemberSurroundings = MemberSurroundings(),  # it can't be changed
+        surroundings: MemberSurroundings = THIS_MACHINE,
         events: EventTrail | None = None,
     ) -> None:
         node_id, around = opened.node_id, surroundings

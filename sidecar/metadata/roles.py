@@ -16,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -284,6 +285,10 @@ class GroupRole:
     def status(self) -> list[pb.ControllerStatus]:
         """As ``MetadataGroup``."""
         return self.current.status()
+
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """As ``MetadataGroup``."""
+        return await self.current.events(question)
 
     def ticks(self) -> dict[str, float]:
         """As ``MetadataGroup``."""

@@ -191,6 +191,10 @@ class GroupThread:
         """The members as known here."""
         return _read(self.inner.status, [])
 
+    async def events(self, question: bytes) -> dict[str, Any] | None:
+        """As ``MetadataGroup``."""
+        return await self.there(self.inner.events(question))
+
     def ticks(self) -> dict[str, float]:
         """As ``MetadataGroup``."""
         return _read(self.inner.ticks, {})

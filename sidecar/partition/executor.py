@@ -10,8 +10,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks

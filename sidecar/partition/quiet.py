@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from liftpy.config import ReplicationConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do

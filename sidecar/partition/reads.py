@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.instruments import Instruments
 from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource

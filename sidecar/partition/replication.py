@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from liftpy.config import NS_PER_S
+from liftpy.dataclass import dataclass
 from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.instruments import Instruments

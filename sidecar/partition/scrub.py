@@ -17,10 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, LiftError, StorageError
 from liftpy.log.log import Log
 from liftpy.log.scrub import confirmed, freshly_sealed, next_segment, scan_of

@@ -14,10 +14,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Pool
-from dataclasses import dataclass
 from functools import partial
 
 from liftpy.config import NS_PER_S, FlushMode, StreamConfig
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.acks import PendingAcks

@@ -9,9 +9,8 @@ A node that joins a group which runs has another list to begin with, of the feed
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from liftpy.cluster.controller_list import ControllerList, list_of
+from liftpy.dataclass import dataclass
 from sidecar.raft.codec import Entry
 
 CHANGE = b"\x02"

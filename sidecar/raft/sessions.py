@@ -20,8 +20,9 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.wire.refusals import REFUSED
 from sidecar.raft.numbers import MAX_NUMBER

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 import crc32c
 from google.protobuf.message import DecodeError
 
 from liftpy.cluster.controller_list import ControllerList, well_formed
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.wire._pb import raft_pb2 as pb
 from sidecar.disk.files import replace_file

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl, urlencode
 from liftpy.errors import ConfigError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
+from liftpy.history import History
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -28,11 +29,13 @@ from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
 from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings
+from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
+from sidecar.status.sampler import Said, Sampler
 from sidecar.tasks import spawn
 
 _HOST = "127.0.0.1"
@@ -64,6 +67,12 @@ class Whole(Protocol):
     async def add(self, found: Figures) -> None:
         """Add the other processes' figures."""
 
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Join what this process answers to a question about partitions with what the others do."""
+
+    def sampled(self) -> list[Said]:
+        """What the other processes have counted, as of their last samples."""
+
 
 class StatusDesk:
     """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
@@ -81,6 +90,11 @@ class StatusDesk:
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
+        self.history = History()
+        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self.answers.joins = self._joined_rows
+        self._most_bytes = 1 << 20
+        self._sampler: Sampler | None = None
         self.url = ""
 
     async def open_page(self) -> None:
@@ -96,6 +110,7 @@ class StatusDesk:
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
+        self._most_bytes = bus.max_payload
 
         def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if not any(rule.allows(reply) for rule in inboxes):
@@ -106,6 +121,8 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:
                 self._glances.ask(partial(_send, bus, reply.decode()))
+            elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
+                pass
             elif self.reporter is not None and self.whole is None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
             elif self.whole is not None and self._gathering < MOST_GATHERING:
@@ -135,6 +152,13 @@ class StatusDesk:
             self._connections -= 1
             writer.close()
 
+    def begin_history(self) -> None:
+        """Sample the node each second from now on: there is a reporter."""
+        assert self.reporter is not None
+        whole = self.whole
+        self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
+        self._sampler.start()
+
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
@@ -142,6 +166,9 @@ class StatusDesk:
         if self.whole is not None:
             await self.whole.add(found)
         return found
+
+    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(own, said)
 
     async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
         self._gathering += 1
@@ -209,6 +236,8 @@ class StatusDesk:
 
     async def close(self) -> None:
         """Close the page."""
+        if self._sampler is not None:
+            self._sampler.close()
         if self._server is not None:
             self._server.close()
             self._server = None

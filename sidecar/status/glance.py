@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from liftpy import __version__
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.glance import DRAINED, FENCED, LIVE, MOST_NODES, Glance
 from liftpy.instruments import Histogram
@@ -47,6 +48,10 @@ def glance_at(found: Figures, reporter: Reporter) -> Glance:
             "electing": round(total("cluster_partitions_electing")),
             "elections": round(total("cluster_elections_total")),
         }
+    if group.leader == reporter.node_id:
+        members = {one.nodeId: one for one in group.status()[:MOST_NODES]}
+        controllers["term"] = max((one.term for one in members.values()), default=0)
+        controllers["members"] = {name: one.lag if one.connected or one.leader else -1 for name, one in members.items()}
     return Glance(
         node=reporter.node_id,
         version=__version__,
@@ -54,6 +59,9 @@ def glance_at(found: Figures, reporter: Reporter) -> Glance:
         uptime_s=round(reporter.uptime_s, 1),
         is_controller=group.is_controller,
         metadata_leader=group.leader,
+        applied=image.index,
+        feature_level=image.feature_level,
+        speaks=SPOKEN.most,
         nats_connected=bool(total("nats_connected")),
         records_in=round(total("ingest_records_total")),
         bytes_in=round(total("ingest_bytes_total")),

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -35,6 +36,7 @@ from sidecar.partition.promises import Promises
 from sidecar.restarting import momentary, never_again
 from sidecar.settings import NodeSettings
 from sidecar.status.desk import StatusDesk
+from sidecar.status.sampler import Said, Sampler
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on, run_loop, spawn
 from sidecar.workers.channel import Channel
@@ -47,7 +49,17 @@ _FINISH_S = 1.0
 
 
 class _NodesDesk(StatusDesk):
-    """The node answers for its status."""
+    """The node answers for its status, and keeps the history of all of it."""
+
+    def __init__(self, settings: NodeSettings, sampled: Callable[[Said], None]) -> None:
+        super().__init__(settings)
+        self._sampled = sampled
+
+    def begin_history(self) -> None:
+        """Samples go to the node."""
+        assert self.reporter is not None
+        self._sampler = Sampler(self.history, self.reporter, tell=self._sampled)
+        self._sampler.start()
 
     def listen(self, *_: Any) -> None:
         """It does."""
@@ -67,7 +79,8 @@ class WorkerNode(Node):
         self._synced = Synced()
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
-        self.status = _NodesDesk(settings)
+        self.status = _NodesDesk(settings, self._tell_sample)
+        self._telling: Telling | None = None
         self.supervisor = Supervisor("")
 
     # ---- up --------------------------------------------------------------------------------------------------------------
@@ -166,8 +179,13 @@ class WorkerNode(Node):
 
     async def _tell(self, frame: Frame) -> None:
         reporter = self.status.reporter
-        said = {} if reporter is None else await Telling(reporter).tell(json.loads(frame.body))
+        if self._telling is None and reporter is not None:
+            self._telling = Telling(reporter, self.status.answers)
+        said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
         self._channel.send(FrameKind.TOLD, frame.token, json.dumps(said).encode())
+
+    def _tell_sample(self, said: Said) -> None:
+        self._channel.send(FrameKind.SAMPLED, 0, json.dumps(said).encode())
 
     async def _close_subjects(self, timeout_s: float) -> None:
         if self.partitions is not None:

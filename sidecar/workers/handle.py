@@ -85,6 +85,8 @@ class WorkerHandle(asyncio.Protocol):
         self._events: dict[FrameKind, asyncio.Future[Frame]] = {}
         self.signs: dict[str, Any] = {}
         """What it said last of how it is."""
+        self.sampled: dict[str, Any] = {}
+        """What it has counted, as of its last sample."""
         self._told: dict[str, dict[str, Any]] = {}
         """What it answered last, by what was asked."""
 
@@ -227,6 +229,8 @@ class WorkerHandle(asyncio.Protocol):
         self._is_heard, self._unanswered = True, 0
         if kind is FrameKind.SIGNS:
             self.signs = json.loads(frame.body)
+        elif kind is FrameKind.SAMPLED:
+            self.sampled = json.loads(frame.body)
         elif kind is FrameKind.PROPOSE:
             self._hears.worker_proposes(self, frame)
         elif kind in (FrameKind.TOLD, FrameKind.QUIET_OVER):

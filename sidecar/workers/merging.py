@@ -60,6 +60,17 @@ def _add_histogram(found: Figures, name: str, labels: tuple[str, ...], counts: l
     found.histograms[name][labels] = joined
 
 
+def joined_rows(own: dict[str, Any], told: Iterable[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Of ``PageAnswers.partitions``: the ``limit`` most urgent rows of all processes, in order."""
+    rows, count, problems, more = list(own["rows"]), own["count"], own["problems"], own["more"]
+    for one in told:
+        rows += one.get("rows", ())
+        count, problems = count + one.get("count", 0), problems + one.get("problems", 0)
+        more = more or one.get("more", False)
+    rows.sort(key=itemgetter("urgency", "stream", "partition"))
+    return {"rows": rows[:limit], "more": more or len(rows) > limit, "count": count, "problems": problems}
+
+
 # ---- reports --------------------------------------------------------------------------------------------------------------
 _SUMS = ("counters", "refused")
 _ADDED = ("copies", "flush_place", "descriptors", "scrub")

@@ -6,6 +6,7 @@ import asyncio
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import record_from_pb
@@ -97,6 +98,10 @@ class RelayedGroup:
     async def barrier(self, timeout_s: float = 5.0) -> bool:
         """The node's work."""
         return False
+
+    async def events(self, asked: bytes) -> dict[str, Any] | None:
+        """The node tells them."""
+        return None
 
     def status(self) -> list[pb.ControllerStatus]:
         """The node tells it."""

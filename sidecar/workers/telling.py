@@ -6,6 +6,7 @@ import os
 import time
 from typing import Any
 
+from sidecar.status.answers import PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.report import Reporter
 
@@ -13,17 +14,20 @@ from sidecar.status.report import Reporter
 class Telling:
     """``reporter``: the worker's own, of its partitions, connections and counters."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, answers: PageAnswers) -> None:
         self._reporter = reporter
         self._figures = NodeFigures(reporter)
+        self._answers = answers
 
     async def tell(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """The answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count": n}``
-        or ``{"what": "figures"}``."""
+        """The answer to ``{"what": "page", "after": [stream, partition], "count": n}``, ``{"what": "stream", "stream": s, "count":
+        n}``, ``{"what": "partitions", "said": ...}`` or ``{"what": "figures"}``."""
         what, reporter = asked["what"], self._reporter
         if what == "page":
             stream, partition = asked["after"]
             return {**reporter.page((stream, partition), asked["count"]), "process": process_facts(reporter)}
+        if what == "partitions":
+            return await self._answers.partitions(reporter, asked["said"])
         if what == "stream":
             return {"rows": reporter.of_stream(asked["stream"], asked["count"])}
         return figures_to_json(await self._figures.gather())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from liftpy.problems import MOST_ROWS, limit_of
 from sidecar.status.figures import Figures
 from sidecar.status.report import Reporter
-from sidecar.workers.merging import add_figures, joined_page
+from sidecar.status.sampler import Said
+from sidecar.workers.merging import add_figures, joined_page, joined_rows
 from sidecar.workers.parent import Workers
 from sidecar.workers.telling import process_facts
 
@@ -31,6 +33,15 @@ class WholeNode:
         for one in told:
             rows += [row for row in one.get("rows", ()) if row["stream"] == stream]
         return sorted(rows, key=lambda row: row["partition"])[:count]
+
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """As ``PageAnswers.partitions``, which ``own`` is of."""
+        told = await self._workers.look(what="partitions", said=said)
+        return joined_rows(own, (one for one in told if one["answers"]), limit_of(said.get("limit", MOST_ROWS)))
+
+    def sampled(self) -> list[Said]:
+        """What the workers have counted, as of their last samples."""
+        return [handle.sampled for handle in self._workers.handles if handle.sampled]
 
     async def add(self, found: Figures) -> None:
         """Join the first process's figures with those of the others."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
+from liftpy.errors import ConfigError
+from liftpy.wire import envelope
+from liftpy.wire._pb import client_pb2
+from sidecar.bench import systems
+from sidecar.bench.dialects import LIFTBRIDGE, PLAIN, enveloped, field, number_field
 from sidecar.bench.measuring import measured
 from sidecar.bench.open_loop import Acks, quantiles
 from sidecar.bench.plot import bars
@@ -85,6 +92,53 @@ def test_answers_are_counted_once_wherever_they_are_cut() -> None:
         assert (acks.count, acks.times_ns, answers.acked) == (3, [2_000_000, 2_000_000], 3), cut
     with pytest.raises(SystemExit, match="refused"):
         Acks().take(b'MSG _INBOX.open.x 1 12\r\n{"error":{}}\r\n', 0)
+
+
+def test_a_liftbridge_publisher_speaks_the_published_protocol() -> None:
+    line, _, payload = LIFTBRIDGE.publish(b"bench", b"x" * 200, b"_INBOX.a").partition(b"\r\n")
+    assert line == b"PUB bench %d" % (len(payload) - 2)
+    kind, body = envelope.decode(payload[:-2])
+    message = client_pb2.Message.FromString(bytes(body))
+    assert kind == envelope.MessageType.PUBLISH
+    assert (message.value, message.ackInbox, message.ackPolicy) == (b"x" * 200, "_INBOX.a", client_pb2.ALL)
+    assert PLAIN.publish(b"bench", b"xy", b"_INBOX.a") == b"PUB bench _INBOX.a 2\r\nxy\r\n"
+    unasked = LIFTBRIDGE.publish(b"bench", b"", b"").partition(b"\r\n")[2][:-2]
+    assert client_pb2.Message.FromString(bytes(envelope.decode(unasked)[1])).ackPolicy == client_pb2.NONE
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_liftbridge_acks_are_counted_once_wherever_they_are_cut(refused: bool) -> None:
+    ack = client_pb2.Ack(stream="bench", offset=80, ackInbox="_INBOX.a", ackPolicy=client_pb2.ALL).SerializeToString()
+    payload = enveloped(1, ack + number_field(9, 0x50 << 7 | 3) + (number_field(10, 3) if refused else b""))
+    whole = 2 * (b"MSG _INBOX.a 1 %d\r\n%s\r\n" % (len(payload), payload))
+    for cut in range(len(whole) + 1):
+        answers = CountedAnswers(LIFTBRIDGE)
+        for piece in (whole[:cut], whole[cut:]):
+            answers.take(piece)
+        assert (answers.acked, answers.refused) == (2, refused), cut
+    assert field(1, b"x" * 300)[:3] == b"\x0a\xac\x02"
+
+
+def test_who_is_here_takes_part_and_who_was_named_must_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert systems.chosen((), systems.PeersGiven(), said.append) == systems.DEFAULT_SYSTEMS
+    assert [text.partition(",")[0] for text in said] == ["left out: liftbridge", "left out: Kafka"]
+    for names, given, why in (
+        (("liftbridge",), systems.PeersGiven(), "no `liftbridge` on the PATH"),
+        (("kafka",), systems.PeersGiven(), "--kafka-jars"),
+        (("kafka",), systems.PeersGiven(kafka_jars=tmp_path), "java"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            systems.chosen(names, given, said.append)
+    for name in ("java", "liftbridge"):
+        shutil.copy(sys.executable, tmp_path / name)
+    with pytest.raises(ConfigError, match="has no kafka_"):
+        systems.chosen(("kafka",), systems.PeersGiven(kafka_jars=tmp_path), said.append)
+    for name in ("kafka_2.13-3.jar", "kafka-clients-3.jar"):
+        (tmp_path / name).touch()
+    everybody = (*systems.DEFAULT_SYSTEMS, "liftbridge", "kafka-flushed", "kafka")
+    assert systems.chosen((), systems.PeersGiven(kafka_jars=tmp_path), said.append) == everybody
 
 
 def test_quantiles_name_what_they_are() -> None:

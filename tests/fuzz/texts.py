@@ -23,6 +23,7 @@ from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
+from sidecar.status import answers as page_answers
 from sidecar.status import desk as status_desk
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
@@ -191,6 +192,17 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.desk:_asked_after",),
+        ),
+        Decoder(
+            "question for a page",
+            [
+                b'{"history": {"step": 1, "after": 1700000000}}',
+                b'{"partitions": {"stream": "s", "after": [3, "s", 7], "limit": 20}}',
+            ],
+            page_answers.question_of,
+            (ValueError,),
+            make=damaged_json,
+            covers=("sidecar.status.answers:question_of",),
         ),
         Decoder(
             "question for events",

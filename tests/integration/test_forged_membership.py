@@ -77,7 +77,9 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
     before = (await bench.client.describe_cluster()).image.nodes
     index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
     for node in ("n1", "n2", "n3"):
-        other = pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True)
+        other = pb.RegisterNode(
+            nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True, minLevel=1, maxLevel=2
+        )
         refused = await ask_as(bench, node, registerNode=other)
         assert refused.error == pb.ControlResponse.EXISTS, refused
         assert f"node {node!r} runs as incarnation {before[node].incarnation}" in refused.detail
@@ -88,7 +90,9 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
         stopped = await ask_as(bench, node, fenceNode=pb.FenceNode(nodeId=node, incarnation=before[node].incarnation))
         assert stopped.error == pb.ControlResponse.OK
         refused = await ask_as(
-            bench, node, registerNode=pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=5)
+            bench,
+            node,
+            registerNode=pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=1, maxLevel=2),
         )
         assert refused.error == pb.ControlResponse.EXISTS, refused
 

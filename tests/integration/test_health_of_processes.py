@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.client import sync
+from liftpy.cluster.features import SPOKEN
 from sidecar.cli.main import main
 from sidecar.dev.cluster import DevCluster
 
@@ -49,6 +50,23 @@ def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return int(ended.value.code or 0), capsys.readouterr().out
 
 
+def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
+    """A new cluster is at the newest level: there is nothing to finalize, and no way back from level 2."""
+    level = SPOKEN.most
+    code, said = command(capsys, "upgrade", "check", *url)
+    assert (code, said.count("[+]"), f"level {level} holds, nothing to finalize" in said) == (0, 5, True), said
+    assert command(capsys, "upgrade", "finalize", *url) == (0, f"level {level} holds already\n")
+    code, said = command(capsys, "upgrade", "finalize", "--level", str(level + 1), "--json", *url)
+    assert (code, json.loads(said)["done"], json.loads(said)["level"]) == (1, False, level)
+    code, said = command(capsys, "upgrade", "report", "--json", *url)
+    report = json.loads(said)
+    assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
+        0, level, {f"n{number}": [SPOKEN.least, level] for number in (1, 2, 3)},
+    )  # fmt: skip
+    code, said = command(capsys, "upgrade", "revert", *url)
+    assert (code, said.strip()) == (1, "; ".join(report["in_the_way_back"]))
+
+
 def test_what_is_live_ready_and_synced_through_faults(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,11 +86,15 @@ def test_what_is_live_ready_and_synced_through_faults(
         seen = json.loads(command(capsys, "top", "--once", "--json", *url)[1])
         assert (seen["verdict"], [shown["state"] for shown in seen["rows"]]) == ({"word": "OK", "reasons": []}, ["live"] * 3)
 
+        check_upgrade(capsys, *url)
+
         cluster.nodes["n2"].send(signal.SIGSTOP)
         until(lambda: "DEGRADED" in command(capsys, "top", "--once", *url)[1], "top says that n2 is silent, then fenced")
         assert (row(cluster, "n1"), row(cluster, "n2"), row(cluster, "n3")) == ((200, 200, 200), (0, 0, 0), (200, 200, 200))
         assert command(capsys, "health", "--node", "n2", *url)[0] == 3
         until(lambda: command(capsys, "node", "may-stop", "n1", *url)[0] == 1, "the group would lose its majority")
+        code, said = command(capsys, "upgrade", "check", *url)
+        assert (code, "[-] n2: does not answer" in said) == (1, True), said
         reasons = json.loads(command(capsys, "node", "may-stop", "n1", "--json", *url)[1])["reasons"]
         assert any("metadata group" in reason for reason in reasons)
         cluster.nodes["n2"].send(signal.SIGCONT)
@@ -91,7 +113,7 @@ def test_what_is_live_ready_and_synced_through_faults(
         told = [json.loads(line) for line in command(capsys, "events", "--json", *url)[1].splitlines()]
         said = {(event["kind"], event.get("node", "")) for event in told}
         assert {("node_registered", f"n{n}") for n in (1, 2, 3)} | {("node_fenced", "n2"), ("node_unfenced", "n2")} <= said
-        assert {event["request"] for event in told if event["kind"] == "request"} == {"createStream"}
+        assert {event["request"] for event in told if event["kind"] == "request"} == {"setFeatureLevel", "createStream"}
         places = [(event["index"], event["number"]) for event in told]
         assert places == sorted(set(places))
 

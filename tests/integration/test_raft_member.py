@@ -98,7 +98,7 @@ async def controllers(url: str, tmp_path: Path) -> AsyncIterator[Controllers]:
 
 
 def register(node_id: str) -> pb.ControlRequest:
-    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id))
+    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=1, maxLevel=2))
 
 
 def create(name: str) -> pb.ControlRequest:

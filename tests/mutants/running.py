@@ -82,7 +82,10 @@ class Place:
             return Outcome("error", str(error), 0.0)
         try:
             _put(path, changed)
-            outcome = self._run((*mutant.tests, *self._by_nearness(mutant, near_only)), limit_s)
+            for tests in filter(None, (mutant.tests, tuple(self._by_nearness(mutant, near_only)))):
+                outcome = self._run(tests, limit_s)
+                if outcome.verdict != "survived":  # else the package's, which take longer even to collect
+                    break
             return Outcome(outcome.verdict, outcome.by, time.monotonic() - began)
         finally:
             _put(path, text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
@@ -21,6 +20,7 @@ from liftpy.cluster.placement.rack import rack, rack_strict
 from liftpy.cluster.placement.rendezvous import rendezvous
 from liftpy.cluster.placement.round_robin import round_robin
 from liftpy.cluster.steps import Steps, finished
+from liftpy.dataclass import dataclass
 
 DEFAULT_POLICY = "round-robin"
 MANUAL = "manual"

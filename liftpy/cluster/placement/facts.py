@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from liftpy.cluster.steps import Steps
+from liftpy.dataclass import dataclass
 
 Replicas = tuple[str, ...]
 """Node ids of one partition, preferred leader first."""

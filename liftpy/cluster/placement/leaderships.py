@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from liftpy.cluster.placement.facts import NodeFacts, Replicas, ordered
 from liftpy.cluster.placement.moves import Key, bounds_of, shares_of
+from liftpy.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ Worked example: a, b, c hold 4 partitions of 3 replicas, 4 each; d joins. Each s
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil, floor
 
 from liftpy.cluster.placement.facts import NodeFacts, Replicas, ordered
+from liftpy.dataclass import dataclass
 
 Key = tuple[str, int]
 """(stream, partition)."""

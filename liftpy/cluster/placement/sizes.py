@@ -20,11 +20,11 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from liftpy.cluster.placement.facts import NodeFacts, Replicas, ordered
 from liftpy.cluster.placement.moves import Key, Move, shares_of
+from liftpy.dataclass import dataclass
 
 TOLERANCE = 0.02
 _TAKERS_TRIED = 16

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,7 @@ from liftpy.client.admin import Admin
 from liftpy.client.positions import Bounds
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, CorruptionError
 from liftpy.ids import is_internal
 from liftpy.partition import PartitionState

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.link import link_to

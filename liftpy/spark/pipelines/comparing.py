@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from liftpy.dataclass import dataclass
 from liftpy.log.arrow import to_arrow
 from liftpy.spark.pipelines.findings import ABSENT
 from liftpy.wire.batch import RecordBatch

@@ -8,7 +8,7 @@ stream drops by subject too, or records were purged, nobody can tell, and they a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from liftpy.client.consumer import PartitionReader, ReadOptions, read_range
 from liftpy.client.progress import ReadProgress
 from liftpy.cluster.image import StreamImage
+from liftpy.dataclass import dataclass
 from liftpy.spark.link import Link
 from liftpy.spark.pipelines.comparing import HeldRecords
 from liftpy.spark.pipelines.findings import LOST, MAX_FINDINGS, AuditFinding, PartitionAudit

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
+
+from liftpy.dataclass import dataclass
 
 DAMAGED, DIFFERS, MISSING, SURPLUS, BATCHES, LOST = "damaged", "differs", "missing", "surplus", "batches", "lost"
 _WORDS = {

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from liftpy.client.slices import BatchSlice
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.wire.batch_columns import BytesColumn, DictionaryColumn
 from liftpy.wire.columnar import ByteArray

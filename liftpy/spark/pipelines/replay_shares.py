@@ -6,8 +6,8 @@ One task takes one share, from its first record to its last, in the order of off
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.spark.pipelines.naming import FileName, parse_file
 from liftpy.spark.planning import PartitionView, PlannedRange

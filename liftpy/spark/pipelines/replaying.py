@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from liftpy.client.producer import Producer
 from liftpy.client.producing import ProducerOptions
 from liftpy.client.round_opening import open_producer
 from liftpy.client.rounds import Round
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError, StorageError
 from liftpy.ids import check_published
 from liftpy.spark.catalog import Catalog

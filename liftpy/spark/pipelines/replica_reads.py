@@ -10,12 +10,13 @@ import hashlib
 import re
 import secrets
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import bounds_of, check_head, must_agree
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import Transport
+from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, DamagedBatchError, LiftError, NotFoundError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2

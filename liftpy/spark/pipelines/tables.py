@@ -7,12 +7,12 @@ are all or nothing, with its marks (``committing.py``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
+from liftpy.dataclass import dataclass
 from liftpy.spark.pipelines.committing import Commit
 
 FORMATS = {"delta": "deltalake", "iceberg": "pyiceberg"}

@@ -11,13 +11,14 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, NoSpaceError, StorageError
 from liftpy.spark.pipelines.committing import ArchivedRange
 from liftpy.spark.pipelines.naming import FileName, tag_of, temporary

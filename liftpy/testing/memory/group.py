@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from liftpy.cluster.birth import begin_at
 from liftpy.cluster.decisions.groups import say_how_many
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.doors import Door, refusal
@@ -58,6 +59,9 @@ class MemoryGroup:
         self._index = 0
         self.changed_index = 0
         """Of the newest image that nodes have to know: entries after it have changed nothing."""
+        birth = begin_at(SPOKEN.most, self._fsm.rules)
+        birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
+        self._fsm.apply(birth.SerializeToString(), self._index)
         self._duties.lead(self._fsm.image, time.monotonic_ns(), 1)
         bus.listen(subjects.info(), partial(self._received, Door.INFO))
         for subject in subjects.control_admin_all():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, StorageError
 from liftpy.ids import PartitionKey
 from liftpy.log.group_commit import GroupCommit

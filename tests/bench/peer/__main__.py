@@ -19,7 +19,7 @@ from rich.console import Console
 from sidecar.bench.cases import CASES, Asked, Case, Row
 from sidecar.bench.measuring import measured
 from sidecar.bench.running import report
-from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, System
+from sidecar.bench.systems import DEFAULT_SYSTEMS, OURS, STREAM, PeersGiven, System
 from sidecar.cli.bench import show
 
 WINDOWS = (1, 64, 4000)
@@ -60,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     asked = Asked(given.seconds, windows=WINDOWS)
     wanted = cases(only_clients=given.clients)
-    found = report(DEFAULT_SYSTEMS, wanted, asked, given.rounds, 1, lambda text: print(text, file=sys.stderr))
+    found = report(DEFAULT_SYSTEMS, wanted, asked, given.rounds, PeersGiven(), lambda text: print(text, file=sys.stderr))
     if given.json:
         print(json.dumps(found))
     else:

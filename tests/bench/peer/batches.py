@@ -22,7 +22,7 @@ from liftpy.client import connect
 from sidecar.bench.jetstream import JetStreamCluster
 from sidecar.bench.measuring import measured
 from sidecar.dev.cluster import DevCluster
-from tests.bench.peer.kafka import KAFKA, PROGRAMS, KafkaCluster
+from tests.bench.peer.kafka import PROGRAMS, KafkaCluster
 from tests.clients.build import MissingError, Program
 
 GO = Program(
@@ -83,14 +83,21 @@ def jetstream(sync_always: bool, seconds: float, sizes: Iterable[int]) -> Iterat
 def kafka(seconds: float, sizes: Iterable[int]) -> Iterator[Row]:
     """Its producer, on a topic that is flushed and one that is not."""
     with KafkaCluster() as cluster:
-        command, folder = KAFKA.ready()
         for flushed in (True, False):
             name = "Kafka, flushed" if flushed else "Kafka as it comes"
             topic = f"bench-{flushed}"
             cluster.create(topic, flushed=flushed)
             for size_bytes in sizes:
-                words = [*command, "produce", cluster.servers, topic, str(seconds), str(size_bytes), str(_KAFKA_WARM_S)]
-                yield row(name, size_bytes, measured(words, folder, cluster.pids))
+                words = [
+                    *cluster.client(),
+                    "produce",
+                    cluster.servers,
+                    topic,
+                    str(seconds),
+                    str(size_bytes),
+                    str(_KAFKA_WARM_S),
+                ]
+                yield row(name, size_bytes, measured(words, None, cluster.pids))
 
 
 def systems(seconds: float, sizes: list[int]) -> list[Callable[[], Iterator[Row]]]:

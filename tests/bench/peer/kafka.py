@@ -1,19 +1,12 @@
-"""A Kafka cluster on loopback (KRaft, each broker also a controller), from the jars that Maven brings."""
+"""Kafka from the jars that Maven brings."""
 
 from __future__ import annotations
 
-import base64
-import secrets
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Self
 
-from sidecar.dev.ports import free_ports
+from liftpy.errors import ConfigError, UnavailableError
+from sidecar.bench import kafka
 from tests.clients.build import MissingError, Program
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -22,106 +15,21 @@ KAFKA = Program(
     sources="kafka",
     folder=PROGRAMS,
     tools=("java", "mvn"),
-    build="mvn -q package dependency:copy-dependencies",
-    run=("java", "-cp", "target/classes:target/dependency/*", "Peer"),
+    build="mvn -q dependency:copy-dependencies",
+    run=("java",),
 )
-_HEAP = "-Xmx512m"
-_READY_S = 60.0
-_STOP_S = 15.0
-_FORMAT_S = 60.0
 
 
-class KafkaCluster:
-    """``with KafkaCluster() as kafka``; raises MissingError where Java, Maven or the jars can't be had. Every child ends with it."""
+class KafkaCluster(kafka.KafkaCluster):
+    """``with KafkaCluster() as cluster``; raises MissingError where Java, Maven or the jars can't be had."""
 
     def __init__(self, brokers: int = 3) -> None:
-        self._count = brokers
-        self._folder = Path()
-        self._brokers: list[subprocess.Popen[bytes]] = []
-        self.servers = ""
-        """``bootstrap.servers``."""
+        super().__init__(Path(), brokers)
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the brokers."""
-        return [broker.pid for broker in self._brokers]
-
-    def __enter__(self) -> KafkaCluster:
-        command, jars = KAFKA.ready()
-        self._folder = Path(tempfile.mkdtemp(prefix="liftpy-peer-"))
+    def __enter__(self) -> Self:
+        _, folder = KAFKA.ready()
+        self.jars = folder / "target" / "dependency"
         try:
-            self._start(command[0], jars)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
-
-    def _start(self, java: str, jars: Path) -> None:
-        ports = free_ports(2 * self._count)
-        talk, vote = ports[: self._count], ports[self._count :]
-        self.servers = ",".join(f"127.0.0.1:{port}" for port in talk)
-        voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(vote))
-        cluster = "k" + base64.urlsafe_b64encode(secrets.token_bytes(16)).decode()[1:22]
-        words = [java, _HEAP, "-cp", "target/dependency/*"]
-        for number in range(self._count):
-            settings = self._folder / f"{number}.properties"
-            settings.write_text(
-                _settings(number, (talk[number], vote[number]), voters, self._folder / str(number), self._count)
-            )
-            formatted = [*words, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(settings)]
-            done = subprocess.run(formatted, cwd=jars, capture_output=True, text=True, timeout=_FORMAT_S, check=False)
-            if done.returncode:
-                raise MissingError(f"Kafka's storage can't be formatted: {(done.stderr or done.stdout)[-300:]}")
-            with (self._folder / f"{number}.log").open("wb") as log:
-                started = [*words, "kafka.Kafka", str(settings)]
-                self._brokers.append(subprocess.Popen(started, cwd=jars, stdout=log, stderr=log))
-        for port in talk:
-            self._wait_for(port)
-
-    def _wait_for(self, port: int) -> None:
-        give_up_at = time.monotonic() + _READY_S
-        while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                return
-            if time.monotonic() > give_up_at or any(broker.poll() is not None for broker in self._brokers):
-                raise MissingError(f"a broker of Kafka does not start: {(self._folder / '0.log').read_text()[-300:]}")
-            time.sleep(0.1)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for broker in self._brokers:
-            broker.terminate()
-        for broker in self._brokers:
-            try:
-                broker.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                broker.kill()
-                broker.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def create(self, topic: str, *, flushed: bool) -> None:
-        """One partition on all three, two of which must have a record; ``flushed``: each has flushed it before it says so."""
-        command, jars = KAFKA.ready()
-        words = [*command, "create", self.servers, topic, "1" if flushed else str((1 << 63) - 1)]
-        done = subprocess.run(words, cwd=jars, capture_output=True, text=True, timeout=_READY_S, check=False)
-        if done.returncode:
-            raise MissingError(f"a topic of Kafka can't be made: {done.stderr[-300:]}")
-
-
-def _settings(number: int, ports: tuple[int, int], voters: str, folder: Path, replicas: int) -> str:
-    talk, vote = ports
-    return f"""
-process.roles=broker,controller
-node.id={number + 1}
-controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{talk},CONTROLLER://127.0.0.1:{vote}
-advertised.listeners=PLAINTEXT://127.0.0.1:{talk}
-controller.listener.names=CONTROLLER
-inter.broker.listener.name=PLAINTEXT
-log.dirs={folder}
-offsets.topic.replication.factor={replicas}
-transaction.state.log.replication.factor={replicas}
-transaction.state.log.min.isr=1
-message.max.bytes=2097152
-replica.fetch.max.bytes=2097152
-log.cleaner.enable=false
-"""
+            return super().__enter__()
+        except (ConfigError, UnavailableError) as error:
+            raise MissingError(str(error)) from error

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
+_OF_FETCHES = tuple(f"tests/unit/replica/test_{name}.py" for name in ("commit_bounds", "leader_tells", "quiet"))
+"""What notices bugs of the desk: they take a second."""
+
 MUTANTS = [
     *rows(
         "liftpy/replica/pausing.py",
@@ -41,6 +44,7 @@ MUTANTS = [
     *rows(
         "liftpy/replica/fetch_desk.py",
         ("an earlier copy counts", " or (copy_epoch and event.copy_epoch != copy_epoch)", "", "a learner is believed to hold what it has deleted"),
+        tests=_OF_FETCHES,
     ),
     *rows(
         "liftpy/replica/progress.py",
@@ -100,10 +104,11 @@ MUTANTS = [
          "followers are told of HW once more, for each batch"),
         ("a fetch that is kept is owed nothing", "            self.followers[event.replica].is_owed(now_ns)\n", "",
          "an idle follower's fetch is never answered: it takes its leader for silent"),
-        ("the own flush does not count", "positions[self._shared.node_id] = self._log.flushed_newest_offset", "positions[self._shared.node_id] = self._log.newest_offset",
-         "records are acknowledged that the leader has not flushed"),
+        ("the own flush does not count", "        positions[self._shared.node_id] = self._log.flushed_newest_offset\n", "",
+         "by quorum a leader with one follower commits nothing"),
         ("a quiet fetch needs no position", "or progress.position + 1 != self._log.log_end_offset", "or progress.position + 1 > self._log.log_end_offset",
          "a follower that is behind stays quiet for ever"),
+        tests=_OF_FETCHES,
     ),
     *rows(
         "liftpy/replica/follower.py",

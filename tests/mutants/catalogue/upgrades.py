@@ -307,4 +307,72 @@ MUTANTS = [
         ),
         tests=_LEVELS,
     ),
+    *rows(
+        "liftpy/cluster/birth.py",
+        (
+            "a used group is taken for a new one: its nodes have gone",
+            " or image.counters != Counters()",
+            "",
+            "the level of an old cluster is raised by nobody",
+        ),
+        (
+            "nobody waits for a silent controller",
+            "    if silent and not waited:\n",
+            "    if False:\n",
+            "the level depends on who was heard first",
+        ),
+        (
+            "a silent controller speaks what the leader speaks",
+            "spoken or LevelRange(FIRST, FIRST)",
+            "spoken or own",
+            "one of an older version can't take part",
+        ),
+        (
+            "the leader's newest level, whatever the others speak",
+            "level = min(spoken.most for spoken in ranges)",
+            "level = own.most",
+            "an older controller ends at once",
+        ),
+        (
+            "levels in common are not asked for",
+            "    if level < max(spoken.least for spoken in ranges):\n",
+            "    if False:\n",
+            "a controller gets a level that it does not speak",
+        ),
+        (
+            "ordered on every tick",
+            "or self._is_ordered or",
+            "or",
+            "a storm of orders",
+        ),
+        (
+            "ordered while images differ",
+            " or view.halted:",
+            ":",
+            "something is decided on images that differ",
+        ),
+        tests=("tests/unit/cluster/test_birth.py",),
+    ),
+    *rows(
+        "liftpy/cluster/member.py",
+        (
+            "nodes register before the level is chosen",
+            "        if self._birth.why and _decides(request):\n",
+            "        if False:\n",
+            "the new cluster begins at the first level",
+        ),
+        (
+            "before the leader is in office anything passes",
+            "            if self._birth.is_ahead(log.image) and _decides(request):\n",
+            "            if False:\n",
+            "a stream is made before the level is chosen",
+        ),
+        (
+            "an order that was lost is never given again",
+            "            self._birth.ended()\n",
+            "            pass\n",
+            "nobody is ever taken in",
+        ),
+        tests=("tests/unit/cluster/test_birth.py",),
+    ),
 ]

@@ -34,6 +34,7 @@ import pysyncobj.syncobj
 import sidecar.metadata.identity
 from liftpy.cluster.controller_list import ControllerList, first_list, waits_for
 from liftpy.cluster.decisions.streams import AS_MANY
+from liftpy.cluster.features import FEATURES
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.placement import POLICIES
 from liftpy.config import NS_PER_S, ReplicationConfig
@@ -51,6 +52,8 @@ from tests.simulation.raft.nodes import NODES, DataNode
 
 CHANGES_FROM = 1000
 """Seeds from here on."""
+LEVELS_FROM = 5000
+"""Seeds from here on begin at the newest feature level, those before at the first one: the mutants' seeds were found so."""
 TICK_S = 0.03
 CHAOS_S = 12.0
 PEACE_S = 40.0
@@ -84,6 +87,8 @@ class Run:
         self.changes = seed >= CHANGES_FROM
         """Clients change the controllers, too."""
         self.changes_rate = draws["made with changes"].choice((0.004, 0.02, 0.08))
+        self.features = FEATURES if seed >= LEVELS_FROM else FEATURES[:1]
+        """Of the version that runs."""
         self.roles = set(self.members)
         """Who runs as a controller, or would if it were up."""
         self._left_at: dict[str, int] = {}

@@ -87,7 +87,7 @@ class SimMember:
 
     def state_machine(self) -> CheckedFsm:
         """Of the version that the process runs."""
-        return CheckedFsm(self.run_.ghost, self.node_id, self._steps)
+        return CheckedFsm(self.run_.ghost, self.node_id, self._steps, self.run_.features)
 
     # ---- what reaches it -----------------------------------------------------------------------------------------------
     def run(self, callback: Callable[[], None]) -> None:

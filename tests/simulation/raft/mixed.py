@@ -29,7 +29,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.diverged import MARK
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
-from tests.simulation.raft.group_simulation import Run
+from tests.simulation.raft.group_simulation import CHAOS_S, Run
 from tests.simulation.raft.member import SimMember
 
 BEFORE = FEATURES[:1]
@@ -74,6 +74,15 @@ class MixedRun(Run):
         self._ended: set[str] = set()
         """Whose old version has met the level: a person has installed the new one."""
         self._old_share = self.draws["made with versions"].choice((0.1, 0.3, 0.6))
+
+    def _decided(self, before: ClusterImage, after: ClusterImage, request: pb.ControlRequest) -> None:
+        super()._decided(before, after, request)
+        if before.feature_level < after.feature_level and not request.setFeatureLevel.checked:
+            self.seen["born at the newest level"] += 1
+            if before.nodes:
+                raise Violation(f"M5: the level is chosen at {after.index}, as at birth, and nodes are registered")
+        if after.nodes and not before.nodes and after.feature_level < STRICT:
+            self.seen["born at the first level"] += 1
 
     def version_of(self, name: str) -> tuple[object, ...]:
         """Of the next process there."""
@@ -130,9 +139,12 @@ class DivergedRun(Run):
 
     def __init__(self, seed: int, folder: Path) -> None:
         super().__init__(seed, folder)
+        self.features = FEATURES
         self.ghost = LooseGhost()
         self.ghost.watch = self._decided
         self._left = 2
+        self._turns_from = self.now + CHAOS_S / 2
+        """What turns early is put right by a restart before anybody looks."""
 
     def _work(self, member: SimMember, chaos: bool) -> None:
         super()._work(member, chaos)
@@ -144,7 +156,7 @@ class DivergedRun(Run):
                 Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
             return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
-        if chaos and self._left and everybody_is_well and draw.random() < 0.02:
+        if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1
             self.seen["images that turn: of the leader" if member.log.leads else "images that turn"] += 1
             member.log.fsm.image = replace(image, digest=draw.randbytes(8))

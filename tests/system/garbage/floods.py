@@ -73,7 +73,7 @@ def _ghosts(place: Place) -> Iterator[bytes]:
     for number in itertools.count():
         node = f"ghost-{number}"
         start = cluster_pb2.RegisterNode(
-            nodeId=node, folderId=f"f{number}", start=1, nonce=number + 1, version="x" * 60, weight=1
+            nodeId=node, folderId=f"f{number}", start=1, nonce=number + 1, version="x" * 60, weight=1, minLevel=1, maxLevel=2
         )
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16), registerNode=start)
         subjects = place.subjects
@@ -100,7 +100,9 @@ def _in_nodes_names(place: Place) -> Iterator[bytes]:
             case 1:
                 request.barrier.SetInParent()
             case 2:
-                start = cluster_pb2.RegisterNode(nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1)
+                start = cluster_pb2.RegisterNode(
+                    nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1, minLevel=1, maxLevel=2
+                )
                 request.registerNode.CopyFrom(start)
             case _:
                 report = cluster_pb2.ReportLeader(

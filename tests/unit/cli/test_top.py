@@ -27,8 +27,8 @@ from rich.console import Console
 from liftpy.errors import UnavailableError
 from liftpy.glance import LATENCY_S, MOST_NODES, Glance, glance_of, percentile
 from liftpy.verdict import DEGRADED, OK, UNAVAILABLE, judge, leader_of, states
+from liftpy.watching import HISTORY, Model, NodeRow, Watching
 from sidecar.cli.top import Looking, as_object
-from sidecar.cli.top_model import HISTORY, Model, NodeRow, Watching
 from sidecar.cli.top_render import SORTS, View, pressed, render, rows_of, spark
 
 FRAMES = Path(__file__).parent / "frames"
@@ -345,7 +345,7 @@ def test_names_are_asked_for_until_somebody_says_them_and_then_the_nodes_do() ->
 PROGRAM = """
 import asyncio
 from sidecar.cli import top
-from sidecar.cli.top_model import Watching
+from liftpy.watching import Watching
 from sidecar.cli.top_render import View
 from tests.unit.cli.test_top import Nodes
 nodes = Nodes()

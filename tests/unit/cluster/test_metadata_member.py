@@ -10,7 +10,7 @@ from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.controller_list import ControllerList, GroupView
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, Counters
 from liftpy.cluster.member import (
     HAND_OVER_EVERY_NS,
     HEAD_EVERY_NS,
@@ -34,6 +34,13 @@ from liftpy.wire._pb import cluster_pb2 as pb
 MAX_BYTES = 1 << 20
 
 
+def used_once() -> ClusterFsm:
+    """Of a group whose level was decided long ago."""
+    fsm = ClusterFsm()
+    fsm.image = ClusterImage(counters=Counters(placement_index=1))
+    return fsm
+
+
 @dataclass
 class Log:
     """What is known of the group's log; ``fsm`` applies at once what is committed."""
@@ -42,7 +49,7 @@ class Log:
     term: int = 1
     leader_id: str = "n1"
     now_ns: int = 100 * NS_PER_S
-    fsm: ClusterFsm = field(default_factory=ClusterFsm)
+    fsm: ClusterFsm = field(default_factory=lambda: used_once())
     feed: FeedProducer = field(default_factory=FeedProducer)
 
     @property
@@ -70,7 +77,8 @@ class Member:
     def __init__(self) -> None:
         self.log = Log()
         self.ids = 0
-        self.member = MetadataMember(ReplicationConfig(), self.log.fsm.rules, self.log, self.log.feed, self.new_id)
+        self.config = ReplicationConfig()
+        self.member = MetadataMember(self.config, self.log.fsm.rules, self.log, self.log.feed, self.new_id)
         self.member.caught_up()
 
     def new_id(self) -> bytes:

@@ -50,7 +50,8 @@ async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread
 
 
 async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
-    return await group.propose(pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node, flushedAlways=True)))
+    said = pb.RegisterNode(nodeId=node, flushedAlways=True, minLevel=1, maxLevel=2)
+    return await group.propose(pb.ControlRequest(registerNode=said))
 
 
 def _stand_still(seconds: float) -> None:

@@ -239,7 +239,7 @@ def _labels(labels: dict[str, str]) -> str:
 def promtool(*words: str | Path) -> str:
     """What it says; fails with that if it fails."""
     assert PROMTOOL is not None
-    done = subprocess.run([PROMTOOL, *map(str, words)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([PROMTOOL, *map(str, words)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

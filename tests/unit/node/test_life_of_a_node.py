@@ -141,7 +141,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World(tmp_path / "data")
 
     async def links(*_: Any) -> Any:
-        return made.part("links", all=list, replication=made.part("bus", asks_who_comes=True))
+        ingest = made.part("ingest", waiting_bytes=0)
+        return made.part("links", all=list, replication=made.part("bus", asks_who_comes=True), ingest=ingest)
 
     async def nobody_before(*_: Any) -> None:
         made.say("nobody runs")

@@ -90,7 +90,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
     group = SimpleNamespace(
         leader="n1", is_controller=True, image=image, ticks=lambda: {"late": 46},
         counters={DIVERGENCES: 7}, held={"journal_file_bytes": 47},
-        status=lambda: [SimpleNamespace(nodeId="n1", commitIndex=48, appliedIndex=49)],
+        status=lambda: [SimpleNamespace(nodeId="n1", commitIndex=48, appliedIndex=49, term=50, lag=0, connected=False, leader=True)],
     )  # fmt: skip
     counters = {"slow flushes": 51, "no incident": 52, f"{REFUSED}checksum": 53}
     nats = {f"{way}_{what}": 60 for way in ("in", "out") for what in ("msgs", "bytes")}

@@ -150,6 +150,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         ("links.watch", made["Partitions"].data_path_changed),
         ("links.watch_publishes", made["Partitions"].publishes_lost),
         ("status.listen", built.bus, node.subjects, (node._inboxes, node._node_inboxes)),
+        ("status.begin_history",),
         ("Housekeeping.start",),
         ("Scrub.start",),
     ]

@@ -18,6 +18,7 @@ import pytest
 
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
+from liftpy.history import question, rows_of
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.replica.copying import CopyPace
@@ -324,6 +325,19 @@ def test_a_page_is_cut_to_what_goes_into_one_message_and_says_that_there_is_more
     assert (len(half["partitions"]), half["more"]) == (PAGE_PARTITIONS // 2, True)
     bus.max_payload = 1
     assert json.loads(ask(b"_INBOX.a", b""))["partitions"] == [], "an answer there is, however small the bound"
+
+
+def test_a_question_for_history_is_answered_with_rows_and_anything_else_under_its_name_with_none(asked: Any) -> None:
+    _, made, ask = asked
+    for second in (5_000, 5_001):
+        made.history.put(second, [float(number) for number in range(24)])
+    answer = json.loads(ask(b"_INBOX.a", json.dumps(question(1, 5_000)).encode()))
+    rows = rows_of(answer["history"])
+    assert rows is not None
+    assert (rows.first, rows.count, rows.columns[23][0]) == (5_001, 1, 23.0)
+    for payload in (b'{"history": {"step": 7}}', b'{"history": 1}'):
+        assert json.loads(ask(b"_INBOX.a", payload)) == {"history": None}
+    assert ask(b"shop.orders", json.dumps(question(1, 5_000)).encode()) is None
 
 
 # ---- on the port -----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from sidecar.status.names import TABLE
 from sidecar.workers import handle as handles
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
 from sidecar.workers.handle import WorkerError, WorkerHandle, failure_of
-from sidecar.workers.merging import AGES, LEAST, MOST, OWN, add_figures, joined_page
+from sidecar.workers.merging import AGES, LEAST, MOST, OWN, add_figures, joined_page, joined_rows
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet, taken_apart
 from sidecar.workers.relayed import RelayedGroup
@@ -109,6 +109,9 @@ def test_figures_of_processes_are_joined_as_each_wants_it() -> None:
     }  # fmt: skip
     assert [sum(found.histograms[name][()].counts) for name in found.histograms] == [8, 3]
     assert sum(held.counts) == 3, "the process's own goes on by itself"
+    larger = _figures(5)
+    add_figures(larger, figures_to_json(_figures(3)))
+    assert (sum(larger.numbers["replica_lag_seconds"].values()), sum(larger.numbers["nats_connected"].values())) == (5, 3)
     never = _figures(3)
     add_figures(never, figures_to_json(_figures(-1)))
     assert never.numbers["scrub_age_seconds"] == {(): -1}
@@ -141,6 +144,18 @@ def test_pages_are_one_page_in_order_and_as_long_as_asked() -> None:
     assert (page["flush_times"], page["flush_place"]) == ({"p50_ms": 1}, {"on_loop": True, "moves": 2})
     assert set(page["failed_partitions"]) == {"s/0", "s/1"}
     assert set(page["connections"]) == {"reads", "reads.1"}
+
+
+def test_the_most_urgent_partitions_of_all_processes_come_first() -> None:
+    def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
+        listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]
+        return {"rows": listed, "more": more, "count": len(rows) + 10, "problems": 1}
+
+    found = joined_rows(told((1, 4), (5, 0)), [told((0, 3), (5, 1))], 3)
+    assert [(row["urgency"], row["partition"]) for row in found["rows"]] == [(0, 3), (1, 4), (5, 0)]
+    assert (found["more"], found["count"], found["problems"]) == (True, 24, 2)
+    assert not joined_rows(told((1, 4)), [told((0, 3))], 3)["more"]
+    assert joined_rows(told((1, 4)), [told((0, 3), more=True)], 3)["more"]
 
 
 # ---- quiet fetches ------------------------------------------------------------------------------------------------------------

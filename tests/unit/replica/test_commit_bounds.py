@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from liftpy.config import CommitPolicy, ReplicationConfig
@@ -68,6 +70,35 @@ def test_a_fetch_of_a_fenced_process_is_served_and_does_not_count() -> None:
     assert leader.only(do.SendFetchRefusal).reason is RefusalReason.STALE_INCARNATION
     assert leader.replica.high_watermark == -1
     leader.fetch("c", 2, incarnation=2)
+    assert leader.replica.high_watermark == 2
+
+
+def test_a_fetch_that_names_no_process_is_served_and_does_not_count() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    leader.publish(3)
+    leader.fetch("b", 2)
+    leader.fetch("c", 2, incarnation=0)
+    assert leader.has(do.SendFetchResponse)
+    assert leader.replica.high_watermark == -1
+
+
+@pytest.mark.parametrize(("copy_epoch", "counts"), [(0, False), (3, False), (4, True)])
+def test_a_learner_counts_with_the_copy_that_it_makes_and_no_other(copy_epoch: int, counts: bool) -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2))
+    held = state(leader_epoch=2, epoch=2)
+    learning = replace(held, state=replace(held.state, target=("a", "b", "d"), joining="d", copy_epoch=4))
+    leader.told(learning, dict.fromkeys("abcd", 1))
+    leader.publish(3)
+    leader.fetch("d", 1, copy_epoch=copy_epoch)
+    assert leader.has(do.SendFetchResponse)
+    desk = leader.replica._role.desk  # type: ignore[attr-defined]
+    assert desk.newest_offset_of("d") == (1 if counts else None)
+
+
+def test_by_quorum_the_leader_is_one_of_the_majority() -> None:
+    leader = Stepped("a").leads(state(leader_epoch=2, policy=CommitPolicy.QUORUM))
+    leader.publish(3)
+    leader.fetch("b", 2)
     assert leader.replica.high_watermark == 2
 
 

@@ -1,0 +1,43 @@
+"""Where a restored partition is to end, and its last batch cut to that: the only bytes of a backup that are ever written
+otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from liftpy.backup.manifest import Manifest
+from liftpy.wire.batch import RecordBatch, build_filler, parse_batch, reach
+from liftpy.wire.kept import kept
+
+
+def end_of(batch: RecordBatch, until_offset: int | None, until_ns: int | None) -> int | None:
+    """Where to end within ``batch`` (exclusive), None: not there. ``until_offset``: the last offset that is wanted, inclusive;
+    ``until_ns``: only what is before the first record that was stamped at or after it."""
+    end: int | None = None
+    if until_offset is not None and until_offset < batch.last_offset:
+        end = max(until_offset + 1, batch.base_offset)
+    if until_ns is not None and not batch.header.control and batch.record_count:
+        late = np.flatnonzero(batch.timestamps_ns() >= until_ns)
+        if late.size:
+            at = int(batch.offsets()[late[0]])
+            end = at if end is None else min(end, at)
+    return end
+
+
+def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
+    """The records of ``batch`` below ``end`` (exclusive, within it), as one batch that reaches there; None: there are no such
+    offsets."""
+    header = batch.header
+    if end <= batch.base_offset:
+        return None
+    mask = batch.offsets() < end if batch.record_count else np.zeros(0, dtype=np.bool_)
+    if header.control or not mask.any():
+        return parse_batch(build_filler(batch.base_offset, end, header.leader_epoch, header.timestamp_ns))
+    return parse_batch(reach(kept(batch, mask), end))
+
+
+def epochs_to_pass(manifest: Manifest, next_leader_epoch: int) -> int:
+    """How many LeaderEpochs a cluster that gives ``next_leader_epoch`` next has to use up, so that all later ones are above those of
+    the backup [D14]: none where it is the cluster that was backed up."""
+    most = max([manifest.leader_epoch, *(p.epoch for stream in manifest.streams for p in stream.partitions)])
+    return max(0, most + 1 - next_leader_epoch)

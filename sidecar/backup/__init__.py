@@ -1,0 +1,1 @@
+"""Backups, done: stores, taking, verifying, restoring; and the rescue of a metadata group that has lost its majority."""

@@ -1,0 +1,153 @@
+"""Backups as they lie in a store: listed, read back and checked, pruned. Blocking."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import field
+from datetime import UTC, datetime, timedelta
+
+from liftpy.backup.checking import check_file, checked_batches, missing_files
+from liftpy.backup.manifest import Manifest, is_backup_id
+from liftpy.backup.planning import doomed_backups, unnamed_pieces
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.snapshot import decode_snapshot
+from liftpy.dataclass import dataclass
+from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from sidecar.backup.store import Store
+
+RUNNING_AGE = timedelta(days=1)
+"""A backup that has not ended after so long has died."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A backup that has a manifest. ``manifest``: None where it can't be read. ``faults``: why it is not whole; a look at names and
+    sizes, no byte of a piece is read."""
+
+    backup: str
+    manifest: Manifest | None
+    faults: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Verified:
+    """What reading everything has shown. ``faults``: each names its file."""
+
+    backup: str
+    files: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went, or would go. ``waits_for``: backups that are being made, because of which something stays."""
+
+    backups: tuple[str, ...]
+    files: tuple[str, ...]
+    size_bytes: int
+    waits_for: tuple[str, ...]
+
+
+def list_backups(store: Store) -> list[Listed]:
+    """All of them, the oldest first."""
+    sizes = store.sizes("pieces") | store.sizes("backups")
+    found = []
+    for backup in store.backup_ids():
+        try:
+            manifest = store.manifest(backup)
+            found.append(Listed(backup, manifest, tuple(missing_files(manifest, sizes))))
+        except StorageError as error:
+            found.append(Listed(backup, None, (str(error),)))
+    return found
+
+
+def read_image(store: Store, manifest: Manifest) -> ClusterImage:
+    """The metadata of a backup. Raises CorruptionError, naming the file; UnspokenError for that of a newer version."""
+    data = store.read(manifest.image.path)
+    check_file(manifest.image, data)
+    try:
+        image = decode_snapshot(data)
+    except CorruptionError as error:
+        raise CorruptionError(f"{manifest.image.path}: {error}") from None
+    for stream in manifest.streams:
+        known = image.streams.get(stream.name)
+        if known is None or known.uid != stream.uid or len(known.partitions) != len(stream.partitions):
+            raise CorruptionError(f"{manifest.image.path}: it has another stream {stream.name} than the manifest")
+    return image
+
+
+def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
+    """Read every byte of a backup: digests, each batch's own CRC, the order of offsets and epochs, the chains."""
+    found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
+    try:
+        read_image(store, manifest)
+    except LiftError as error:
+        found.faults.append(str(error))
+    for stream in manifest.streams:
+        for partition in stream.partitions:
+            before, epoch = partition.before, 0
+            for piece in partition.pieces:
+                tell(piece.file.path)
+                try:
+                    found.batches += len(checked_batches(piece, store.read(piece.file.path), before, epoch))
+                except StorageError as error:
+                    found.faults.append(str(error))
+                before, epoch = piece.chain, piece.last_epoch
+                found.files += 1
+                found.size_bytes += piece.file.size_bytes
+    return found
+
+
+def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False) -> Pruned:
+    """Remove all but the newest ``keep`` whole backups, and what no manifest names any more.
+
+    Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
+    not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
+    being made says of which one it uses pieces: that one stays. Raises CorruptionError where a manifest that stays can't be read:
+    what it names is not known.
+    """
+    if keep < 1:
+        raise ConfigError("keep at least one backup")
+    listed = list_backups(store)
+    doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
+    whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
+    if not whole:
+        raise NotFoundError("there is no whole backup: nothing is removed")
+    doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
+    used = _running(store, now)
+    doomed -= set(used.values())
+    if "?" in used.values():
+        doomed = set()
+    if not dry_run:
+        for backup in sorted(doomed):
+            store.remove_folder(f"backups/{backup}")
+    running = used if dry_run else _running(store, now)  # who began meanwhile may use what was just to go
+    kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
+    sizes = store.sizes("pieces")
+    files: tuple[str, ...] = () if set(running) - set(used) or "?" in running.values() else unnamed_pieces(sizes, kept, running)
+    if not dry_run:
+        for path in files:
+            store.remove(path)
+        for path in store.sizes("running"):
+            if path.split("/")[1] not in running:
+                store.remove(path)
+    return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted(running)))
+
+
+def _running(store: Store, now: datetime) -> dict[str, str]:
+    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet)."""
+    found = {}
+    for path in store.sizes("running"):
+        backup = path.split("/")[1]
+        if not is_backup_id(backup):
+            continue
+        began = datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+        if now - began < RUNNING_AGE:
+            try:
+                found[backup] = str(json.loads(store.read(path))["since"])
+            except (ValueError, KeyError, TypeError, StorageError):
+                found[backup] = "?"
+    return found

@@ -1,0 +1,57 @@
+"""The helper of a restore: an ordinary node, on the machine of whoever restores, for as long as that takes.
+
+Goal: records get into a cluster byte for byte without a way to write into a log that publishers, or anybody, could use. So nothing
+of the protocol is new: the helper is a replica that holds the log already, and the others copy it as they copy any replica that
+moves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from liftpy.dataclass import dataclass
+from sidecar.dev.cluster import DevNode
+from sidecar.settings import Target, child_environment, credentials_environment, nats_environment, quiet_environment
+
+PREFIX = "restore-"
+"""What the helpers' ids begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelperSettings:
+    """``config``: a node's settings file, for what the target does not say (credentials of a node); None: the target's."""
+
+    node_id: str
+    data: Path
+    target: Target
+    controllers: tuple[str, ...]
+    rack: str = ""
+    config: Path | None = None
+
+
+def helper_node(settings: HelperSettings) -> DevNode:
+    """It, not started yet; it ends with this process."""
+    flags = {
+        "--node-id": settings.node_id,
+        "--data": str(settings.data),
+        "--namespace": settings.target.namespace,
+        "--controllers": ",".join(settings.controllers),
+        "--status-port": "-1",
+        "--weight": "0",
+    }
+    if settings.rack:
+        flags["--rack"] = settings.rack
+    if settings.config is not None:
+        flags["--config"] = str(settings.config)
+    command = [sys.executable, "-m", "sidecar", "--json"]
+    for flag, value in flags.items():
+        command += [flag, value]
+    checkout = str(Path(__file__).resolve().parent.parent.parent)
+    path = os.pathsep.join([checkout, *filter(None, child_environment().get("PYTHONPATH", "").split(os.pathsep))])
+    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "LIFTPY_HOST_GROUPS": "false", "LIFTPY_SCRUB_BYTES_PER_S": "0"}
+    nats = nats_environment(",".join(settings.target.nats))
+    credentials = credentials_environment(settings.target.credentials) if settings.config is None else {}
+    return DevNode(
+        settings.node_id, command, {**child_environment(), **own, **nats, **credentials, **quiet_environment()}, None
+    )

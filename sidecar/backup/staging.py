@@ -1,0 +1,137 @@
+"""Logs made of a backup's pieces, in folders of a data folder that no node has yet. Blocking.
+
+Everything of a backup that is to be restored is read and checked here, before the cluster is asked for anything: SHA-256, CRCs,
+chains. The batches go into a log by the same code by which a follower appends what it fetched, byte for byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from liftpy.backup.checking import checked_batches
+from liftpy.backup.cutting import cut_batch, end_of
+from liftpy.backup.manifest import CHAIN_BYTES, PartitionCopy
+from liftpy.config import StreamConfig
+from liftpy.dataclass import dataclass
+from liftpy.log.horizon import NEVER, Horizon
+from liftpy.log.log import Log
+from liftpy.wire.batch import RecordBatch
+from sidecar.backup.store import Store
+from sidecar.disk.files import FolderStorage, make_folder
+
+_FLUSH_BYTES = 16 * 1024 * 1024
+_APPEND_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Where restored partitions end. ``offset``: the last one wanted, inclusive; ``time_ns``: before what was stamped at or after
+    it."""
+
+    offset: int | None = None
+    time_ns: int | None = None
+
+
+NOWHERE = Until()
+"""Everything is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedLog:
+    """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
+    without those of the protocol."""
+
+    start: int
+    end: int
+    digest: str
+    records: int
+    size_bytes: int
+
+
+class LogDigest:
+    """Of the bytes of batches, however they are read."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=CHAIN_BYTES)
+        self.records = 0
+        self.size_bytes = 0
+
+    def add(self, batch: RecordBatch) -> None:
+        """The next one."""
+        self._digest.update(batch.view)
+        self.records += 0 if batch.header.control else batch.record_count
+        self.size_bytes += batch.header.size_bytes
+
+    def hexdigest(self) -> str:
+        """Of all so far."""
+        return self._digest.hexdigest()
+
+
+def stage(
+    store: Store, copy: PartitionCopy, config: StreamConfig, folder: Path, until: Until, tell: Callable[[str], None]
+) -> StagedLog:
+    """Write the log of one partition into ``folder``, which is new; durable when this returns. Raises CorruptionError, naming the
+    file, and StorageError."""
+    make_folder(folder)
+    log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
+    digest = LogDigest()
+    begun = False
+    unflushed = 0
+    for batches in _parts(_wanted(store, copy, until, tell)):
+        if not begun:
+            begun = True
+            if batches[0].base_offset:
+                log.start_afresh(batches[0].base_offset)
+        for batch in batches:
+            digest.add(batch)
+        data = b"".join(batch.view for batch in batches)
+        seen = Horizon(copy.high_watermark + 1, copy.epoch) if any(b.header.is_compacted for b in batches) else NEVER
+        log.append_batches(memoryview(data), batches, time.time_ns(), compacted=seen)
+        unflushed += len(data)
+        if unflushed >= _FLUSH_BYTES:
+            log.flush()
+            unflushed = 0
+    if not begun and copy.start:
+        log.start_afresh(copy.start)
+    log.flush()
+    log.raise_high_watermark(log.newest_offset)
+    log.checkpoint()
+    staged = StagedLog(log.log_start_offset, log.log_end_offset, digest.hexdigest(), digest.records, digest.size_bytes)
+    log.close()
+    return staged
+
+
+def _wanted(store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None]) -> Iterator[RecordBatch]:
+    """The batches from the log start on, up to where it is to end; all pieces are read and checked, whatever is wanted of them."""
+    before, epoch, ended = copy.before, 0, False
+    for piece in copy.pieces:
+        tell(piece.file.path)
+        for batch in checked_batches(piece, store.read(piece.file.path), before, epoch):
+            if ended or batch.next_offset <= copy.start:
+                continue
+            end = end_of(batch, until.offset, until.time_ns)
+            if end is None:
+                yield batch
+                continue
+            ended = True
+            rest = cut_batch(batch, end)
+            if rest is not None:
+                yield rest
+        before, epoch = piece.chain, piece.last_epoch
+
+
+def _parts(batches: Iterator[RecordBatch]) -> Iterator[list[RecordBatch]]:
+    """A megabyte at a time, and a batch at least."""
+    part: list[RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        part.append(batch)
+        size_bytes += batch.header.size_bytes
+        if size_bytes >= _APPEND_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part

@@ -1,0 +1,144 @@
+"""Where backups lie: a folder, or a bucket of whatever ``pyarrow.fs`` knows by its URL. Calls block: for threads.
+
+A path is below the root, of names that were checked (``liftpy.backup.manifest``). What ``put`` writes is there as a whole or not at
+all; what ``writing`` writes may be there in part after a death, so nobody believes a file that no manifest names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from liftpy.backup.manifest import Manifest, decode_manifest, encode_manifest, is_backup_id, manifest_path
+from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from sidecar.disk.files import sync_folder
+
+_ATOMIC = ("s3", "gcs", "abfs")
+"""Kinds of stores in which a file appears when it is closed."""
+_PART = ".part"
+
+
+@contextmanager
+def _storage_errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise CorruptionError(f"{what}: it is missing") from None
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"backup store: {what}: {error}") from error
+
+
+class Store:
+    """Files by path. Raises StorageError, and CorruptionError for one that is missing."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._fs = filesystem
+        self._root = root.rstrip("/")
+        self._is_local = isinstance(filesystem, fs.LocalFileSystem)
+
+    @classmethod
+    def at(cls, url: str) -> Store:
+        """A store by URL (s3://, gs://, abfs://, file://) or path. Raises ConfigError."""
+        if "://" not in url:
+            return cls(fs.LocalFileSystem(), str(Path(url).expanduser().absolute()))
+        try:
+            filesystem, root = fs.FileSystem.from_uri(url)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise ConfigError(f"{url}: no store can be reached there: {error}") from None
+        return cls(filesystem, root)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """All files below ``folder``, with their sizes in bytes."""
+        selector = fs.FileSelector(f"{self._root}/{folder}", recursive=True, allow_not_found=True)
+        with _storage_errors(folder):
+            found = self._fs.get_file_info(selector)
+        start = len(self._root) + 1
+        return {info.path[start:]: info.size for info in found if info.type is fs.FileType.File}
+
+    def read(self, path: str) -> bytes:
+        """The whole of a file."""
+        with _storage_errors(path), self._fs.open_input_stream(self._whole(path), compression=None) as stream:
+            return bytes(stream.read())
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Any]:
+        """A new file, to be written to; durable at the end of the context."""
+        whole = self._whole(path)
+        with _storage_errors(path):
+            if self._is_local:
+                Path(whole).parent.mkdir(parents=True, exist_ok=True)
+            with self._fs.open_output_stream(whole, compression=None) as stream:
+                yield stream
+            if self._is_local:
+                self._sync(Path(whole))
+
+    def put(self, path: str, data: bytes) -> None:
+        """A small file, as a whole or not at all."""
+        part = path if self._fs.type_name in _ATOMIC else path + _PART
+        with self.writing(part) as stream:
+            stream.write(data)
+        if part != path:
+            with _storage_errors(path):
+                self._fs.move(self._whole(part), self._whole(path))
+                if self._is_local:
+                    sync_folder(Path(self._whole(path)).parent)
+
+    def remove(self, path: str) -> None:
+        """A file, if it is there."""
+        with _storage_errors(path), suppress(FileNotFoundError):
+            self._fs.delete_file(self._whole(path))
+
+    def remove_folder(self, path: str) -> None:
+        """A folder with all that is in it, if it is there."""
+        with _storage_errors(path), suppress(FileNotFoundError):
+            self._fs.delete_dir(self._whole(path))
+
+    def _whole(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _sync(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        folder = path.parent
+        while len(str(folder)) >= len(self._root) and folder != folder.parent:
+            sync_folder(folder)
+            folder = folder.parent
+
+    # ---- backups ---------------------------------------------------------------------------------------------------------
+    def backup_ids(self) -> list[str]:
+        """All backups that have a manifest, the oldest first."""
+        paths = self.sizes("backups")
+        return sorted(name for path in paths if is_backup_id(name := path.split("/")[1]) and path == manifest_path(name))
+
+    def manifest(self, backup: str) -> Manifest:
+        """Of one. Raises CorruptionError, naming the file; UnknownFormatError."""
+        path = manifest_path(backup)
+        try:
+            found = decode_manifest(self.read(path))
+        except LiftError as error:
+            raise type(error)(f"{path}: {error}") from None
+        if found.backup != backup:
+            raise CorruptionError(f"{path}: it is that of {found.backup}")
+        return found
+
+    def newest(self, backup: str = "") -> Manifest:
+        """The manifest of ``backup``, of the newest one where it is ''. Raises NotFoundError."""
+        ids = self.backup_ids()
+        if backup and backup not in ids:
+            raise NotFoundError(f"there is no backup {backup}; there are: {', '.join(ids[-10:]) or 'none'}")
+        if not ids:
+            raise NotFoundError("there is no backup")
+        return self.manifest(backup or ids[-1])
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """The last step of a backup."""
+        self.put(manifest_path(manifest.backup), encode_manifest(manifest))

@@ -1,0 +1,370 @@
+"""Taking a backup of a running cluster: over the read protocol, from in-sync replicas, without anything asked of the nodes but reads.
+
+Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
+description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
+partition: so no cursor points past what is kept. Constraint: a death at any moment leaves all earlier backups whole. So nothing
+of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import field
+from datetime import UTC, datetime
+from typing import Any
+
+from liftpy import __version__
+from liftpy.backup.checking import missing_files
+from liftpy.backup.manifest import (
+    CursorCopy,
+    Manifest,
+    PartitionCopy,
+    StoredFile,
+    StoredPiece,
+    StreamCopy,
+    image_path,
+    piece_path,
+    running_path,
+)
+from liftpy.backup.planning import PIECE_BYTES, chained, kept_pieces
+from liftpy.client import Client
+from liftpy.client.ending import end_tasks
+from liftpy.client.group_admin import describe_cursor, describe_group, list_cursors, list_groups
+from liftpy.client.positions import Bounds
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.dataclass import dataclass
+from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
+from liftpy.ids import PartitionKey, is_internal
+from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
+from liftpy.wire.batch import RecordBatch
+from liftpy.wire.subjects import Subjects
+from sidecar.backup.pace import DEFAULT_BYTES_PER_S, BackupPace
+from sidecar.backup.store import Store
+from sidecar.tasks import attended
+
+_AT_ONCE = 4
+"""Partitions that are copied at the same time: each holds one answer (1 MiB, or one batch) and one open file."""
+_ROUNDS = 3
+"""So often all replicas of a partition are asked before it is given up."""
+_AGAIN_S = 0.5
+_MOVED = 5
+"""So often a partition is begun again because retention took what was about to be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeOptions:
+    """``streams``: by name, (): all but internal ones. ``since``: the backup whose pieces are used, None: the newest, '': none."""
+
+    namespace: str = "liftpy"
+    streams: tuple[str, ...] = ()
+    since: str | None = None
+    bytes_per_s: int = DEFAULT_BYTES_PER_S
+    piece_bytes: int = PIECE_BYTES
+
+
+@dataclass(slots=True)
+class TakenBackup:
+    """What was done. ``written_bytes``: of new files; ``kept_bytes``: of pieces of the backup before."""
+
+    manifest: Manifest
+    written_bytes: int
+    took_s: float
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of earlier backups, named by this one too."""
+        return self.manifest.size_bytes - self.written_bytes
+
+
+def new_backup_id(moment: datetime) -> str:
+    """An id that nobody has."""
+    return f"{moment:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+
+
+async def take_backup(
+    client: Client, store: Store, options: TakeOptions, *, step: Callable[[str], None] = lambda name: None
+) -> TakenBackup:
+    """Take one; ``step`` is told before each step by name. Raises UnavailableError, CorruptionError (no replica of a partition has
+    what was written), StorageError, NotFoundError."""
+    return await _Taking(client, store, options, step).run()
+
+
+@dataclass(slots=True)
+class _Taking:
+    client: Client
+    store: Store
+    options: TakeOptions
+    step: Callable[[str], None]
+    id: str = ""
+    written_bytes: int = 0
+    pace: BackupPace = field(default_factory=lambda: BackupPace(0))
+
+    async def run(self) -> TakenBackup:
+        began_s = time.monotonic()
+        self.pace = BackupPace(self.options.bytes_per_s)
+        self.id = new_backup_id(datetime.now(UTC))
+        self.step("begin")
+        mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
+        await self._put(running_path(self.id), json.dumps(mark).encode())
+        before = await asyncio.to_thread(self._before)
+        mark["since"] = "" if before is None else before.backup
+        await self._put(running_path(self.id), json.dumps(mark).encode())
+
+        self.step("barrier")
+        state = await self.client.describe_cluster(linearizable=True)
+        created_ns = time.time_ns()
+        streams = self._chosen(state.image)
+        cursors = await self._cursors({stream.name for stream in streams})
+        bounds = await self._bounds(streams)
+        self.step("pieces")
+        copies = await self._copied(streams, bounds, before)
+        self.step("image")
+        snapshot = encode_snapshot(state.image, operations=False)
+        image = StoredFile(path=image_path(self.id), size_bytes=len(snapshot), sha256=hashlib.sha256(snapshot).hexdigest())
+        await self._put(image.path, snapshot)
+        self.written_bytes += image.size_bytes
+        manifest = Manifest(
+            backup=self.id,
+            created_ns=created_ns,
+            namespace=self.options.namespace,
+            version=__version__,
+            level=state.image.feature_level,
+            index=state.image.index,
+            leader_epoch=max([state.image.counters.next_leader_epoch - 1, *(p.epoch for s in copies for p in s.partitions)]),
+            since="" if before is None else before.backup,
+            image=image,
+            streams=tuple(copies),
+            cursors=cursors,
+        )
+        self.step("check")
+        await self._must_be_there(manifest)
+        self.step("manifest")
+        await asyncio.to_thread(self.store.put_manifest, manifest)
+        self.step("end")
+        await asyncio.to_thread(self.store.remove, running_path(self.id))
+        return TakenBackup(manifest, self.written_bytes, time.monotonic() - began_s)
+
+    async def _put(self, path: str, data: bytes) -> None:
+        await asyncio.to_thread(self.store.put, path, data)
+
+    def _before(self) -> Manifest | None:
+        """The backup whose pieces are used: the newest that is whole. One that was asked for by name must be."""
+        if self.options.since == "":
+            return None
+        sizes = self.store.sizes("pieces") | self.store.sizes("backups")
+        for backup in reversed(self.store.backup_ids()) if self.options.since is None else (self.options.since,):
+            try:
+                found = self.store.newest(backup)
+                missing = missing_files(found, sizes)
+                if not missing:
+                    return found
+                raise CorruptionError(missing[0])
+            except CorruptionError:
+                if self.options.since is not None:
+                    raise
+        return None
+
+    def _chosen(self, image: ClusterImage) -> list[StreamImage]:
+        for name in self.options.streams:
+            if name not in image.streams:
+                raise NotFoundError(f"there is no stream {name!r}")
+        names = sorted(set(self.options.streams)) or [name for name in sorted(image.streams) if not is_internal(name)]
+        return [image.streams[name] for name in names]
+
+    async def _cursors(self, streams: set[str]) -> tuple[CursorCopy, ...]:
+        found = []
+        for group in await list_groups(self.client):
+            described = await describe_group(self.client, group.name)
+            positions = described.positions | {queue.key: queue.acknowledged_below for queue in described.queues}
+            found.append(_cursor(group.name, False, positions, streams))
+        for name in await list_cursors(self.client):
+            found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
+        return tuple(cursor for cursor in found if cursor.positions)
+
+    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Bounds]:
+        """Of every partition, as its leader says."""
+        room = asyncio.Semaphore(_AT_ONCE * 4)
+
+        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Bounds]:
+            async with room:
+                said = await self.client.bounds(stream.name, number)
+            if said.uid != stream.uid:
+                raise NotFoundError(f"stream {stream.name} was deleted and made again while the backup began")
+            return (stream.name, number), said
+
+        asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
+        return dict(await asyncio.gather(*asked))
+
+    async def _copied(
+        self, streams: list[StreamImage], bounds: dict[tuple[str, int], Bounds], before: Manifest | None
+    ) -> list[StreamCopy]:
+        earlier = {(s.uid, p.partition): p for s in before.streams for p in s.partitions} if before is not None else {}
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def copy(stream: StreamImage, number: int) -> PartitionCopy:
+            async with room:
+                found, old = bounds[stream.name, number], earlier.get((stream.uid, number))
+                return await _PartitionTaking(self, stream, number).run(found, old)
+
+        tasks = {
+            (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
+        }
+        try:
+            copies = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        finally:
+            await end_tasks(tasks.values())
+        return [
+            StreamCopy(
+                name=stream.name,
+                uid=stream.uid,
+                compacted=any(bounds[stream.name, p.partition].compacted for p in stream.partitions),
+                partitions=tuple(copies[stream.name, p.partition] for p in stream.partitions),
+            )
+            for stream in streams
+        ]
+
+    async def _must_be_there(self, manifest: Manifest) -> None:
+        sizes = await asyncio.to_thread(lambda: self.store.sizes("pieces") | self.store.sizes(f"backups/{self.id}"))
+        missing = missing_files(manifest, sizes)
+        if missing:
+            raise CorruptionError(f"the backup is not whole, and has no manifest: {missing[0]}")
+
+
+def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], streams: set[str]) -> CursorCopy:
+    kept = sorted(
+        (key.stream, key.uid, key.partition, at) for key, at in positions.items() if key.stream in streams and at >= 0
+    )
+    return CursorCopy(name=name, is_cursor=is_cursor, positions=tuple(kept))
+
+
+class _PartitionTaking:
+    """One partition: kept pieces, then what is read."""
+
+    def __init__(self, home: _Taking, stream: StreamImage, number: int) -> None:
+        self._home = home
+        self._stream = stream
+        self._number = number
+        partition = stream.partitions[number]
+        followers = [node for node in partition.isr if node != partition.leader]
+        self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
+        self._nodes_tried = number % len(self._nodes)
+
+    async def run(self, bounds: Bounds, before: PartitionCopy | None) -> PartitionCopy:
+        start = bounds.log_start_offset
+        for _ in range(_MOVED):
+            chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            if kept and not await self._goes_on(kept[-1]):
+                chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
+            try:
+                return await self._read(start, bounds.high_watermark, chain, kept)
+            except _TakenAwayError:
+                found = await self._home.client.bounds(self._stream.name, self._number)
+                if found.uid != self._stream.uid:
+                    raise NotFoundError(f"stream {self._stream.name} was deleted while it was copied") from None
+                start = found.log_start_offset
+        raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
+
+    async def _goes_on(self, last: StoredPiece) -> bool:
+        """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
+        there."""
+        try:
+            batches = await self._batches(last.end - 1)
+        except _TakenAwayError:
+            return False
+        return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
+
+    async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
+        position = kept[-1].end if kept else start
+        chain = bytes.fromhex(kept[-1].chain if kept else before)
+        pieces = list(kept)
+        writer: _PieceWriter | None = None
+        with ExitStack() as files:
+            while position <= high_watermark:
+                found = await self._batches(position)
+                batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
+                data = b"".join(batch.view for batch in batches)
+                if writer is None:
+                    writer = files.enter_context(_writing(self._home, self._stream, self._number, batches[0].base_offset))
+                for batch in batches:
+                    chain = chained(chain, batch)
+                await asyncio.to_thread(writer.write, data)
+                await self._home.pace.spent(len(data))
+                position = batches[-1].next_offset
+                done = position > high_watermark
+                if done or writer.size_bytes >= self._home.options.piece_bytes:
+                    await asyncio.to_thread(files.close)
+                    pieces.append(writer.piece(position, chain.hex(), batches[-1].leader_epoch))
+                    self._home.written_bytes += writer.size_bytes
+                    writer = None
+        return PartitionCopy(
+            partition=self._number,
+            start=start,
+            high_watermark=max(high_watermark, position - 1 if pieces else -1),
+            pieces=tuple(pieces),
+            before=before,
+        )
+
+    async def _batches(self, offset: int) -> list[RecordBatch]:
+        """From the batch that holds ``offset`` on, of whichever replica has them."""
+        said = "nobody was asked"
+        damaged: Damaged | None = None
+        for asked in range(_ROUNDS * len(self._nodes)):
+            node = self._nodes[self._nodes_tried % len(self._nodes)]
+            key = ReplicaAddress(
+                stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0
+            )
+            reads = ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
+            try:
+                return (await reads.batches(offset))[0]
+            except Damaged as error:
+                said, damaged = f"{node}: {error}", error
+            except Away as error:
+                said, damaged = f"{node}: {error}", None
+                if str(error).startswith("OFFSET_OUT_OF_RANGE"):
+                    bounds = await self._home.client.bounds(self._stream.name, self._number)
+                    if offset < bounds.log_start_offset:
+                        raise _TakenAwayError from None
+            self._nodes_tried += 1
+            if asked % len(self._nodes) == len(self._nodes) - 1:
+                await asyncio.sleep(_AGAIN_S)
+        text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
+        raise CorruptionError(text) if damaged is not None else UnavailableError(text)
+
+
+class _TakenAwayError(Exception):
+    """What was wanted lies below the log start by now."""
+
+
+class _PieceWriter:
+    """A piece that is being written. ``write`` blocks."""
+
+    def __init__(self, path: str, start: int, stream: Any) -> None:
+        self._path, self._start, self._stream = path, start, stream
+        self._sha256 = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """More whole batches."""
+        self._stream.write(data)
+        self._sha256.update(data)
+        self.size_bytes += len(data)
+
+    def piece(self, end: int, chain: str, last_epoch: int) -> StoredPiece:
+        """What it is, as written."""
+        file = StoredFile(path=self._path, size_bytes=self.size_bytes, sha256=self._sha256.hexdigest())
+        return StoredPiece(file=file, start=self._start, end=end, chain=chain, last_epoch=last_epoch)
+
+
+@contextmanager
+def _writing(home: _Taking, stream: StreamImage, number: int, start: int) -> Iterator[_PieceWriter]:
+    path = piece_path(stream.name, stream.uid, number, start, home.id)
+    with home.store.writing(path) as file:
+        yield _PieceWriter(path, start, file)

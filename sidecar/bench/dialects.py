@@ -1,0 +1,68 @@
+"""What a system's publishers say over NATS, and how its acks are known: plain messages, and those of the Liftbridge protocol.
+
+Bytes only, made and found without protobuf: the publisher is to cost as little as it can.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+_ENVELOPE = struct.Struct(">4sBBBB")
+_MAGIC, _PUBLISH, _ACK = b"\xb9\x0e\x43\xb4", 0, 1
+_REFUSED = re.compile(rb"\x50[\x01-\x7f]\r\n")
+"""An ack's last field, ackError, which is left out where it is 0. No other field of one byte stands at an ack's end."""
+
+
+class Dialect(NamedTuple):
+    """``message`` makes what is published of a value, and of the inbox that is to get the ack (b'': none); ``by_reply``: NATS carries
+    that inbox. ``ack``: bytes that are in each ack once; ``refused``: whether bytes that came hold a refusal."""
+
+    message: Callable[[bytes, bytes], bytes]
+    by_reply: bool
+    ack: bytes
+    refused: Callable[[bytes], object]
+
+    def publish(self, subject: bytes, value: bytes, inbox: bytes = b"") -> bytes:
+        """The whole line of the NATS protocol, with its payload."""
+        payload = self.message(value, inbox)
+        reply = b" " + inbox if self.by_reply and inbox else b""
+        return b"PUB %s%s %d\r\n%s\r\n" % (subject, reply, len(payload), payload)
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A field of a protobuf message: bytes, a text, or a message."""
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def number_field(number: int, value: int) -> bytes:
+    """A field that is a number from 0 on."""
+    return varint(number << 3) + varint(value)
+
+
+def varint(value: int) -> bytes:
+    """A number from 0 on, seven bits a byte."""
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def enveloped(kind: int, payload: bytes) -> bytes:
+    """Without a checksum."""
+    return _ENVELOPE.pack(_MAGIC, 0, _ENVELOPE.size, 0, kind) + payload
+
+
+def _of_liftbridge(value: bytes, inbox: bytes) -> bytes:
+    """Acknowledged when all in-sync replicas have it, as liftpy does."""
+    asked = field(10, inbox) + number_field(12, 1) if inbox else number_field(12, 2)
+    return enveloped(_PUBLISH, field(3, value) + asked)
+
+
+PLAIN = Dialect(lambda value, _: value, True, b'"seq"', lambda data: b'"error"' in data)
+"""Of liftpy and JetStream: ``{"stream":..., "seq":...}``, or an ``error``."""
+LIFTBRIDGE = Dialect(_of_liftbridge, False, enveloped(_ACK, b""), _REFUSED.search)
+DIALECTS = {"plain": PLAIN, "liftbridge": LIFTBRIDGE}

@@ -1,0 +1,183 @@
+"""``liftpy backup restore`` and ``drill``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from liftpy.backup.manifest import Manifest
+from liftpy.client import Client
+from liftpy.client.positions import parse_until, timestamp_ns
+from liftpy.cluster.image import ClusterImage
+from liftpy.errors import ConfigError, NotFoundError
+from sidecar.backup.cursors import set_cursors
+from sidecar.backup.drill import Drilled, drill
+from sidecar.backup.looking import read_image
+from sidecar.backup.restoring import Restore, Restored, RestoreOptions, RestoreWish
+from sidecar.backup.staging import Until
+from sidecar.backup.store import Store
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+
+_MIB = 1024 * 1024
+scratch_option = click.option(
+    "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
+    help="Where there is room for one copy of all that is restored.  [default: the system's]",
+)  # fmt: skip
+node_config_option = click.option(
+    "--node-config", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="FILE",
+    help="A node's settings file, for the helper: it needs the rights of a node.  [default: the options of this command]",
+)  # fmt: skip
+backup_option = click.option("--backup", "backup_id", default="", metavar="ID", help="Which one.  [default: the newest]")
+
+
+@click.command()
+@click.argument("url", metavar="URL")
+@backup_option
+@click.option("--all", "everything", is_flag=True, help="All streams, under their names.")
+@click.option("--stream", "name", default="", metavar="NAME", help="This stream.  [default: the one that --into names]")
+@click.option("--into", default="", metavar="NAME", help="Its name from now on.")
+@click.option("--subject", default="", metavar="SUBJECT", help="What it is attached to.  [default: as it was]")
+@click.option(
+    "--until", "until_text", default=None, metavar="TIME|OFFSET", help="The last offset wanted; or before what has this time."
+)
+@click.option("--replicas", default=0, type=click.IntRange(0), help="How many.  [default: as it had]")
+@scratch_option
+@node_config_option
+@json_option
+@connection_options
+def restore(
+    url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
+    scratch: Path | None, node_config: Path | None, as_json: bool, target: Target,
+) -> None:  # fmt: skip
+    """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
+
+    Groups and cursors of streams that have their name again go on where they were. Streams take publishes once all replicas are in
+    sync.
+    """
+    if everything == bool(into) or (everything and (name or subject)):
+        raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
+    store = Store.at(url)
+    manifest = store.newest(backup_id)
+    image = read_image(store, manifest)
+    names = [stream.name for stream in manifest.streams] if everything else [name or into]
+    wishes = [_wish(image, manifest, one, into or one, subject, replicas) for one in names]
+    options = RestoreOptions(target=target, until=until_of(until_text), scratch=scratch, node_config=node_config)
+
+    async def work(client: Client) -> Restored:
+        return await Restore(client, store, manifest, wishes, options).run()
+
+    done = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(_shown(manifest, done)))
+        return
+    for one in done.streams:
+        ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
+        click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
+    _say_cursors(done.cursors)
+    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
+
+
+def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
+    if name not in image.streams or name not in {stream.name for stream in manifest.streams}:
+        raise NotFoundError(f"backup {manifest.backup} has no stream {name!r}")
+    was = image.streams[name]
+    return RestoreWish(
+        name=name, into=into, subject=subject or was.subject, config=was.config, replicas=replicas or was.replica_count
+    )
+
+
+def until_of(text: str | None) -> Until:
+    """From a command line: an offset, or a time. Raises ConfigError."""
+    found = parse_until(text, datetime.now(UTC))
+    if found is None:
+        return Until()
+    if isinstance(found, int):
+        return Until(offset=found)
+    if isinstance(found, datetime):
+        return Until(time_ns=timestamp_ns(found))
+    raise ConfigError(f"--until {found}: give an offset (the last one wanted), or a time")
+
+
+def _say_cursors(said: Mapping[str, str]) -> None:
+    for cursor, why in said.items():
+        click.echo(f"{cursor}: " + (f"its positions could not be set: {why}" if why else "goes on where it was"), err=bool(why))
+
+
+@click.command("cursors")
+@click.argument("url", metavar="URL")
+@backup_option
+@json_option
+@connection_options
+def cursors_(url: str, backup_id: str, as_json: bool, target: Target) -> int:
+    """Set what groups and cursors had committed, of all streams of the backup that are there under their names: what a restore does
+    at its end, and a group that had members then has missed. It also sets back who has gone on since. Exit code 1 if one could not
+    be set."""
+    manifest = Store.at(url).newest(backup_id)
+
+    async def work(client: Client) -> dict[str, str]:
+        there = (await client.describe_cluster(linearizable=True)).image.streams
+        uids = {stream.name: there[stream.name].uid for stream in manifest.streams if stream.name in there}
+        return await set_cursors(client, manifest, uids)
+
+    said = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(said))
+    else:
+        _say_cursors(said)
+    return 1 if any(said.values()) else 0
+
+
+def _shown(manifest: Manifest, done: Restored) -> dict[str, object]:
+    streams = {
+        one.wish.into: {
+            "uid": one.uid,
+            "from": one.wish.name,
+            "offsets": [[log.start, log.end - 1] for log in one.logs],
+            "records": sum(log.records for log in one.logs),
+        }
+        for one in done.streams
+    }
+    return {
+        "backup": manifest.backup,
+        "streams": streams,
+        "cursors": done.cursors,
+        "readable_s": round(done.served_s, 3),
+        "took_s": round(done.took_s, 3),
+    }
+
+
+@click.command("drill")
+@click.argument("url", metavar="URL")
+@backup_option
+@scratch_option
+@node_config_option
+@json_option
+@connection_options
+def drill_(url: str, backup_id: str, scratch: Path | None, node_config: Path | None, as_json: bool, target: Target) -> None:
+    """Restore everything under names of its own, compare every replica with the backup, delete it; say how long it took.
+
+    The streams of a drill are read-only, named drill-..., and gone at the end.
+    """
+    store = Store.at(url)
+    manifest = store.newest(backup_id)
+    options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
+
+    async def work(client: Client) -> Drilled:
+        return await drill(client, store, manifest, options)
+
+    done = with_client(target, work)
+    if as_json:
+        said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
+        times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}
+        click.echo(json.dumps(said | times))
+        return
+    what = f"{done.streams} streams, {done.records} records, {done.size_bytes / _MIB:.1f} MiB"
+    click.echo(f"{done.backup}: {what} are on every replica as they are in the backup")
+    click.echo(f"RTO {done.rto_s:.1f} s (readable after {done.served_s:.1f} s); compared in {done.compared_s:.1f} s")
+    click.echo(f"RPO now {done.rpo_s / 3600:.1f} h")

@@ -1,0 +1,276 @@
+"""What a node answers to whoever makes a page: history, partitions (worst first), the cluster's streams and events, metrics.
+
+All of it on ``<ns>.status.<node>``, as one JSON object with one field, which names the question. Lists are made in slices of the
+loop's time, ``PER_SECOND`` of them a second at most whoever asks: who asks the same meanwhile is given the last answer, others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from heapq import nsmallest
+from typing import Any, TypeVar
+
+from liftpy.cluster.image import StreamImage
+from liftpy.history import History, asked_rows
+from liftpy.partition import PartitionStatus
+from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.strict_json import load_json
+from sidecar import clock
+from sidecar.status.figures import Figures
+from sidecar.status.metrics import exposition
+from sidecar.status.report import Reporter
+from sidecar.tasks import spawn
+
+T = TypeVar("T")
+Answer = Callable[[bytes], None]
+SLICE_S = 0.002
+PER_SECOND = 4
+MOST_KEPT = 16
+"""Last answers to different questions."""
+KEPT_S = 5.0
+"""For so long a last answer may be given again, while there are too many questions."""
+MOST_WAITING = 64
+"""Askers that wait for their answers; more of them hear nothing."""
+QUESTIONS = ("history", "partitions", "streams", "events", "metrics")
+NOT_TOLD = "request"
+"""Who asked for what is told to operators alone (`liftpy events`)."""
+
+
+def question_of(payload: bytes) -> tuple[str, Any] | None:
+    """(which of ``QUESTIONS``, what it says); None: it is another one."""
+    if not payload.startswith(b'{"'):
+        return None
+    try:
+        asked = load_json(payload)
+    except ValueError:
+        return None
+    if not isinstance(asked, dict) or len(asked) != 1:
+        return None
+    kind = next(iter(asked))
+    return (kind, asked[kind]) if kind in QUESTIONS else None
+
+
+class PageAnswers:
+    """``reporter``: None until there is one; ``gather``: the node's figures; ``most_bytes``: of one answer."""
+
+    def __init__(
+        self,
+        history: History,
+        reporter: Callable[[], Reporter | None],
+        gather: Callable[[Reporter], Awaitable[Figures]],
+        most_bytes: Callable[[], int] = lambda: 1 << 20,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
+        """Joins rows of partitions with those of the node's other processes."""
+        self._history = history
+        self._reporter = reporter
+        self._gather = gather
+        self._most_bytes = most_bytes
+        self._rested = RestedAnswers(now)
+        self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
+        """Stream -> what was said of it, as long as its image is the same."""
+
+    def ask(self, payload: bytes, answer: Answer) -> bool:
+        """Whether ``payload`` is one of these questions: ``answer`` is called with the answer then, now or soon."""
+        question = question_of(payload)
+        if question is None:
+            return False
+        kind, said = question
+        reporter = self._reporter()
+        if kind == "history":
+            rows = asked_rows(self._history, said)
+            answer(_encoded(kind, rows.as_object() if rows is not None else None))
+        elif reporter is None:
+            return False
+        else:
+            make = {"partitions": self._all_partitions, "streams": self._streams, "events": _events, "metrics": self._metrics}[
+                kind
+            ]
+            self._rested.ask(payload, lambda: self._made(kind, make, reporter, said), answer)
+        return True
+
+    async def answered(self, payload: bytes) -> bytes:
+        """The same, for who can wait; b'': it is no such question."""
+        made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        asked = self.ask(payload, lambda text: None if made.done() else made.set_result(text))
+        return await made if asked else b""
+
+    async def _made(self, kind: str, make: Callable[[Reporter, Any], Awaitable[Any]], reporter: Reporter, said: Any) -> bytes:
+        try:
+            while len(answer := _encoded(kind, await make(reporter, said))) > self._most_bytes():
+                if not isinstance(said, dict) or said.get("limit", MOST_ROWS) <= 1:
+                    return _encoded(kind, None)
+                said = {**said, "limit": said.get("limit", MOST_ROWS) // 2}
+            return answer
+        except (ValueError, TypeError, AttributeError):
+            return _encoded(kind, None)
+
+    async def _metrics(self, reporter: Reporter, said: Any) -> str:
+        found = await self._gather(reporter)
+        return (await asyncio.to_thread(exposition, found)).decode()
+
+    # ---- partitions --------------------------------------------------------------------------------------------------------
+    async def _all_partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+        own = await self.partitions(reporter, said)
+        return own if self.joins is None else await self.joins(own, said)
+
+    async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+        """Those of this process, and those of the stream asked for that nobody holds here or leads."""
+        stream, after, limit = (
+            said.get("stream", ""),
+            place_of(said.get("after", [-1, "", -1])),
+            limit_of(said.get("limit", MOST_ROWS)),
+        )
+        if not isinstance(stream, str):
+            raise ValueError("stream: a name")
+        found: list[tuple[Place, Any]] = []
+        held, problems = set(), 0
+        async for worker in _sliced(list(reporter.partitions)):
+            key = worker.key
+            if not stream or key.stream == stream:
+                rank = urgency(worker.state, worker.config, failed=worker.executor.storage_failed)
+                held.add((key.stream, key.partition))
+                problems += rank < FINE
+                found.append(((rank, key.stream, key.partition), worker))
+        for key in list(reporter.partitions.failed):
+            if not stream or key.stream == stream:
+                held.add((key.stream, key.partition))
+                problems += 1
+                found.append(((0, key.stream, key.partition), None))
+        if stream and reporter.group.is_controller and (image := reporter.group.image.streams.get(stream)) is not None:
+            async for state in _sliced(image.partitions):
+                elsewhere = reporter.node_id in state.holders and not reporter.partitions.holds(stream, state.partition)
+                if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held and not elsewhere:
+                    problems += 1
+                    found.append(((urgency(state, image.config), stream, state.partition), state))
+        behind = [one for one in found if one[0] > after]
+        chosen = nsmallest(limit, behind, key=lambda one: one[0])
+        now_ns = clock.now_ns()
+        rows = [_row(place, held_as, now_ns) async for place, held_as in _sliced(chosen)]
+        return {"rows": rows, "more": len(behind) > len(chosen), "count": len(found), "problems": problems}
+
+    # ---- streams -----------------------------------------------------------------------------------------------------------
+    async def _streams(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+        match said.get("after", [-1, ""]):
+            case [int(rank), str(name)]:
+                after = (rank, name)
+            case _:
+                raise ValueError("after: [urgency, name]")
+        limit, streams = limit_of(said.get("limit", MOST_ROWS)), reporter.group.image.streams
+        found = []
+        async for stream in _sliced(list(streams.values())):
+            known = self._summaries.get(stream.name)
+            if known is None or known[0] is not stream:
+                known = self._summaries[stream.name] = (stream, _summary(stream))
+            found.append(((known[1]["urgency"], stream.name), known[1]))
+        if len(self._summaries) > len(streams):
+            self._summaries = {name: known for name, known in self._summaries.items() if name in streams}
+        behind = [one for one in found if one[0] > after]
+        rows = [row for _, row in nsmallest(limit, behind, key=lambda one: one[0])]
+        return {"rows": rows, "more": len(behind) > len(rows), "count": len(found)}
+
+
+async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
+    """``{"after": [index, number], "since_ns": 0, "count": 500}``: what ``liftpy events`` is told, without who asked for what."""
+    told = await reporter.group.events(json.dumps(said).encode())
+    if told is None or "events" not in told:
+        return None
+    last = told["events"][-1] if told["events"] else None
+    after = [last["index"], last["number"]] if last is not None else None
+    return {**told, "events": [event for event in told["events"] if event["kind"] != NOT_TOLD], "after": after}
+
+
+async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of ``items``; other work of the loop has its turn every 2 ms."""
+    began = time.monotonic()
+    for number, item in enumerate(items):
+        if number % 16 == 15 and time.monotonic() - began > SLICE_S:
+            await asyncio.sleep(0)
+            began = time.monotonic()
+        yield item
+
+
+def _encoded(kind: str, said: Any) -> bytes:
+    return json.dumps({kind: said}, separators=(",", ":")).encode()
+
+
+def _row(place: Place, held: Any, now_ns: int) -> dict[str, Any]:
+    """``held``: the worker; a state, of a partition that nobody leads and that is not here; None: its log can't be opened."""
+    urgent, stream, partition = place
+    made: dict[str, Any] = {
+        "stream": stream, "partition": partition, "urgency": urgent, "role": "", "leader": "", "epoch": 0, "isr": [], "replicas": [],
+        "newest": -1, "high_watermark": -1, "start": 0, "log_bytes": 0, "records_in": 0, "bytes_in": 0, "lag_records": 0, "lag_s": 0.0,
+        "waiting_acks": 0,
+    }  # fmt: skip
+    worker = held if held is not None and hasattr(held, "key") else None
+    state = worker.state if worker is not None else held
+    if state is not None:
+        made |= {"leader": state.leader, "epoch": state.leader_epoch, "isr": list(state.isr), "replicas": list(state.replicas)}
+    if worker is not None:
+        counters, log = worker.ingest.counters, worker.log
+        records, age_ns, _ = worker.replica.worst_lag(now_ns)
+        made |= {
+            "role": str(worker.replica.role.value), "newest": log.log_end_offset - 1, "high_watermark": worker.replica.high_watermark,
+            "start": log.log_start_offset, "log_bytes": log.size_bytes, "records_in": counters.records, "bytes_in": counters.size_bytes,
+            "lag_records": records, "lag_s": round(age_ns / 1e9, 3), "waiting_acks": worker.acks.count,
+        }  # fmt: skip
+    return made
+
+
+def _summary(stream: StreamImage) -> dict[str, Any]:
+    ranks = [urgency(state, stream.config) for state in stream.partitions]
+    return {
+        "stream": stream.name, "subject": stream.subject, "urgency": min(ranks, default=FINE), "partitions": stream.partition_count,
+        "replicas": stream.replica_count, "offline": ranks.count(1), "electing": ranks.count(2), "under_min_isr": ranks.count(3),
+        "under_replicated": sum(len(state.isr) < len(state.replicas) for state in stream.partitions),
+    }  # fmt: skip
+
+
+class RestedAnswers:
+    """Makes ``PER_SECOND`` answers a second at most, each for all who ask the same meanwhile."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
+        self._waiting: dict[bytes, tuple[Callable[[], Awaitable[bytes]], list[Answer]]] = {}
+        self._next_at = 0.0
+        self._works = False
+
+    def ask(self, question: bytes, make: Callable[[], Awaitable[bytes]], answer: Answer) -> None:
+        """``answer`` is called with what ``make`` returns, or has returned to another one."""
+        now, kept = self._now(), self._kept.get(question)
+        if kept is not None and now - kept[0] < KEPT_S and (now < self._next_at or now - kept[0] < 1 / PER_SECOND):
+            answer(kept[1])
+        elif question in self._waiting or len(self._waiting) < MOST_WAITING:
+            _, waiting = self._waiting.setdefault(question, (make, []))
+            if len(waiting) < MOST_WAITING:
+                waiting.append(answer)
+            if not self._works:
+                self._works = True
+                spawn(self._work(), "answering questions for pages")
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                if (wait_s := self._next_at - self._now()) > 0:
+                    await asyncio.sleep(wait_s)
+                question, (make, _) = next(iter(self._waiting.items()))
+                self._next_at = self._now() + 1 / PER_SECOND
+                made = b""
+                with contextlib.suppress(OSError, LookupError):  # what was looked at is gone meanwhile: asked again
+                    made = await make()
+                _, waiting = self._waiting.pop(question)
+                self._kept[question] = self._now(), made
+                self._kept.move_to_end(question)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+                for answer in waiting if made else ():
+                    answer(made)
+        finally:
+            self._works = False

@@ -1,0 +1,198 @@
+"""Puts a row into the node's history each second: what it did since the last one.
+
+The first 0.2 ms of a sample run at once, the rest in turns with other work of the loop; a node with so many partitions that this takes
+more than ``PART_OF_LOOP`` of the time takes samples less often, each of which then is that of several seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from math import nan
+from operator import add
+from typing import Any, NamedTuple
+
+from liftpy.glance import percentile
+from liftpy.history import History, bands_of
+from liftpy.replica.phases import RoleName
+from sidecar import clock
+from sidecar.partition.counted import BY_STREAM
+from sidecar.status.report import Reporter
+
+EVERY_S = 1.0
+SLICE_S = 0.0002
+PART_OF_LOOP = 0.005
+MOST_COVERED_S = 10
+"""What lies further apart is no sample of the time between: the process stood still."""
+_LOOKED_AT_ONCE = 32
+"""Partitions between two looks at the clock."""
+
+
+_COUNTED = ("counts", "acks", "flushes", "loop_lag")
+
+
+class _Sampled(NamedTuple):
+    """Counts that only grow, at a moment."""
+
+    at_s: float
+    second: int
+    counts: tuple[float, ...]
+    """As ``BY_STREAM``."""
+    acks: tuple[int, ...]
+    flushes: tuple[int, ...]
+    loop_lag: tuple[int, ...]
+
+    def joined(self, said: Said) -> _Sampled:
+        """With what another process has counted."""
+        counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
+        return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
+
+
+Said = dict[str, Any]
+"""What a process has counted until now, and shows now; as JSON it goes to the first process of its node."""
+
+
+class Sampler:
+    """``start`` it on the loop. ``wall``: in s. ``others``: what the node's other processes said last; ``tell``: is given what this one
+    would say."""
+
+    def __init__(
+        self,
+        history: History,
+        reporter: Reporter,
+        wall: Callable[[], float] = time.time,
+        now: Callable[[], float] = time.monotonic,
+        others: Callable[[], Sequence[Said]] = tuple,
+        tell: Callable[[Said], None] | None = None,
+    ) -> None:
+        self._others = others
+        self._tell = tell
+        self._history = history
+        self._reporter = reporter
+        self._wall = wall
+        self._now = now
+        self._seen: _Sampled | None = None
+        self._loop: Any = None
+        self._timer: asyncio.Handle | None = None
+        self.took_s = 0.0
+        """The last sample, all its slices together."""
+
+    def start(self) -> None:
+        """Begin."""
+        self.on(asyncio.get_running_loop())
+
+    def on(self, loop: Any) -> None:
+        """Begin on ``loop``, by its ``call_later`` and ``call_soon``."""
+        self._loop = loop
+        self._wait()
+
+    def close(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        rest_s = self.took_s / PART_OF_LOOP
+        wall_s = self._wall() + max(0.0, rest_s - EVERY_S)
+        self._timer = self._loop.call_later(max(0.0, rest_s - EVERY_S) + EVERY_S - wall_s % EVERY_S, self._begin)
+
+    def _begin(self) -> None:
+        self.took_s = 0.0
+        self._go_on(self.sample())
+
+    def _go_on(self, steps: Iterator[None]) -> None:
+        began = self._now()
+        for _ in steps:
+            if self._now() - began > SLICE_S:
+                self.took_s += self._now() - began
+                self._timer = self._loop.call_soon(self._go_on, steps)
+                return
+        self.took_s += self._now() - began
+        self._wait()
+
+    def sample(self) -> Iterator[None]:
+        """One; stops wherever other work may have its turn."""
+        at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
+        look = _Walk(self._reporter)
+        yield from look.all()
+        acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
+        seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
+        if self._tell is not None:
+            self._tell({name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr})
+        for said in self._others():
+            seen = seen.joined(said)
+            look.joined(said)
+        before, self._seen = self._seen, seen
+        if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
+            self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
+
+
+class _Walk:
+    """At all partitions, summed in plain numbers."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._partitions = reporter.partitions
+        self._now_ns = clock.now_ns()
+        self.counts = [0.0] * len(BY_STREAM)
+        self.lag_ns = 0
+        self.isr = [0, 0, 0]
+        """Partitions led here: with all replicas in sync, with fewer, with fewer than min.isr."""
+
+    def joined(self, said: Said) -> None:
+        """With what another process shows."""
+        self.lag_ns = max(self.lag_ns, said["lag_ns"])
+        self.isr = list(map(add, self.isr, said["isr"]))
+
+    def all(self) -> Iterator[None]:
+        """Look, some at a time."""
+        counts = self._partitions.counts
+        for sums in counts.ended.by_stream.values():
+            self._add(sums)
+        workers = iter([*self._partitions, *counts.ending])
+        while some := list(islice(workers, _LOOKED_AT_ONCE)):
+            for worker in some:
+                self._look(worker)
+            yield
+
+    def _add(self, sums: Sequence[float]) -> None:
+        for number in range(len(BY_STREAM)):
+            self.counts[number] += sums[number]
+
+    def _look(self, worker: Any) -> None:
+        ingest, reads, counts = worker.ingest.counters, worker.reads, self.counts
+        counts[0] += ingest.records
+        counts[1] += ingest.size_bytes
+        counts[2] += reads.record_count
+        counts[3] += reads.size_bytes
+        replica, state = worker.replica, worker.state
+        if state is not None and replica.role is RoleName.LEADER:
+            members = len(state.isr)
+            self.isr[0 if members >= len(state.replicas) else 1 if members >= state.min_isr(worker.config) else 2] += 1
+            self.lag_ns = max(self.lag_ns, replica.worst_lag(self._now_ns)[1])
+
+
+def _row(before: _Sampled, seen: _Sampled, look: _Walk) -> list[float]:
+    took_s = seen.at_s - before.at_s
+    acks = _grown(before.acks, seen.acks)
+    rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]
+    return [
+        *rates,
+        _part(acks, 0.5),
+        _part(acks, 0.99),
+        _part(_grown(before.flushes, seen.flushes), 0.99),
+        look.lag_ns / 1e9,
+        _part(_grown(before.loop_lag, seen.loop_lag), 0.99),
+        *look.isr,
+        *(count / took_s for count in bands_of(acks)),
+    ]
+
+
+def _grown(before: Sequence[int], now: Sequence[int]) -> list[int]:
+    return [b - a for a, b in zip(before, now, strict=True)]
+
+
+def _part(counts: Sequence[int], part: float) -> float:
+    found = percentile(counts, part)
+    return nan if found is None else found

@@ -1,0 +1,90 @@
+"""A store with backups of made-up streams, written as ``sidecar.backup.taking`` writes them, without a cluster."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from liftpy.backup.manifest import Manifest, PartitionCopy, StoredFile, StoredPiece, StreamCopy, image_path, piece_path
+from liftpy.backup.planning import chained, kept_pieces
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import StreamConfig
+from liftpy.partition import PartitionState
+from liftpy.wire.batch import RecordBatch, build_batch, split_batches
+from sidecar.backup.store import Store
+
+FIRST, SECOND, THIRD = "20261101T000000Z-0000000a", "20261102T000000Z-0000000b", "20261103T000000Z-0000000c"
+UID = "00000a-19"
+
+
+def log_of(batches: int, records: int = 10, epoch: int = 3) -> list[RecordBatch]:
+    """Batches of ``records`` each, from offset 0 on; the LeaderEpoch rises by one with every fourth."""
+    data = b"".join(
+        build_batch([b"%d" % (n * records + i) for i in range(records)], base_offset=n * records, leader_epoch=epoch + n // 4)
+        for n in range(batches)
+    )
+    return split_batches(data)
+
+
+def partition_state() -> PartitionState:
+    """One replica."""
+    return PartitionState(partition=0, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=9, epoch=1)
+
+
+def store_file(store: Store, path: str, data: bytes) -> StoredFile:
+    """Put it there."""
+    store.put(path, data)
+    return StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def copied(
+    store: Store,
+    backup: str,
+    log: Sequence[RecordBatch],
+    *,
+    start: int = 0,
+    before: PartitionCopy | None = None,
+    per_piece: int = 3,
+) -> PartitionCopy:
+    """Partition 0 of ``orders``, ``per_piece`` batches in each piece."""
+    size_bytes = per_piece * log[0].header.size_bytes
+    high_watermark = log[-1].last_offset
+    chain, kept = kept_pieces(before, start, high_watermark, size_bytes)
+    at = bytes.fromhex(kept[-1].chain if kept else chain)
+    rest = [batch for batch in log if batch.next_offset > (kept[-1].end if kept else start)]
+    pieces = list(kept)
+    for first in range(0, len(rest), per_piece):
+        part = rest[first : first + per_piece]
+        for batch in part:
+            at = chained(at, batch)
+        path = piece_path("orders", UID, 0, part[0].base_offset, backup)
+        file = store_file(store, path, b"".join(batch.view for batch in part))
+        pieces.append(
+            StoredPiece(
+                file=file, start=part[0].base_offset, end=part[-1].next_offset, chain=at.hex(), last_epoch=part[-1].leader_epoch
+            )
+        )
+    return PartitionCopy(partition=0, start=start, high_watermark=high_watermark, pieces=tuple(pieces), before=chain)
+
+
+def put_backup(store: Store, backup: str, partition: PartitionCopy, since: str = "") -> Manifest:
+    """With its image, and the manifest last."""
+    stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
+    image = ClusterImage(index=7).with_stream(stream)
+    manifest = Manifest(
+        backup=backup, created_ns=1, namespace="liftpy", version="0", level=1, index=7, leader_epoch=9, since=since,
+        image=store_file(store, image_path(backup), encode_snapshot(image, operations=False)),
+        streams=(StreamCopy(name="orders", uid=UID, partitions=(partition,)),),
+    )  # fmt: skip
+    store.put_manifest(manifest)
+    return manifest
+
+
+def two_backups(folder: Path) -> tuple[Store, Manifest, Manifest]:
+    """The second uses the two full pieces of the first."""
+    store = Store.at(str(folder))
+    one = put_backup(store, FIRST, copied(store, FIRST, log_of(8)))
+    two = put_backup(store, SECOND, copied(store, SECOND, log_of(10), before=one.streams[0].partitions[0]), FIRST)
+    return store, one, two

@@ -1,0 +1,235 @@
+"""Manifests, kept pieces, chains, verify, list and prune: on a store in a folder, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from liftpy.backup.manifest import (
+    NO_CHAIN,
+    CursorCopy,
+    PartitionCopy,
+    decode_manifest,
+    encode_manifest,
+    manifest_path,
+    piece_path,
+    running_path,
+    writer_of,
+)
+from liftpy.backup.planning import kept_pieces
+from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
+from sidecar.backup.looking import list_backups, prune_backups, read_image, verify_backup
+from sidecar.backup.store import Store
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, copied, log_of, put_backup, two_backups
+
+NOW = datetime(2026, 11, 24, tzinfo=UTC)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
+    _, _, manifest = two_backups(tmp_path)
+    manifest = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=(("orders", UID, 0, 55),)),))
+    assert decode_manifest(encode_manifest(manifest)) == manifest
+
+
+def test_each_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
+    store, one, _ = two_backups(tmp_path)
+    data = store.read(manifest_path(one.backup))
+    for position in range(0, len(data), 7):  # 7 and 8 have no divisor in common: every bit of a byte has its turn
+        wrong = bytearray(data)
+        wrong[position] ^= 1 << position % 8
+        with pytest.raises(CorruptionError, match=r"manifest\.json"):
+            decode_manifest(bytes(wrong))
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    import hashlib
+
+    store, one, _ = two_backups(tmp_path)
+    whole = json.loads(store.read(manifest_path(one.backup)))
+    whole["manifest"]["format"] = 2
+    said = json.dumps(whole["manifest"], sort_keys=True, separators=(",", ":"))
+    whole["sha256"] = hashlib.sha256(said.encode()).hexdigest()
+    with pytest.raises(UnknownFormatError, match="format is 2"):
+        decode_manifest(json.dumps(whole).encode())
+
+
+def test_names_become_paths_only_when_they_are_names() -> None:
+    with pytest.raises(InvalidNameError):
+        piece_path("../orders", UID, 0, 0, FIRST)
+    path = piece_path("orders", UID, 0, 0, FIRST)
+    assert writer_of(path) == FIRST
+    assert writer_of("pieces/orders/x/0/notes.txt") == ""
+    assert writer_of("pieces/orders/x/0/0-other.batches") == ""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"path": "pieces/orders', '"path": "pieces/../orders'),
+        ('"name": "orders"', '"name": "../orders"'),
+        ('"high_watermark": 79', '"high_watermark": 80'),
+        ('"start": 30', '"start": 20'),
+        ('"epoch": 4', '"epoch": 5'),
+    ],
+)
+def test_a_manifest_that_somebody_wrote_by_hand_is_checked(tmp_path: Path, old: str, new: str) -> None:
+    """Its digest fits, and what it says can't be."""
+    import hashlib
+
+    store, one, _ = two_backups(tmp_path)
+    text = json.dumps(json.loads(store.read(manifest_path(one.backup)))["manifest"], sort_keys=True)
+    assert old in text
+    said = json.loads(text.replace(old, new))
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    whole = json.dumps({"manifest": said, "sha256": digest}, indent=1, sort_keys=True) + "\n"
+    with pytest.raises(CorruptionError, match=r"manifest\.json"):
+        decode_manifest(whole.encode())
+
+
+def test_full_pieces_are_kept_and_the_tail_is_read_again(tmp_path: Path) -> None:
+    _, one, two = two_backups(tmp_path)
+    old, new = one.streams[0].partitions[0], two.streams[0].partitions[0]
+    assert [piece.end for piece in old.pieces] == [30, 60, 80]
+    assert new.pieces[:2] == old.pieces[:2]
+    assert [(piece.start, piece.end) for piece in new.pieces[2:]] == [(60, 90), (90, 100)]
+    assert new.chain == copied(Store.at(str(tmp_path / "other")), THIRD, log_of(10), per_piece=100).chain, "however it is cut"
+
+
+@pytest.mark.parametrize(
+    ("start", "high_watermark", "ends"),
+    [(0, 79, [30, 60]), (29, 79, [30, 60]), (30, 79, [60]), (70, 79, []), (0, 58, [30]), (0, 59, [30, 60])],
+)
+def test_what_is_kept_follows_the_log(tmp_path: Path, start: int, high_watermark: int, ends: list[int]) -> None:
+    _, one, _ = two_backups(tmp_path)
+    old = one.streams[0].partitions[0]
+    chain, kept = kept_pieces(old, start, high_watermark, old.pieces[0].file.size_bytes)
+    assert [piece.end for piece in kept] == ends
+    dropped = [piece for piece in old.pieces[:2] if piece.end <= start]
+    assert chain == (dropped[-1].chain if dropped else NO_CHAIN)
+    assert kept_pieces(None, start, high_watermark, 1) == (NO_CHAIN, ())
+
+
+def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: Path) -> None:
+    store, _, two = two_backups(tmp_path)
+    assert verify_backup(store, two).faults == []
+    assert verify_backup(store, two).files == len(two.files)
+    for path in sorted(two.files):
+        file = tmp_path / path
+        data = file.read_bytes()
+        for position in (0, len(data) // 2, len(data) - 1):
+            wrong = bytearray(data)
+            wrong[position] ^= 0x10
+            file.write_bytes(wrong)
+            found = verify_backup(store, two)
+            assert len(found.faults) == 1, (path, position, found.faults)
+            assert path in found.faults[0]
+        file.write_bytes(data)
+    assert verify_backup(store, two).faults == []
+    text = tmp_path / manifest_path(SECOND)
+    text.write_bytes(text.read_bytes().replace(b'"start": 0', b'"start": 1'))
+    with pytest.raises(CorruptionError, match=f"{SECOND}/manifest.json"):
+        store.newest()
+
+
+def test_a_piece_of_right_digest_and_wrong_place_is_found(tmp_path: Path) -> None:
+    """The chain says what was before: pieces of another log don't fit, though each is whole."""
+    store, one, _ = two_backups(tmp_path)
+    other = copied(store, THIRD, log_of(8, epoch=2))
+    mixed = replace(one.streams[0].partitions[0], pieces=(one.streams[0].partitions[0].pieces[0], *other.pieces[1:]))
+    manifest = put_backup(store, THIRD, mixed)
+    assert any("another chain" in fault or "follows on nothing" in fault for fault in verify_backup(store, manifest).faults)
+
+
+def test_only_whole_backups_are_listed_as_such(tmp_path: Path) -> None:
+    store, one, two = two_backups(tmp_path)
+    assert [(entry.backup, entry.faults) for entry in list_backups(store)] == [(FIRST, ()), (SECOND, ())]
+    (tmp_path / two.streams[0].partitions[0].pieces[-1].file.path).unlink()
+    first, second = list_backups(store)
+    assert first.faults == ()
+    assert "it is missing" in second.faults[0]
+    (tmp_path / manifest_path(SECOND)).unlink()
+    assert [entry.backup for entry in list_backups(store)] == [FIRST], "without a manifest there is none"
+    (tmp_path / manifest_path(FIRST)).write_text("{}")
+    assert list_backups(store)[0].manifest is None
+    with pytest.raises(NotFoundError, match=SECOND):
+        store.newest(SECOND)
+    assert read_image(store, one).streams["orders"].uid == UID
+
+
+def test_prune_takes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
+    store, one, two = two_backups(tmp_path)
+    store.put("pieces/orders/notes.txt", b"not ours")
+    dead = piece_path("orders", UID, 0, 5, "20261101T000001Z-0000000d")
+    store.put(dead, b"of a backup that died")
+    before = files_of(tmp_path)
+    would = prune_backups(store, 1, NOW, dry_run=True)
+    assert files_of(tmp_path) == before
+    assert would.backups == (FIRST,)
+    done = prune_backups(store, 1, NOW)
+    assert done.backups == (FIRST,)
+    gone = {f for f in one.files if f not in two.files}
+    assert before - files_of(tmp_path) == {*gone, dead, manifest_path(FIRST)}
+    assert set(done.files) == {*(f for f in gone if f.startswith("pieces/")), dead}
+    assert verify_backup(store, two).faults == []
+    with pytest.raises(ConfigError):
+        prune_backups(store, 0, NOW)
+
+
+def test_prune_leaves_what_a_running_backup_may_use(tmp_path: Path) -> None:
+    store, one, two = two_backups(tmp_path)
+    running = f"{NOW:%Y%m%dT%H%M%SZ}-0000000e"
+    store.put(running_path(running), json.dumps({"since": FIRST}).encode())
+    store.put(piece_path("orders", UID, 0, 5, running), b"being written")
+    before = files_of(tmp_path)
+    done = prune_backups(store, 1, NOW)
+    assert files_of(tmp_path) == before
+    assert done.waits_for == (running,)
+    store.put(running_path(running), b"")
+    assert prune_backups(store, 1, NOW).backups == ()
+    assert files_of(tmp_path) == before, "it has not said yet"
+    prune_backups(store, 1, datetime(2026, 11, 26, tzinfo=UTC))
+    assert set(list_backups(store)[0].manifest.files) == set(two.files)  # type: ignore[union-attr]
+    assert not any(path.startswith("running/") or running in path for path in files_of(tmp_path)), "a day later it has died"
+    assert one.backup == FIRST
+
+
+def test_prune_keeps_the_newest_whole_ones(tmp_path: Path) -> None:
+    store, one, two = two_backups(tmp_path)
+    (tmp_path / two.streams[0].partitions[0].pieces[-1].file.path).unlink()
+    assert prune_backups(store, 1, NOW).backups == (), "the newest is not whole"
+    assert verify_backup(store, one).faults == []
+    (tmp_path / manifest_path(SECOND)).write_text("{}")
+    with pytest.raises(LiftError):
+        prune_backups(store, 1, NOW)
+    assert verify_backup(store, one).faults == [], "what an unreadable manifest names is not known: nothing goes"
+
+
+def test_stores(tmp_path: Path) -> None:
+    store = Store.at(f"file://{tmp_path}/deep/store")
+    assert store.sizes("backups") == {}
+    assert store.backup_ids() == []
+    store.put("backups/x/y", b"12")
+    assert store.sizes("backups") == {"backups/x/y": 2}
+    assert Store.at(f"{tmp_path}/deep/store").read("backups/x/y") == b"12"
+    store.remove("backups/x/y")
+    store.remove("backups/x/y")
+    store.remove_folder("backups/zzz")
+    with pytest.raises(CorruptionError, match="backups/x/y: it is missing"):
+        store.read("backups/x/y")
+    with pytest.raises(ConfigError, match="no store"):
+        Store.at("gopher://x/y")
+    with pytest.raises(NotFoundError):
+        store.newest()
+
+
+def test_an_empty_partition_has_no_pieces() -> None:
+    empty = PartitionCopy(partition=0, start=0, high_watermark=-1)
+    assert (empty.chain, empty.epoch, empty.size_bytes) == (NO_CHAIN, 0, 0)
