@@ -263,6 +263,9 @@ class ReplicationConfig:
     """Of the stream of consumer groups, when it is made; each has a coordinator, and a group is with one of them for good."""
     groups_replicas: int = 0
     """Of each of them; 0: 3, or as many as there are nodes."""
+    events_stream: bool = False
+    """The metadata leader keeps what happened in the cluster in the stream ``_liftpy-events``, not in memory alone; the same on all
+    controllers."""
     copies_at_once: int = 64
     """Replicas that are copied to other nodes at a time, in the whole cluster."""
     copies_per_node: int = 8

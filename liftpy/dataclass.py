@@ -35,16 +35,22 @@ def _is_plain(cls: type, options: dict[str, bool]) -> bool:
     inherits = any("__dataclass_fields__" in base.__dict__ or "__setattr__" in base.__dict__ for base in by_itself[:-1])
     passed_on = any("InitVar" in str(annotation) for annotation in inspect.get_annotations(cls).values())
     given = {"__init__", "__setattr__", "__delattr__", "__getstate__", "__setstate__"} & cls.__dict__.keys()
-    return not (inherits or passed_on or given) and bool(cls.__doc__) and options.keys() <= {"frozen", "slots", "eq", "kw_only"}
+    return (
+        not (inherits or passed_on or given)
+        and bool(cls.__doc__)
+        and options.keys() <= {"frozen", "slots", "eq", "kw_only", "unsafe_hash"}
+    )
 
 
-def _made(cls: type, *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False) -> Any:
+def _made(
+    cls: type, *, frozen: bool = False, slots: bool = False, eq: bool = True, kw_only: bool = False, unsafe_hash: bool = False
+) -> Any:
     own_hash, own_eq = "__hash__" in cls.__dict__, "__eq__" in cls.__dict__
     own_hash = own_hash and not (own_eq and cls.__dict__["__hash__"] is None)
     made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
     params = made.__dataclass_params__
     params.init = params.repr = True
-    params.eq, params.frozen = eq, frozen
+    params.eq, params.frozen, params.unsafe_hash = eq, frozen, unsafe_hash
     fields = dataclasses.fields(made)
     _set(made, "__init__", _init(made, fields, frozen=frozen))
     shown = _repr([field.name for field in fields if field.repr])
@@ -52,7 +58,7 @@ def _made(cls: type, *, frozen: bool = False, slots: bool = False, eq: bool = Tr
     if eq:
         if not own_eq:
             _set(made, "__eq__", _eq(made, [field.name for field in fields if field.compare]))
-        if not own_hash and not frozen:
+        if not own_hash and not frozen and not unsafe_hash:
             made.__hash__ = None
         elif not own_hash:
             hashed = [field.name for field in fields if (field.compare if field.hash is None else field.hash)]

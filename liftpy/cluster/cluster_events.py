@@ -273,6 +273,10 @@ class EventTrail:
         """Since then all is known; wall clock."""
         self.dropped = 0
         """Entries that found no room to be noted."""
+        self.written: tuple[int, int] | None = None
+        """Where the stream of events ends, as the controller knows that writes it; None: it does not."""
+        self.lost = 0
+        """Events that went before they were written."""
 
     def applied(self, index: int, events: Iterator[ClusterEvent]) -> None:
         """The entry ``index`` was applied."""
@@ -295,6 +299,7 @@ class EventTrail:
             if len(self._held) == self._held.maxlen:
                 oldest = self._held[0]
                 self.begins, self.begins_ns = max(self.begins, oldest.index), max(self.begins_ns, oldest.time_ns)
+                self.lost += self.written is not None and oldest.place > self.written
             self._held.append(event)
         return found
 
@@ -304,6 +309,11 @@ class EventTrail:
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """Place of the newest event here; (0, -1) without any."""
+        return self._held[-1].place if self._held else (0, -1)
 
     def behind(self, place: tuple[int, int], since_ns: int, count: int) -> list[ClusterEvent]:
         """The first ``count`` behind ``place`` that are not older than ``since_ns``."""

@@ -43,6 +43,8 @@ _GUARDED = {
     "pausePartitions": "stream",
 }
 """Kind of request -> its field that names a stream, which must not be an internal one."""
+RESERVED = "_liftpy"
+"""Names of streams that begin so are made by the cluster alone, whatever is said."""
 _NO_KIND = "a request of an unknown kind"
 
 
@@ -55,6 +57,10 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     asked_by = kind_of(request).asked_by
     if asked_by is AskedBy.READERS:
         return ""
+    if request.HasField("createStream") and request.createStream.name.startswith(RESERVED):
+        return (
+            f"stream {shown(request.createStream.name)} can't be made: names that begin with {RESERVED} are the cluster's own"
+        )
     if door is Door.ADMIN and not request.internal and (guarded := _guarded(request)):
         return guarded
     if (door is Door.NODE and request.HasField("batch")) or (door is Door.ADMIN and request.batch.requests):

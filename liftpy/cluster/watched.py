@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from liftpy.cluster.diff import PartitionChange, diff
-from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.config import NS_PER_S
 from liftpy.ids import PartitionKey
 from liftpy.instruments import Histogram
@@ -27,6 +27,8 @@ class ClusterWatch:
     def __init__(self, failovers: Histogram | None = None) -> None:
         self.failovers = failovers or Histogram()
         self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.folders_lost = 0
+        """Nodes that came back with another data folder than before."""
         self.offline = 0
         """Partitions that nobody may lead, now."""
         self.electing = 0
@@ -40,6 +42,8 @@ class ClusterWatch:
     def changed(self, image: ClusterImage, now_ns: int) -> None:
         """The image is another one; compared with the last that was given here."""
         before, self._seen = self._seen, image
+        if image.nodes is not before.nodes:
+            self.folders_lost += sum(_lost_its_folder(before.nodes.get(node.node_id), node) for node in image.nodes.values())
         for change in diff(before, image).partitions:
             self._count(change, now_ns)
 
@@ -65,6 +69,10 @@ class ClusterWatch:
             self.elections[kind] += 1
             if kind != "transfer":
                 self.failovers.observe((now_ns - since_ns) / NS_PER_S)
+
+
+def _lost_its_folder(old: NodeImage | None, new: NodeImage) -> bool:
+    return old is not None and bool(old.folder_id) and new.folder_id != old.folder_id
 
 
 def _kind(old: PartitionState, new: PartitionState) -> str:

@@ -28,13 +28,13 @@ from __future__ import annotations
 from enum import Enum
 
 from liftpy.config import AckPolicy
-from liftpy.dataclass import dataclass
 from liftpy.partition import Pause
 from liftpy.replica.events import Deadline, RefusalReason
 from liftpy.replica.phases import RoleName
+from liftpy.replica.values import value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class AppendBatch:
     """Leader: seal the publishes under ``token`` as one batch with these stamps, and append it. Acknowledged to nobody
     before LogFlushed."""
@@ -71,7 +71,7 @@ class RejectReason(Enum):
     PAUSED = 18
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RejectPublishes:
     """Answer the publishes under ``token`` with a negative ack and forget them: they were not appended [A2]."""
 
@@ -81,7 +81,7 @@ class RejectPublishes:
     """What they are told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DropPublishes:
     """Forget the publishes under ``token`` without an answer: this replica may not speak for the partition, and the
     one that may has heard them too, so that a negative ack could be false [A2]. Or nobody waits for one."""
@@ -92,7 +92,7 @@ class DropPublishes:
     """Why they are lost, for the counters; None: this replica does not lead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendAcks:
     """Answer every waiting publish of ``policy`` at or below ``through_offset``. ALL also frees those with no reply."""
 
@@ -104,12 +104,12 @@ class SendAcks:
     """In which this replica leads, with a lease of now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DropPendingAcks:
     """Forget the waiting publishers without an answer: their records may or may not survive the change of leader."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class AppendFetched:
     """Follower: append the batches kept under ``token`` as they are, through ``last_offset``. Where they show compaction, first store
     that the log is compacted up to ``leader_high_watermark`` in ``leader_epoch``, and feed LogCompacted."""
@@ -124,7 +124,7 @@ class AppendFetched:
     """Of the leader that was fetched from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DropFetched:
     """Follower: the answer under ``token`` is not used (stale, gap); free it."""
 
@@ -134,7 +134,7 @@ class DropFetched:
     """Counted, for people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CutLog:
     """Cut the log; answer LogCut when that is on the disk."""
 
@@ -142,7 +142,7 @@ class CutLog:
     """Exclusive: the log end after it, or less where that is inside a batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StartLogAfresh:
     """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
     common with the leader's, or was compacted by records that are to be cut. Answer LogCut when that is on the disk."""
@@ -151,7 +151,7 @@ class StartLogAfresh:
     """Inclusive: log start and log end of the new one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RaiseHighWatermark:
     """Records are committed: serve them, wake readers, checkpoint by the interval."""
 
@@ -159,7 +159,7 @@ class RaiseHighWatermark:
     """Inclusive: the newest committed record; flushed here, never below an earlier one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RecheckLog:
     """Leader: a follower complains of what it was served; read that again from the disk, within bounds (``Log.complaint``)."""
 
@@ -169,7 +169,7 @@ class RecheckLog:
     """Who complains."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendFetch:
     """Follower: ReplicationRequest to the leader on ``.replicate``; the core keeps the deadline of the answer."""
 
@@ -193,7 +193,7 @@ class SendFetch:
     """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class WaitQuietly:
     """Follower: no fetch leaves while ``leader`` confirms, with others, that the one that was answered with nothing still waits
     (``quiet.py``). Answered with QuietEnded, unless StopWaiting comes first."""
@@ -206,12 +206,12 @@ class WaitQuietly:
     """In which this replica follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StopWaiting:
     """Follower: ask no more for the fetch of WaitQuietly."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ConfirmQuiet:
     """Leader: a fetch still waits at the log end, and has been counted."""
 
@@ -219,7 +219,7 @@ class ConfirmQuiet:
     """Of the QuietFetchReceived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendEpochQuery:
     """Follower: LeaderEpochOffsetRequest to the leader on ``.offset``."""
 
@@ -233,7 +233,7 @@ class SendEpochQuery:
     """LeaderEpoch that is followed: only its leader answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendFetchResponse:
     """Leader, candidate: answer ``token`` with whole batches, flushed here or not, and the HW of then."""
 
@@ -247,7 +247,7 @@ class SendFetchResponse:
     """In which it is answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class KeepFetch:
     """Leader: there is nothing for ``token`` yet: keep the way back for ``replica``, in place of an older one. AnswerWaiter answers it
     when there is more, TellWaiter with nothing but HW before that takes too long."""
@@ -258,7 +258,7 @@ class KeepFetch:
     """Who asks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class AnswerWaiter:
     """Leader: there is more for ``replica``, whose last fetch waits: answer it, though it may have been answered
     with nothing. Nothing is sent
@@ -274,7 +274,7 @@ class AnswerWaiter:
     """In which it is answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class TellWaiter:
     """Leader: HW has risen, and ``replica`` waits at the log end: answer its last fetch once more, with nothing but the HW of now.
     The way back stays kept for AnswerWaiter. Nothing is sent where it was not kept: the follower's next fetch brings HW."""
@@ -285,7 +285,7 @@ class TellWaiter:
     """In which it is answered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendFetchRefusal:
     """Answer ``token`` (of a fetch or of an epoch query) with a ReplicationRefusal."""
 
@@ -299,7 +299,7 @@ class SendFetchRefusal:
     """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START begins its log there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendEpochAnswer:
     """Leader, candidate: answer ``token`` with a LeaderEpochOffsetResponse."""
 
@@ -315,7 +315,7 @@ class SendEpochAnswer:
     """Inclusive: of this log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class NotifyReplica:
     """Leader: one PartitionNotification to ``<ns>.notify.<replica>``."""
 
@@ -323,7 +323,7 @@ class NotifyReplica:
     """Who is woken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ProbeReplica:
     """Leader: ask the bus whether anybody listens for ``replica``; if nobody does, answer ReplicaAbsent."""
 
@@ -331,7 +331,7 @@ class ProbeReplica:
     """Who is asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SendNotice:
     """Leader: one LeaderNotice to each of ``replicas``. It wakes them; the offsets are for observers."""
 
@@ -349,7 +349,7 @@ class SendNotice:
     """Inclusive: of this log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ProposeIsr:
     """Leader: ask for ``isr``, by compare-and-set on (leader, leader_epoch, epoch); answer IsrChangeAnswered."""
 
@@ -369,7 +369,7 @@ class ProposeIsr:
     """With this change it leaves the replica set, not the ISR alone; ``isr`` is without it. '': nobody."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReportLeader:
     """Follower: the leader can't be reached (or an election asks for positions); tell the metadata group where this log is."""
 
@@ -387,7 +387,7 @@ class ReportLeader:
     """The leader lacks what is known here to be committed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LeaveIsr:
     """Failed follower: have the metadata group take it out of the ISR; there is no answer to wait for, it is asked again."""
 
@@ -395,7 +395,7 @@ class LeaveIsr:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class GiveUpLeadership:
     """Leader: ask the metadata group for a successor; there is no answer to wait for, it is asked again."""
 
@@ -405,7 +405,7 @@ class GiveUpLeadership:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class WakePartition:
     """Leader: tell the metadata group that the pause ends; there is no answer to wait for, it is told again."""
 
@@ -417,7 +417,7 @@ class WakePartition:
     """The same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StepAside:
     """Leader: answer who has published, then ask the metadata group for a planned transfer; there is no answer to wait
     for. A leader that stays takes publishes again."""
@@ -430,7 +430,7 @@ class StepAside:
     """For people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class PersistLeaderEpoch:
     """Candidate: store the proposed LeaderEpoch; answer LeaderEpochPersisted when it is on the disk."""
 
@@ -438,7 +438,7 @@ class PersistLeaderEpoch:
     """States of an older one are not followed any more, nor by the next process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReportPromotion:
     """Candidate: tell the metadata group how far the promotion is."""
 
@@ -454,7 +454,7 @@ class ReportPromotion:
     """The metadata group may record this node as leader."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReplayLog:
     """Rebuild derived state from its checkpoint to the log end, the uncommitted tail included; answer ReplayFinished."""
 
@@ -462,22 +462,22 @@ class ReplayLog:
     """Exclusive: the log end of now; nothing is appended before ReplayFinished."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StartServing:
     """Leader: listen on ``.replicate`` and ``.offset``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class OpenSubject:
     """Leader: subscribe to the stream's data subject and take publishes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class CloseSubject:
     """Stop taking publishes, and stop listening on ``.replicate`` and ``.offset``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class SetDeadline:
     """Feed DeadlineReached(kind) when its time has come, not before; replaces an earlier one of this kind."""
 
@@ -487,7 +487,7 @@ class SetDeadline:
     """Monotonic ns; None: cancel it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RoleChanged:
     """For status and logs: what this replica is now."""
 

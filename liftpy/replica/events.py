@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import Enum
 
-from liftpy.dataclass import dataclass
 from liftpy.partition import HeldPartition
+from liftpy.replica.values import value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LogOpened:
     """The log is open and recovered, and all of it is on disk. First event of a replica, before any PartitionChanged."""
 
@@ -33,7 +33,7 @@ class LogOpened:
     """LeaderEpoch of the newest record that retention has dropped; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LogCompacted:
     """Compaction has looked at the log, here or where it was fetched, and that is on the disk. Fed behind LogOpened too."""
 
@@ -43,7 +43,7 @@ class LogCompacted:
     """No record below ``end_offset`` was written in a later LeaderEpoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class PartitionChanged:
     """The metadata image shows this partition in a new state, or the set of live nodes changed."""
 
@@ -54,7 +54,7 @@ class PartitionChanged:
     where its own incarnation stands here, so that a state from before its registration makes it no leader [C7]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class MetadataHeard:
     """The metadata leader answered a heartbeat that was SENT at ``sent_ns``: the lease runs from there [D22].
 
@@ -67,7 +67,7 @@ class MetadataHeard:
     """Monotonic ns, of this node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DataPathChanged:
     """The connection that carries replication was lost, or is back. Also fed to a replica that is new, while it is down."""
 
@@ -75,7 +75,7 @@ class DataPathChanged:
     """How it is now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class PublishesReceived:
     """Messages arrived on the data subject; together they become one batch. Where the replica does not ``takes_publishes``, all of
     the messages of one event are plain, or none is. They are nowhere until the core says AppendBatch."""
@@ -99,7 +99,7 @@ class PublishesReceived:
         return self.plain_count >= self.record_count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class FetchReceived:
     """A ReplicationRequest on ``.replicate``. Whatever stands in it is checked before anything of it counts."""
 
@@ -131,7 +131,7 @@ class FetchReceived:
     """Of a learner: which copy it makes; 0: it takes itself for a replica."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class EpochQueryReceived:
     """A LeaderEpochOffsetRequest on ``.offset``."""
 
@@ -147,7 +147,7 @@ class EpochQueryReceived:
     """As in FetchReceived."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class BatchSpan:
     """What the core needs to know of one received record batch (its CRC has been checked)."""
 
@@ -159,7 +159,7 @@ class BatchSpan:
     """In which it was written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class FetchAnswered:
     """A ReplicationResponse. No spans: caught up; then nothing is kept under ``token``. Bytes that do not parse are a RequestFailed."""
 
@@ -177,7 +177,7 @@ class FetchAnswered:
     """Of what is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class FetchPieceArrived:
     """Part of the next batch came; what is held of it is kept outside. The next fetch asks for more."""
 
@@ -202,7 +202,7 @@ class RefusalReason(Enum):
     WRONG_STREAM = 7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class FetchRefused:
     """A ReplicationRefusal, of a fetch or an epoch query."""
 
@@ -216,7 +216,7 @@ class FetchRefused:
     """Inclusive: of the leader's log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class RequestFailed:
     """No answer to a fetch or an epoch query: time-out, no responders, disconnected, unreadable."""
 
@@ -228,7 +228,7 @@ class RequestFailed:
     """Inclusive: the answer came, but what it holds there is not what was written. -1: from its first batch on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class EpochQueryAnswered:
     """A LeaderEpochOffsetResponse: where the largest epoch <= the asked one ends on the leader's log."""
 
@@ -244,7 +244,7 @@ class EpochQueryAnswered:
     """Inclusive: of the leader's log; where a log begins afresh that has nothing in common with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LogFlushed:
     """More of the log is on the disk, or counts so by the stream's flush policy.
 
@@ -257,7 +257,7 @@ class LogFlushed:
     """What the disk needed for it, in ns, without any waiting before or after; 0: nothing was flushed, or nobody has looked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LogCut:
     """The cut asked for by CutLog, or the fresh start by StartLogAfresh, is done and on the disk.
 
@@ -268,7 +268,7 @@ class LogCut:
     """Exclusive: the log end now; below the one asked for where that was inside a batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LogStartMoved:
     """Retention moved the log start; what is before it is not served any more."""
 
@@ -276,7 +276,7 @@ class LogStartMoved:
     """Inclusive; never falls, never above HW + 1 [D26]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StorageFailed:
     """The log refused for good (flush error, no space, corruption). Nothing is acknowledged any more [S4, S8]."""
 
@@ -288,12 +288,12 @@ class StorageFailed:
     """Of the AppendBatch that failed before any of its bytes were written: its publishes get a negative ack. 0: none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class WokenUp:
     """A PartitionNotification for this partition: there is something to fetch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class NoticeReceived:
     """A LeaderNotice: NewLeadershipTerm or CommitPosition of the leader of ``leader_epoch``, as its sender claims; it comes
     unasked. It wakes the follower; nothing else that it says is acted on."""
@@ -312,7 +312,7 @@ class NoticeReceived:
     """Inclusive: of the leader's log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class QuietFetchReceived:
     """``replica`` asks, for many partitions at once, whether its fetch ``request_id`` still waits (``quiet.py``)."""
 
@@ -328,7 +328,7 @@ class QuietFetchReceived:
     """Of its last fetch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class QuietEnded:
     """The fetch of WaitQuietly may wait no more, or can't be asked for together with others."""
 
@@ -336,7 +336,7 @@ class QuietEnded:
     """Monotonic, ns: when the leader's node was last heard. None: the fetch may still wait, but nothing confirms it any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class IsrChangeAnswered:
     """The metadata group answered ProposeIsr."""
 
@@ -362,7 +362,7 @@ class Deadline(Enum):
     __hash__ = object.__hash__  # by identity, as they are compared: an enum's own is a call into Python, several times an event
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReplicaAbsent:
     """Nobody listens for a replica on the bus: its process has ended, or lost its connection (answer to ProbeReplica)."""
 
@@ -370,7 +370,7 @@ class ReplicaAbsent:
     """Who was asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DeadlineReached:
     """The time given by SetDeadline has come."""
 
@@ -378,7 +378,7 @@ class DeadlineReached:
     """Which one; one that was cancelled meanwhile is ignored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReplayProgressed:
     """Derived state covers more of the log, not yet all of it: the candidate is alive."""
 
@@ -386,7 +386,7 @@ class ReplayProgressed:
     """Exclusive: covered below it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class LeaderEpochPersisted:
     """A LeaderEpoch is on the disk (answer to PersistLeaderEpoch)."""
 
@@ -394,7 +394,7 @@ class LeaderEpochPersisted:
     """States of an older one are ignored from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class ReplayFinished:
     """Derived state covers the log (answer to ReplayLog)."""
 
@@ -402,7 +402,7 @@ class ReplayFinished:
     """Exclusive: covered below it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class DuplicateReceived:
     """Leader: publishers wait who have sent again what is in the log; they are answered as those of that record are [A3]."""
 
@@ -410,7 +410,7 @@ class DuplicateReceived:
     """Inclusive: of the batch that holds the record; of several the lowest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value
 class StopRequested:
     """The node stops: give up the role in good order. Last event of a replica."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from enum import Enum
 
 from liftpy.dataclass import dataclass
-from liftpy.wire.subjects import GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
+from liftpy.wire.subjects import EVENTS_STREAM, GROUPS_INBOX, JETSTREAM_INBOX, SERVER_CONNECTIONS, data_subject
 
 RESPONSES_MAX = 1_000
 """Answers to one request, where a user's own inbox is below no prefix that nodes may publish to."""
@@ -85,6 +85,7 @@ USES = (
     _use("data_subject", "{data}", (AccessRole.PUBLISHER, AccessRole.SERVICE, AccessRole.MEMBER)),
     _use("groups", "{ns}-groups", _COMMANDERS),
     _use("", "{ns}-groups.*", _COMMANDERS),
+    _use("events_stream", "{ns}-events", (AccessRole.NODE,)),
     _use("", f"{GROUPS_INBOX}.>", (AccessRole.NODE,)),
     _use("", SERVER_CONNECTIONS, (AccessRole.NODE,), ()),
     _use("", "{inbox}.>", (AccessRole.NODE,), _APPLICATIONS),
@@ -129,6 +130,9 @@ def rights_of(role: AccessRole, scope: Scope) -> Rights:
     if role is AccessRole.SERVICE:
         publish = (*publish, *(f"{prefix}.>" for prefix in scope.replies))
         return Rights(publish, subscribe, (QUERY_RESPONSES_MAX, QUERY_RESPONSES_EXPIRE_S))
+    if role is AccessRole.OPERATOR:  # the rows of readers, for that stream alone
+        events = f"{scope.namespace}.{EVENTS_STREAM}.*.read"
+        return Rights((*publish, events, f"{events}.*"), subscribe)
     if role is not AccessRole.NODE:
         return Rights(publish, subscribe)
     everything = f"{scope.namespace}.>"

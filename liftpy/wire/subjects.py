@@ -107,6 +107,10 @@ class Subjects:
         the namespace, since streams are; partition N listens on ``<this>.N`` (``data_subject``)."""
         return f"{self.namespace}-groups"
 
+    def events_stream(self) -> str:
+        """Data subject of the stream of events, where it is kept: the metadata leader alone publishes there."""
+        return f"{self.namespace}-events"
+
     def service(self, node_id: str) -> str:
         """Replicated services beside a node register, report and acknowledge here."""
         return f"{self.namespace}.service.{node_id}"
@@ -130,6 +134,8 @@ GROUPS_STREAM = "_groups"
 """The internal stream of what members of groups say."""
 GROUPS_SERVICE = "groups"
 """Name of what reads it and answers: the coordinator, a replicated service."""
+EVENTS_STREAM = "_liftpy-events"
+"""The internal stream of what happened in the cluster, and who asked for what."""
 RESERVED_NAMES = frozenset({"control", "feed", "inbox", "info", "notify", "raft", "service", "status"})
 """Tokens that follow the namespace in the protocol's own subjects: a stream of that name would listen on them."""
 PARTITION_WORDS = frozenset({"replicate", "offset", "read"})

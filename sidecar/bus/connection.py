@@ -194,6 +194,16 @@ class BusConnection(StrictConnection):
         self._pending_data_size += size_bytes + 1
         self._kick()
 
+    def hold(self) -> None:
+        """Messages of some bytes follow, and then ``release`` in this turn of the loop: they are written together."""
+        if self._outlet is not None:
+            self._outlet.hold()
+
+    def release(self) -> None:
+        """That was all."""
+        if self._outlet is not None:
+            self._outlet.release()
+
     def _kick(self) -> None:
         if self._is_up and self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())

@@ -5,6 +5,8 @@ election of thousands of partitions: each asks, is asked and answers) each write
 alone, and so it goes on at the other end. So the first AT_ONCE messages of a turn leave at once (a turn may flush before it ends, and
 whoever waits for an answer would wait for that), and those that follow them wait for each other: until the read that brings them about
 is over, until there are TOGETHER_BYTES of them, or until the turn ends.
+
+Who knows that more follows at once (an answer to each follower) says ``hold``, and ``release`` behind the last: that is one write.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ TOGETHER_BYTES = 16 * 1024
 """So much waits at most. A message of this size waits for nobody, and nobody for what was sent before it."""
 
 AT_ONCE = 8
-"""A record's way takes so many messages of a turn: an answer to each follower, an ack, what follows them."""
+"""A record's way takes so many writes of a turn: answers to followers, an ack, what follows them."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -30,17 +32,22 @@ class Outlet:
         self._waiting: list[bytes] = []
         self.waiting_bytes = 0
         self._written = 0
-        """Messages of this turn of the loop that left at once."""
+        """Writes of this turn of the loop that left at once."""
+        self._held = False
+        self._ends = False
+        """The end of this turn is waited for."""
 
     def write(self, pieces: Sequence[Buffer], size_bytes: int) -> None:
         """Send ``pieces``, of some ``size_bytes`` together; those of a message that waits are copied."""
-        if self._written < AT_ONCE:
-            if not self._written:
-                self._loop.call_soon(self._turn_ends)
+        if not self._ends:
+            self._ends = True
+            self._loop.call_soon(self._turn_ends)
+        if size_bytes >= TOGETHER_BYTES:
+            self.let_go()
             self._written += 1
             self._transport.writelines(pieces)
-        elif size_bytes >= TOGETHER_BYTES:
-            self.let_go()
+        elif self._written < AT_ONCE and not self._held:
+            self._written += 1
             self._transport.writelines(pieces)
         else:
             message = b"".join(pieces)
@@ -48,6 +55,17 @@ class Outlet:
             self.waiting_bytes += len(message)
             if self.waiting_bytes >= TOGETHER_BYTES:
                 self.let_go()
+
+    def hold(self) -> None:
+        """More follows, and then ``release``, in this turn of the loop."""
+        self._held = True
+
+    def release(self) -> None:
+        """That was all: it leaves as one."""
+        self._held = False
+        if self._waiting and self._written < AT_ONCE:
+            self._written += 1
+            self.let_go()
 
     def let_go(self) -> None:
         """Write what waits."""
@@ -58,5 +76,5 @@ class Outlet:
             self._transport.write(b"".join(waiting))
 
     def _turn_ends(self) -> None:
-        self._written = 0
+        self._written, self._held, self._ends = 0, False, False
         self.let_go()

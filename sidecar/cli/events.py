@@ -18,6 +18,7 @@ from liftpy.client import Client
 from liftpy.cluster.cluster_events import in_words
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
+from liftpy.wire.subjects import EVENTS_STREAM
 from sidecar.cli.log_level import seconds
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.pipes import reader_gone
@@ -26,6 +27,8 @@ from sidecar.settings import Target
 from sidecar.tasks import attended
 
 _TIMEOUT_S = 2.0
+_SKEW_NS = 60 * NS_PER_S
+"""By so much the clocks of the metadata leader and the stream's leader may differ."""
 POLL_S = 1.0
 
 
@@ -37,7 +40,8 @@ POLL_S = 1.0
 def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
     """Show elections, ISR changes, nodes that came and went, and who asked for what; with --json one object a line.
 
-    Controllers keep the newest 10,000 in memory; where that does not reach back far enough, the first line says so.
+    With the setting events_stream they are kept in the stream _liftpy-events for 30 days. Without it controllers keep the newest
+    10,000 in memory; where that does not reach back far enough, the first line says so.
     """
     since_ns = max(0, time.time_ns() - round(seconds(since) * NS_PER_S))
 
@@ -63,6 +67,9 @@ class EventPages:
         """Answers, oldest first, until there are no more; with ``follow`` for ever. The first one says where memory ``begins``, if not
         all that was asked for is known. Raises UnavailableError where no controller answers."""
         first = True
+        async for said in self._kept(since_ns):
+            first = False
+            yield said
         while True:
             try:
                 said = await self._page(since_ns)
@@ -80,6 +87,21 @@ class EventPages:
                 if not follow:
                     return
                 await self._sleep(POLL_S)
+
+    async def _kept(self, since_ns: int) -> AsyncIterator[dict[str, Any]]:
+        """What the stream of events holds, where there is one that can be read; the rest is in the controllers' memory."""
+        client = self._client
+        try:
+            bounds = await client.bounds(EVENTS_STREAM)
+            start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
+            async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid):
+                kept = [json.loads(value) for value in part.values() if value]
+                if kept:
+                    self._place = (kept[-1]["index"], kept[-1]["number"])
+                events = [event for event in kept if event["time_ns"] >= since_ns]
+                yield {"events": events, "more": True, "begins": 0, "begins_ns": 0, "index": self._place[0], "gap": False}
+        except LiftError:
+            return
 
     async def _page(self, since_ns: int) -> dict[str, Any]:
         why: LiftError | None = None

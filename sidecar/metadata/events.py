@@ -26,6 +26,7 @@ from sidecar.metadata.outgoing import Outgoing, unsubscribe
 MOST_AT_ONCE = 500
 """Events that are made, and published, after one tick; the others' turn comes with the next."""
 MOST_ANSWERED = 500
+LOST = "events lost before they were in their stream"
 BEYOND = "entries without events, too many at once"
 
 
@@ -65,6 +66,8 @@ class EventsDesk:
         fresh = self.trail.look(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
+        if self.trail.lost or self.trail.dropped:
+            self.counters[LOST] = self.trail.lost + self.trail.dropped
         if not self._leads():
             return
         now_ns = time.time_ns()

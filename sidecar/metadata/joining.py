@@ -13,13 +13,15 @@ from collections import Counter
 from collections.abc import Callable
 
 import nats.errors
+from nats.aio.client import Client
 
 from liftpy.client.parser import StrictConnection, watch_denials
+from liftpy.client.transport import open_connection
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.errors import ConfigError
 from liftpy.instruments import Instruments
 from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.subjects import Subjects
+from liftpy.wire.subjects import GROUPS_INBOX, Subjects
 from sidecar.bus.rights import RightsWatch
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
@@ -86,6 +88,7 @@ class GroupLink:
                 fatal,
                 self._inboxes.allows,
                 elections=settings.elections,
+                connect=self._connect_for_events,
             )
 
         self._group = GroupRole(
@@ -99,6 +102,14 @@ class GroupLink:
         await self._group.start()
         rights.started()
         return self._group
+
+    async def _connect_for_events(self) -> Client:
+        return await open_connection(
+            list(self._settings.nats),
+            credentials=self._settings.credentials,
+            name=f"liftpy-{self._settings.node_id}-events",
+            inbox_prefix=GROUPS_INBOX.encode(),
+        )
 
     async def _connect(self) -> None:
         while True:

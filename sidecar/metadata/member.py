@@ -15,13 +15,14 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from nats.aio.client import Client
 
 from liftpy.client.ending import end_tasks
 from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.event_log import EventLog
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
@@ -33,6 +34,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, refused
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.control import ControlDesk
+from sidecar.metadata.event_writer import EventWriter
 from sidecar.metadata.events import EventsDesk
 from sidecar.metadata.feed import FeedPublisher
 from sidecar.metadata.forwarding import Forwarder
@@ -59,6 +61,7 @@ _SAY_EVERY_S = 10.0
 class RaftMember:
     """One member of the metadata group, on a connection of its own. Satisfies ``Group``.
 
+    ``connect``: makes the connection on which events go into their stream, if they do;
     ``is_inbox``: whether a reply subject is an inbox of applications [A5]; ``fatal``: called once when disk or state machine fail:
     the process must stop.
     """
@@ -73,6 +76,7 @@ class RaftMember:
         is_inbox: Callable[[bytes], bool],
         *,
         elections: bool = False,
+        connect: Callable[[], Awaitable[Client]] | None = None,
     ) -> None:
         check_library()
         self.node_id = node_id = opened.node_id
@@ -83,6 +87,17 @@ class RaftMember:
         self._events = EventsDesk(node_id, connection, subjects, self._outgoing, is_inbox, lambda: self._log.leads)
         self._log = MemberLog(opened, fsm, producer, self._state_changed, events=self._events.trail)
         self._member = MetadataMember(config, fsm.rules, self._log, producer, lambda: secrets.token_bytes(16))
+        self._event_writer: EventWriter | None = None
+        if connect is not None and config.events_stream:
+            self._event_writer = EventWriter(
+                EventLog(self._events.trail),
+                subjects,
+                connect,
+                self.propose,
+                lambda: self.image,
+                lambda: self._member.in_office,
+                lambda: len(self.controllers.voters),
+            )
         nodes = InboxRule((subjects.inboxes(),))
         self._feed = FeedPublisher(connection, subjects, self._outgoing, nodes.allows, producer, lambda: self.image)
         log = self._log
@@ -190,6 +205,8 @@ class RaftMember:
         """What the transport counted (sessions, refused messages, stale frames), and the entries that were no request."""
         found: Counter[str] = self._log.transport.sessions.counters + self._outgoing.counters + self._desk.counters
         found.update(self._feed.counters + self._member.counters + self._events.counters)
+        if self._event_writer is not None:
+            found.update(self._event_writer.counters)
         if self._driver.frames_lost:
             found[f"{REFUSED}too many frames at once"] = self._driver.frames_lost
         if self._log.fsm.refused_count:
@@ -215,6 +232,8 @@ class RaftMember:
         self._subscriptions.append(await self._connection.subscribe(inbox, cb=self._frame_received))
         await self._desk.open()
         await self._events.open()
+        if self._event_writer is not None:
+            self._event_writer.start()
         await self._feed.start()
         self.bus_changed(True)
         self._driver.start()
@@ -276,6 +295,8 @@ class RaftMember:
     async def stop(self) -> None:
         """Hand the leadership over, flush, close."""
         self._member.leave()
+        if self._event_writer is not None:
+            await self._event_writer.close()
         if not self._driver.stopped and self._log.leads and self._log.peers:
             self._transfer()
             deadline = time.monotonic() + _TRANSFER_TIMEOUT_S

@@ -48,6 +48,8 @@ class ReplicaDriver:
         self.replica = replica
         self.execute: Callable[[Effect], None] = _nobody
         """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
+        self.step_over: Callable[[], None] = _nothing
+        """Called when all effects of a step are carried out."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
         self._running = False
@@ -68,7 +70,8 @@ class ReplicaDriver:
             return
         self._running = True
         try:
-            queue, step, execute, remember = self._queue, self.replica.step, self.execute, self.story.append
+            queue, step, execute, step_over = self._queue, self.replica.step, self.execute, self.step_over
+            remember = self.story.append
             while queue:
                 event, now_ns = queue.popleft(), clock.now_ns()
                 effects = step(event, now_ns)
@@ -78,6 +81,8 @@ class ReplicaDriver:
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:
                     execute(effect)
+                if effects:
+                    step_over()
         except Exception as error:
             self._stop_for(error, event)
         finally:
@@ -104,6 +109,10 @@ class ReplicaDriver:
         """Take no more events."""
         self._stopped = True
         self._queue.clear()
+
+
+def _nothing() -> None:
+    """Nobody waits for a step's end."""
 
 
 def _nobody(effect: Effect) -> None:

@@ -126,9 +126,8 @@ class Flusher:
     def wait(self, flush: Flush) -> tuple[int, Exception | None]:
         """For its thread; (ns that the disk needed, what it raised)."""
         assert self._thread is not None
-        concurrent.futures.wait([self._thread])
         future, self._thread = self._thread, None
-        error = future.exception()
+        error = future.exception()  # waits; nearly always it is over already
         if error is not None:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()

@@ -17,7 +17,7 @@ from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.instruments import Instruments
 from liftpy.log.log import Log
-from liftpy.log.pieces import read_portion
+from liftpy.log.pieces import Portion, read_portion
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.assembling import FetchAssembly
@@ -87,6 +87,10 @@ class ReplicationDesk:
         self._kept: dict[str, Asker] = {}
         """By replica: whose fetch was answered with nothing."""
         self._next_token = 1
+        self._holding = False
+        """Answers of this step leave together, behind the last of them."""
+        self._read: tuple[tuple[int, int, int, int], Portion] | None = None
+        """What was asked of the log in this step, and what it gave: followers that keep up all ask for the same."""
 
     def start(self) -> None:
         """Listen on ``.replicate`` and ``.offset``."""
@@ -190,15 +194,28 @@ class ReplicationDesk:
 
     def answer_waiter(self, effect: do.AnswerWaiter, log: Log, high_watermark: int) -> None:
         """Answer the fetch that waits, now that there is more."""
+        self._hold()
         asker = self._kept.pop(effect.replica, None)
         if asker is not None and effect.from_offset < log.log_end_offset:
             self._send_batches(effect, asker, log, high_watermark)
 
     def tell_waiter(self, effect: do.TellWaiter, high_watermark: int) -> None:
         """Answer it with HW alone; it can still be answered with more."""
+        self._hold()
         asker = self._kept.get(effect.replica)
         if asker is not None:
             self._send_empty(asker, effect.leader_epoch, high_watermark)
+
+    def _hold(self) -> None:
+        if not self._holding:
+            self._holding = True
+            self._bus.hold()
+
+    def step_over(self) -> None:
+        """All effects of a step are carried out."""
+        if self._holding:
+            self._holding, self._read = False, None
+            self._bus.release()
 
     def _send_empty(self, asker: Asker, leader_epoch: int, high_watermark: int) -> None:
         header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(asker))
@@ -214,14 +231,7 @@ class ReplicationDesk:
         """Whole batches, or a piece of one where the NATS server's max_payload leaves no room for it."""
         room = room_bytes(self._bus.max_payload, frames.PIECE_OVERHEAD_BYTES, effect.max_bytes)
         try:
-            portion = read_portion(
-                log,
-                effect.from_offset,
-                effect.max_bytes,
-                room,
-                end_offset=log.log_end_offset,
-                held=asker.held or NOTHING,
-            )
+            portion = self._portion(effect.from_offset, effect.max_bytes, room, log, asker.held or NOTHING)
         except LiftError as error:
             self._counters["failed fetch reads"] += 1
             _seldom.warning(logger, "%s: offset %d can't be read for a follower: %s", self._key, effect.from_offset, error)
@@ -238,6 +248,15 @@ class ReplicationDesk:
             self._counters["pieces of batches sent"] += 1
         self._bus.send(asker.reply, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
+
+    def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, held: Held) -> Portion:
+        asked = from_offset, max_bytes, room_bytes, log.log_end_offset
+        if self._read is not None and self._read[0] == asked and not held.position:
+            return self._read[1]
+        portion = read_portion(log, from_offset, max_bytes, room_bytes, end_offset=log.log_end_offset, held=held)
+        if self._holding and not held.position:
+            self._read = asked, portion
+        return portion
 
     def _cannot_be_sent(self, offset: int, size_bytes: int) -> None:
         self._counters["batches too large for a follower's version"] += 1

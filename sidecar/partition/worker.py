@@ -187,7 +187,7 @@ class PartitionWorker:
         )
         self.executor = Executor(self._tools(node))
         self.executor.on_failure = self._storage_failed
-        self._driver.execute = self.executor.execute
+        self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
 
     def _source(self) -> ReplicaSource:

@@ -22,6 +22,7 @@ from liftpy.replica.phases import RoleName
 from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.logs import LEVELS, LOGS
+from sidecar.metadata.events import LOST
 from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.raft.transport import DIVERGENCES
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
@@ -105,6 +106,10 @@ class Figures:
             self.put(name, figure, self._bounded.of(name, value.lower().replace(" ", "_")))
 
 
+_HELD = ("journal_entries", "journal_bytes", "window_operations", "window_bytes", "compactions")
+"""Of what a controller keeps of the group's log; the file has a metric of its own."""
+
+
 class NodeFigures:
     """Gathers them for one node; keeps what makes counters go on."""
 
@@ -112,6 +117,7 @@ class NodeFigures:
         self._reporter = reporter
         self._bounded = BoundedLabels()
         self._late_ticks = Grown()
+        self._audit_dropped = Grown()
 
     async def gather(self) -> Figures:
         """All of them; other work of the loop has its turn every 2 ms."""
@@ -178,15 +184,16 @@ class NodeFigures:
         found.put("metadata_applied_index", status.appliedIndex if status is not None else group.image.index)
         found.put("metadata_late_ticks_total", self._late_ticks.of(ticks.get("late", 0)))
         found.put("metadata_divergence_total", reporter.instruments.divergences + group.counters.get(DIVERGENCES, 0))
+        found.put("audit_dropped_total", self._audit_dropped.of(group.counters.get(LOST, 0)))
         held = group.held
         found.put("metadata_journal_bytes", held.get("journal_file_bytes", 0))
-        found.each("metadata_held", held.items())
+        found.each("metadata_held", ((name, held[name]) for name in _HELD if name in held))
         if group.is_controller:
             _cluster(found, reporter)
         else:
             for name in ("cluster_nodes", "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing"):
                 found.numbers[name] = {}
-            found.numbers["cluster_elections_total"] = {}
+            found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
 
 
 class Looked:
@@ -299,6 +306,7 @@ def _cluster(found: Figures, reporter: Reporter) -> None:
         states["fenced" if node.fenced else "drained" if node.leaving else "live"] += 1
     for state, count in states.items():
         found.put("cluster_nodes", count, state)
+    found.put("cluster_folders_lost_total", watch.folders_lost)
     found.put("cluster_streams", len(image.streams))
     found.put("cluster_partitions_offline", watch.offline)
     found.put("cluster_partitions_electing", watch.electing)

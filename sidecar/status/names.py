@@ -166,9 +166,11 @@ TABLE: dict[str, Row] = {
             "",
             "Controllers found to hold another image than the majority, or this one at its start.",
         ),
+        ("audit_dropped_total", "", "Events that this controller could not keep until they were in their stream."),
         ("metadata_leader_changes_total", "", "As this node has seen them."),
         ("metadata_late_ticks_total", "", "Ticks of the group that came more than 50 ms late."),
         ("metadata_proposals_failed_total", "reason", "Requests of this node to the group, by the error that was answered."),
+        ("cluster_folders_lost_total", "", "Controllers: nodes that came back with another data folder, as this one has seen."),
         ("cluster_elections_total", "kind", "Controllers: elections of leaders, as this one has seen them since its start."),
         ("nats_reconnects_total", "connection", "How often a connection came back."),
         ("nats_messages_total", "direction", "Over all connections for data."),
@@ -220,7 +222,6 @@ INCIDENTS = {
     "scrub: damage found": "scrub_damage",
     "scrub: interrupted": "scrub_interrupted",
     "jetstream requests refused": "jetstream_refused",
-    "metadata: entries without events, too many at once": "events_dropped",
 }
 """Name of a node's counter -> how it is labelled; of others the page tells."""
 ERRORS = {

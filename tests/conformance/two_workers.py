@@ -73,6 +73,12 @@ class Bus:
         for listener in listeners:
             listener.close()
 
+    def hold(self) -> None:
+        """What is sent leaves in order all the same."""
+
+    def release(self) -> None:
+        """That was all of a step."""
+
     def behind_read(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 

@@ -43,6 +43,8 @@ class FakeBus:
         self.sinks: dict[str, Callable[..., None]] = {}
         self.sent: list[tuple[str, bytes]] = []
         self.errors: Counter[str] = Counter()
+        self.held: list[int] = []
+        """Messages sent before each ``hold`` and ``release``."""
 
     def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
         self.sinks[subject] = sink
@@ -67,6 +69,12 @@ class FakeBus:
             return False
         self.sent.append((subject, payload))
         return True
+
+    def hold(self) -> None:
+        self.held.append(len(self.sent))
+
+    def release(self) -> None:
+        self.held.append(len(self.sent))
 
     def send_lines(self, lines: Sequence[bytes]) -> None:
         for line in lines:

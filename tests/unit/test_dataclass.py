@@ -60,7 +60,7 @@ OPTIONS = [
     for slots in (False, True)
     for kw_only in (False, True)
     for eq in (False, True)
-]
+] + [{"frozen": False, "slots": True, "kw_only": True, "eq": eq, "unsafe_hash": True} for eq in (False, True)]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -120,6 +120,7 @@ def test_hashes_are_of_the_compared_fields_and_a_nan_is_itself() -> None:
         assert hash(none(decorate, frozen=True)()) == hash(())
         empty = none(decorate)
         assert empty() == empty()
+        assert hash(one_field(decorate, slots=True, unsafe_hash=True)(3)) == hash((3,))
     unhashable = one_field(quick)
     with pytest.raises(TypeError, match="unhashable"):
         hash(unhashable(1))

@@ -83,6 +83,19 @@ MUTANTS = [
         ("two pieces are one", "b\"\".join(self._left)", "self._left[-1]", "bytes of a burst are lost"),
     ),
     *rows(
+        "sidecar/bus/outlet.py",
+        ("what is held waits for the turn's end", "        if self._waiting and self._written < AT_ONCE:\n", "        if self._written < 0:\n", "followers get records when the leader has flushed them"),
+        ("a hold outlives its turn", "self._written, self._held, self._ends = 0, False, False", "self._written, self._ends = 0, False", "every message of a node waits for the end of a turn"),
+        ("what is large overtakes what waits", "            self.let_go()\n            self._written += 1", "            self._written += 1", "readers and sessions see gaps"),
+        tests=("tests/unit/bus/test_outlet.py",),
+    ),
+    *rows(
+        "sidecar/partition/replication.py",
+        ("what was read is kept for the next step", "            self._holding, self._read = False, None\n", "            self._holding = False\n", "a follower is sent records that were cut meanwhile"),
+        ("whoever asks gets what another asked for", "if self._read is not None and self._read[0] == asked and not held.position:", "if self._read is not None and not held.position:", "a follower that is behind is sent batches that do not follow on its own"),
+        tests=("tests/unit/partition/test_replication_service.py",),
+    ),
+    *rows(
         "sidecar/partition/replication.py",
         ("askers who are never answered stay", "        if len(self._tokens) > _MAX_TOKENS:\n            del self._tokens[next(iter(self._tokens))]\n", "", "memory grows with fetches that are not answered"),
         ("microseconds are nanoseconds", "flush_ns=request.flushMicros * 1000,", "flush_ns=request.flushMicros,", "a slow disk of a follower is never seen"),

@@ -27,6 +27,7 @@ MUTANTS = [
     *rows(
         "sidecar/partition/driver.py",
         ("a replica goes on after a bug", "        self._stopped = True\n        self._queue.clear()\n        logger.critical", "        logger.critical", "a replica in an unknown state serves and acknowledges"),
+        ("a step has no end", "                if effects:\n                    step_over()\n", "", "answers to followers wait for the end of a turn, and the flush in it"),
         ("events of a step are handled within it", "        if self._running:\n", "        if self._running and len(self._queue) > 8:\n", "effects are carried out in another order than they were decided"),
     ),
     *rows(

@@ -180,6 +180,33 @@ MUTANTS = [
         tests=("tests/unit/cluster/test_cluster_events.py",),
     ),
     *rows(
+        "liftpy/cluster/cluster_events.py",
+        ("whoever does not write counts what leaves its memory", "self.written is not None and oldest.place > self.written", "oldest.place > (self.written or (0, 0))", "an alert on every controller"),
+        ("what was written counts as lost", "self.written is not None and oldest.place > self.written", "self.written is not None", "an alert for nothing"),
+        tests=("tests/unit/cluster/test_event_log.py",),
+    ),
+    *rows(
+        "liftpy/cluster/event_log.py",
+        ("events are due before the end of the stream is known", "        if self.tail is None:\n            return []\n        place = self.tail.place\n", "        place = self.tail.place if self.tail else NOTHING\n", "a new leader writes all again"),
+        ("one that was stored does not move the end", "        self._ends_at(Tail(offset, (last[\"index\"], last[\"number\"])))\n", "        self._ends_at(Tail(offset, self.tail.place if self.tail else NOTHING))\n", "the same event again and again"),
+        ("what is lost is not told", "        return [*gap, *(event", "        return [*(event", "an audit with a hole looks whole"),
+        ("a gap at each event", "        if begins > place[0] and not", "        if begins >= 0 and not", "an audit full of gaps"),
+        ("holes within an entry are not seen", "found[0].number > place[1] + 1:", "found[0].number > place[1] + 9999:", "half of an election of thousands is missing"),
+        ("the gap comes on top", "for event in found)][:most]", "for event in found)]", "more than the window takes"),
+        ("who does not lead counts what it forgets", "        self.tail = self._trail.written = None\n", "        self.tail = None\n", "a follower raises the alarm"),
+        tests=("tests/unit/cluster/test_event_log.py",),
+    ),
+    *rows(
+        "liftpy/cluster/watched.py",
+        ("a folder that is named for the first time counts as lost", "old is not None and bool(old.folder_id) and", "old is not None and", "an alarm after an upgrade"),
+        tests=("tests/unit/cluster/test_watched.py",),
+    ),
+    *rows(
+        "liftpy/cluster/doors.py",
+        ("the cluster's own names are anybody's", "    if request.HasField(\"createStream\") and request.createStream.name.startswith(RESERVED):\n", "    if False:\n", "a stream of somebody's in the place of the events"),
+        tests=("tests/unit/cluster/test_doors.py",),
+    ),
+    *rows(
         "sidecar/metadata/events.py",
         ("every controller tells", "        if not self._leads():\n            return\n", "", "watchers hear each event three times"),
         ("what happened before a restart is told again", "            if is_recent(event, now_ns):\n", "            if True:\n", "a restart looks like a storm"),

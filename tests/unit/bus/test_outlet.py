@@ -113,3 +113,38 @@ async def test_what_one_record_brings_about_waits_for_nothing_as_shipped() -> No
         assert transport.writes == [b"x"] * AT_ONCE
         await turn()
         assert transport.writes == [*[b"x"] * AT_ONCE, b"xxxxx"]
+
+
+async def test_what_is_held_leaves_as_one_when_it_is_released_and_at_the_turns_end_when_it_is_not() -> None:
+    out, transport = outlet()
+    for words in ((b"a", b"b"), (b"c",)):
+        out.hold()
+        for word in words:
+            out.write((word, b" "), 2)
+        if words == (b"a", b"b"):
+            assert transport.writes == []
+            out.release()
+            assert transport.writes == [b"a b "]
+            await turn()
+    await turn()
+    assert (transport.writes, out.waiting_bytes) == ([b"a b ", b"c "], 0)
+    out.write((b"d",), 1)
+    assert transport.writes[2:] == [b"d"], "the hold is over with its turn"
+
+
+async def test_a_hold_is_one_of_the_writes_of_a_turn_and_lets_what_is_large_pass_behind_what_it_holds() -> None:
+    out, transport = outlet()
+    out.write((b"first",), 5)
+    out.hold()
+    out.write((b"a",), 1)
+    out.release()
+    assert transport.writes == [b"first"], "the turn has had its writes"
+    await turn()
+    out.hold()
+    out.write((b"b",), 1)
+    out.write((b"x" * TOGETHER_BYTES,), TOGETHER_BYTES)
+    assert [write[:2] for write in transport.writes] == [b"fi", b"a", b"b", b"xx"]
+    out.release()
+    out.release()
+    await turn()
+    assert len(transport.writes) == 4

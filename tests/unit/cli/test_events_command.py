@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.errors import NotAllowedError, UnavailableError
+from liftpy.errors import NotAllowedError, NotFoundError, UnavailableError
 from sidecar.cli import events as command
 from sidecar.cli.events import EventPages
 from sidecar.cli.main import main
@@ -25,6 +26,25 @@ class Controllers:
         self.begins: dict[str, tuple[int, int]] = {}
         self.behind: dict[str, int] = {}
         self.denied = False
+        self.kept: list[dict[str, Any]] | None = None
+        """What the stream of events holds, one at each offset; None: there is no such stream."""
+        self.started_at: list[int] = []
+
+    async def bounds(self, stream: str) -> Any:
+        assert stream == "_liftpy-events"
+        if self.kept is None:
+            raise NotFoundError("there is no such stream")
+        return SimpleNamespace(log_start_offset=1, high_watermark=len(self.kept) - 1, uid="u1")
+
+    async def offset_at(self, stream: str, partition: int, moment: int) -> int:
+        self.started_at.append(moment)
+        return 0
+
+    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str) -> Any:
+        assert (stream, partition, uid) == ("_liftpy-events", 0, "u1")
+        assert self.kept is not None
+        for event in self.kept[start:end]:
+            yield SimpleNamespace(values=lambda event=event: [json.dumps(event).encode()])
 
     async def controller_ids(self) -> list[str]:
         if self.away >= {"n1", "n2", "n3"}:
@@ -77,6 +97,18 @@ async def test_all_pages_are_asked_for_from_the_leader_or_who_answers() -> None:
     controllers.away |= {"n2", "n3"}
     with pytest.raises(UnavailableError):
         await seen(controllers)
+
+
+async def test_the_stream_of_events_is_read_first_and_memory_goes_on_behind_it() -> None:
+    controllers = Controllers(7)
+    controllers.kept = [an_event(index) for index in range(6)]
+    controllers.begins = dict.fromkeys(("n1", "n2", "n3"), (4, 450))
+    assert await seen(controllers) == [1, 2, 3, 4, 5, 6, 7], "each once, and nothing is missing between"
+    assert await seen(controllers, 350) == [4, 5, 6, 7]
+    assert controllers.started_at == [0, 0], "a minute before, for clocks that differ"
+    controllers.kept = controllers.kept[:3]
+    pages = [page async for page in EventPages(controllers).pages(0, follow=False)]  # type: ignore[arg-type]
+    assert [page["gap"] for page in pages] == [False, False, True, False, False], "of 3 and 4 nobody knows"
 
 
 async def test_a_memory_that_does_not_reach_back_is_said() -> None:

@@ -122,3 +122,10 @@ def test_nobody_speaks_for_somebody_else(door: Door, name: str) -> None:
         batch = pb.ControlRequest(batch={"requests": [{"request": request}]})
         allowed = door is not Door.INFO and kind.asked_by is whose and (bool(kind.asker) or door is Door.ADMIN)
         assert (refusal(door, "n1", batch) == "") is allowed
+
+
+@pytest.mark.parametrize("internal", [False, True])
+def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> None:
+    said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal))
+    assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
+    assert refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""

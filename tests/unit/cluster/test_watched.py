@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.watched import ClusterWatch
 from liftpy.config import StreamConfig
 from liftpy.partition import PartitionState, PartitionStatus
@@ -78,3 +78,17 @@ def test_what_is_there_at_first_is_counted_as_it_is_and_what_goes_counts_no_more
     assert watched.show() == (0, 0, {})
     watched.show(ONLINE)
     assert watched.show(DONE) == (0, 0, {"clean": 1}), "images may be skipped"
+
+
+def test_a_node_that_comes_back_with_another_folder_has_lost_its_own() -> None:
+    watch = ClusterWatch()
+    lost = []
+    for number, (node, folder) in enumerate(
+        [("a", "f1"), ("b", ""), ("a", "f1"), ("a", "f2"), ("b", "f3"), ("a", "f2"), ("a", "")], 1
+    ):
+        image = ClusterImage(
+            index=number, nodes=watch._seen.nodes.set(node, NodeImage(node_id=node, incarnation=number, folder_id=folder))
+        )
+        watch.changed(image, number)
+        lost.append(watch.folders_lost)
+    assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"

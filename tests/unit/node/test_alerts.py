@@ -18,7 +18,7 @@ import click
 import pytest
 import yaml
 
-from liftpy.config import StreamConfig
+from liftpy.config import ReplicationConfig, StreamConfig
 from sidecar.cli.main import liftpy
 from sidecar.log_events import EVENTS
 from sidecar.settings import NodeSettings
@@ -81,7 +81,7 @@ def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_
         words = shlex.split(line.replace("/var/lib/liftpy/streams/orders-UID/0", str(tmp_path)))
         assert words[0] == "liftpy", line
         understood(words[1:])
-    known = {one.name for of in (NodeSettings, StreamConfig) for one in fields(of)} | set(TABLE)
+    known = {one.name for of in (NodeSettings, ReplicationConfig, StreamConfig) for one in fields(of)} | set(TABLE)
     assert not set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", text)) - known
     assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
 
@@ -190,6 +190,8 @@ CASES: dict[str, Case] = {
         7, 9, 30, NODE,
     ),
     "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "FolderLost": Case(gauge("cluster_folders_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
+    "AuditDropped": Case(gauge("audit_dropped_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
     "VersionsMixed": Case(
         {f'liftpy_build_info{{{N1},version="1"}}': ((1, 1600),)}
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},

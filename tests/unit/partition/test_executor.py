@@ -122,6 +122,17 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
     assert done == ["a", "b", "c"]
 
 
+def test_the_end_of_each_step_that_does_something_is_told() -> None:
+    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "nothing": []})
+    done: list[str] = []
+    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver.step_over = lambda: done.append("over")
+    driver.execute = lambda effect: (done.append(str(effect)), effect == "a" and driver.feed("from a"))  # type: ignore[arg-type, func-returns-value, assignment]
+    driver.feed("first")  # type: ignore[arg-type]
+    driver.feed("nothing")  # type: ignore[arg-type]
+    assert done == ["a", "b", "over", "c", "over"]
+
+
 def test_a_bug_stops_the_replica_and_tells_the_node() -> None:
     replica: Any = Scripted({})
     told: list[Exception] = []

@@ -69,6 +69,30 @@ async def test_the_records_go_the_way_of_the_empty_answer_flushed_or_not() -> No
     assert more(desk, "n2", 0) == [], "one for one fetch"
 
 
+async def test_the_answers_of_a_step_leave_together_and_are_read_from_the_log_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    read = replication.read_portion
+    monkeypatch.setattr(replication, "read_portion", lambda log, *a, **b: reads.append(a[0]) or read(log, *a, **b))
+    desk = Desk()
+    for end in (1, 2):
+        for replica in ("n2", "n3", "n4"):
+            fetch(desk, replica, replica)
+        desk.replication.step_over()
+        desk.publish(b"%d" % end)
+        await desk.turn()
+        before = len(desk.bus.held)
+        sent = [more(desk, replica, from_offset) for replica, from_offset in (("n2", end - 1), ("n3", end - 1), ("n4", 0))]
+        desk.replication.step_over()
+        desk.replication.step_over()
+        assert len(desk.bus.held) == before + 2, "held once, released once"
+        first, same, _ = (bytes(frames.decode_replication_response(answer).batches) for (answer,) in sent)
+        assert first == same
+        assert [value for batch in split_batches(first) for value in batch.values()] == [b"%d" % end]
+    fetch(desk, "n4", "n4")
+    assert more(desk, "n4", 0)
+    assert reads == [0, 1, 0, 0], "of the last step nothing is kept: the log may have been cut meanwhile"
+
+
 async def test_hw_goes_the_same_way_and_the_way_stays_kept() -> None:
     desk = Desk()
     fetch(desk, "n2", "n2")

@@ -85,6 +85,8 @@ class Wired:
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
                 part.heard = "heard"
+            elif name == "ReplicationDesk":
+                part.step_over = "lets go"
             elif name == "derived_state":
                 part.ids, part.join = "the ids", self.joined.append
             elif name == "Flusher":
@@ -117,6 +119,7 @@ def test_the_replica_is_the_nodes_and_no_two_have_one_seed(wired: Wired) -> None
     ]  # fmt: skip
     driver, (replica,) = wired.taken("ReplicaDriver", "replica")
     assert list(driver.values()) == [KEY, "the node's fatal"]
+    assert (wired.parts["ReplicaDriver"].execute, wired.parts["ReplicaDriver"].step_over) == ("executes", "lets go")
     assert replica is wired.worker.replica is wired.parts["Replica"]
     seeds = [seed]
     for node_id, key in (("n7", KEY), ("n8", KEY), ("n7", PartitionKey("orders", "u1", 4))):

@@ -1,0 +1,177 @@
+"""EventWriter: while this controller leads the metadata group it keeps the events in the stream ``_liftpy-events`` (``event_log.py``).
+
+It makes the stream where there is none, on a connection of its own that is opened when it is needed first. Nothing waits for it: what
+fails is tried again, later each time, while the events wait in the controllers' memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import nats.errors
+from nats.aio.client import Client as NatsConnection
+
+from liftpy.client.client import Client
+from liftpy.client.ending import end_tasks
+from liftpy.client.in_flight import PublishOptions
+from liftpy.client.outgoing import Address
+from liftpy.client.publisher import Publisher
+from liftpy.client.transport import Transport
+from liftpy.cluster.event_log import NOTHING, EventLog, Tail, place_in
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.stream_config import config_to_pb
+from liftpy.config import StreamConfig
+from liftpy.errors import LiftError, UnavailableError
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import EVENTS_STREAM, Subjects
+from sidecar.tasks import spawn
+
+logger = logging.getLogger("liftpy.group")
+
+LOOK_S = 0.2
+MOST_AT_ONCE = 64
+"""Events that are on their way to the stream at a time."""
+_AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
+_PATIENCE_S = 5.0
+_END_READ = 64
+"""Offsets at the stream's end that are read for its last event: control records may stand behind it."""
+WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
+CONFIG = StreamConfig(
+    segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
+)
+MOST_REPLICAS = 3
+
+Propose = Callable[[pb.ControlRequest, float], Awaitable[pb.ControlResponse]]
+
+
+class EventWriter:
+    """``connect``: makes the connection; ``propose``: has a request decided; ``image``: as applied here; ``leads``: the group;
+    ``controllers``: how many there are."""
+
+    def __init__(
+        self,
+        events: EventLog,
+        subjects: Subjects,
+        connect: Callable[[], Awaitable[NatsConnection]],
+        propose: Propose,
+        image: Callable[[], ClusterImage],
+        leads: Callable[[], bool],
+        controllers: Callable[[], int],
+    ) -> None:
+        self._events = events
+        self._subjects = subjects
+        self._connect = connect
+        self._propose = propose
+        self._image = image
+        self._leads = leads
+        self._controllers = controllers
+        self._client: Client | None = None
+        self._publisher: Publisher | None = None
+        self._uid = ""
+        """Of the stream that the publisher is for."""
+        self._task: asyncio.Task[None] | None = None
+        self.counters: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Write from now on."""
+        self._task = spawn(self._run(), "keeping the events in their stream", endless=True)
+
+    async def close(self) -> None:
+        """Write no more."""
+        await end_tasks([self._task])
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        client, self._client, self._publisher = self._client, None, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await client.close()
+
+    async def _run(self) -> None:
+        wait_s = LOOK_S
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = max(LOOK_S, min(wait_s, _LONGEST_AGAIN_S))
+            if not self._leads():
+                self._events.resign()
+                wait_s = LOOK_S
+                continue
+            try:
+                while self._leads() and self._events.is_behind and self._image().nodes:
+                    await self._write()
+                wait_s = LOOK_S
+            except (LiftError, nats.errors.Error, OSError, TimeoutError, ValueError) as error:
+                self._events.lost_track()
+                self.counters[FAILED] += 1
+                logger.debug("events can't be kept in their stream now: %s", error)
+                wait_s = min(max(_AGAIN_S, 2 * wait_s), _LONGEST_AGAIN_S)
+
+    async def _write(self) -> None:
+        """Some of what is due."""
+        stream = self._image().streams.get(EVENTS_STREAM) or await self._made()
+        if stream.waiting:
+            raise UnavailableError(f"stream {EVENTS_STREAM} waits for nodes")
+        publisher = await self._opened(stream)
+        if self._events.tail is None:
+            self._events.found(await self._tail(stream))
+        due = self._events.due(MOST_AT_ONCE)
+        if not due:
+            return
+        assert self._events.tail is not None
+        behind = self._events.tail.offset
+        answers = [
+            await publisher.send(json.dumps(event).encode(), expected_last=behind + number) for number, event in enumerate(due)
+        ]
+        for number, answer in enumerate(await asyncio.gather(*answers, return_exceptions=True)):
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer.offset != behind + number + 1:
+                raise UnavailableError(f"an event is at offset {answer.offset} and not {behind + number + 1}")
+            self._events.stored(due[: number + 1], answer.offset)
+            self.counters[WRITTEN] += 1
+
+    async def _made(self) -> StreamImage:
+        """The stream, where there was none; with fewer nodes than controllers it waits for them."""
+        wanted = pb.CreateStream(
+            name=EVENTS_STREAM,
+            subject=self._subjects.events_stream(),
+            partitions=1,
+            replicationFactor=min(self._controllers(), MOST_REPLICAS),
+            config=config_to_pb(CONFIG),
+        )
+        response = await self._propose(pb.ControlRequest(createStream=wanted, internal=True), _PATIENCE_S)
+        found = self._image().streams.get(EVENTS_STREAM)
+        if found is None:
+            raise UnavailableError(f"stream {EVENTS_STREAM} is not made: {response.detail}")
+        return found
+
+    async def _opened(self, stream: StreamImage) -> Publisher:
+        if self._client is None or self._client.transport.connection.is_closed:
+            await self._disconnect()
+            self._client = Client(Transport(await self._connect()), self._subjects, owns_connection=True)
+        if self._publisher is None or self._uid != stream.uid:
+            if self._publisher is not None:
+                await self._publisher.close()
+            options = PublishOptions(window=MOST_AT_ONCE, patience_s=_PATIENCE_S)
+            address = Address(stream.subject, stream.uid)
+            self._publisher, self._uid = Publisher(self._client.transport, EVENTS_STREAM, 0, address, options), stream.uid
+            self._events.lost_track()
+        return self._publisher
+
+    async def _tail(self, stream: StreamImage) -> Tail:
+        """Where the stream ends. What is not committed yet is not seen: then the first publish is refused, and it is read again."""
+        assert self._client is not None
+        bounds = await self._client.bounds(EVENTS_STREAM)
+        start, end = bounds.log_start_offset, bounds.high_watermark + 1
+        for first in (max(start, end - _END_READ), start):
+            last = b""
+            async for part in self._client.read_range(EVENTS_STREAM, 0, first, end, uid=stream.uid):
+                last = part.values()[-1] or b""
+            if last:
+                return Tail(end - 1, place_in(last))
+        return Tail(end - 1, NOTHING)

@@ -1,0 +1,162 @@
+"""EventLog: what goes into the stream of events next, whoever writes; what is lost is told once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from liftpy.cluster.cluster_events import ClusterEvent, EventTrail
+from liftpy.cluster.event_log import GAP, NOTHING, EventLog, Tail, place_in
+
+
+class Stream:
+    """As the partition's leader keeps it: a record is stored only behind the offset that its writer names."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+
+    def publish(self, record: bytes, expected_last: int) -> int:
+        """The offset, -1: refused."""
+        if expected_last != len(self.records) - 1:
+            return -1
+        self.records.append(record)
+        return len(self.records) - 1
+
+    @property
+    def tail(self) -> Tail:
+        return Tail(len(self.records) - 1, place_in(self.records[-1]) if self.records else NOTHING)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        return [place_in(record) for record in self.records]
+
+
+def events(index: int, count: int) -> Iterator[ClusterEvent]:
+    return (ClusterEvent(index=index, number=n, time_ns=index * 10**9, kind="election") for n in range(count))
+
+
+def a_trail(*counts: int, most: int = 100) -> EventTrail:
+    """Entries 1, 2, ... with so many events each."""
+    trail = EventTrail(most)
+    for index, count in enumerate(counts, 1):
+        trail.applied(index, events(index, count))
+        trail.look(1000)
+    return trail
+
+
+def write(log: EventLog, stream: Stream, most: int = 64, *, heard: bool = True) -> bool:
+    """Once, as the shell does it; whether all was stored. Not ``heard``: the answers are lost."""
+    if log.tail is None:
+        log.found(stream.tail)
+    assert log.tail is not None
+    due, behind = log.due(most), log.tail.offset
+    for number, event in enumerate(due):
+        offset = stream.publish(json.dumps(event).encode(), behind + number)
+        if offset < 0 or not heard:
+            log.lost_track()
+            return False
+        log.stored(due[: number + 1], offset)
+    return True
+
+
+def test_each_event_is_written_once_and_in_order_whoever_writes() -> None:
+    trail, stream = a_trail(2, 0, 3, 1), Stream()
+    one, two = EventLog(trail), EventLog(a_trail(2, 0, 3, 1))
+    assert one.is_behind
+    assert write(one, stream, most=3)
+    assert stream.places == [(1, 0), (1, 1), (3, 0)]
+    assert write(two, stream)
+    assert not write(one, stream), "it is refused, and reads the end anew"
+    assert one.tail is None
+    assert write(one, stream)
+    assert not one.is_behind
+    assert stream.places == [(1, 0), (1, 1), (3, 0), (3, 1), (3, 2), (4, 0)]
+    trail.applied(9, events(9, 1))
+    assert not one.is_behind, "its events are not made yet"
+    trail.look(10)
+    assert one.is_behind
+    assert not write(one, stream, heard=False)
+    assert write(one, stream)
+    assert stream.places[6:] == [(9, 0)], "one that was stored unheard is not written again"
+    assert not any(json.loads(record)["kind"] == GAP for record in stream.records)
+    assert trail.lost == 0
+
+
+def test_nothing_is_due_before_the_end_is_known_nor_after_the_leadership() -> None:
+    log = EventLog(a_trail(1))
+    assert log.due(9) == []
+    log.found(Tail(-1, NOTHING))
+    assert len(log.due(9)) == 1
+    log.resign()
+    assert log.due(9) == []
+    assert log.is_behind, "as far as is known"
+
+
+def test_what_went_from_memory_before_it_was_written_is_one_gap_and_counted() -> None:
+    trail, stream = a_trail(1, 1, most=3), Stream()
+    log = EventLog(trail)
+    assert write(log, stream)
+    for index in range(3, 8):
+        trail.applied(index, events(index, 1))
+    trail.look(1000)
+    assert trail.lost == 2, "of the entries 3 and 4; the others were written, or are held"
+    assert write(log, stream)
+    assert stream.places == [(1, 0), (2, 0), (4, -1), (5, 0), (6, 0), (7, 0)]
+    gap = json.loads(stream.records[2])
+    assert (gap["kind"], gap["was"], gap["now"]) == (GAP, "2.0", "4.-1")
+    assert write(log, stream)
+    assert len(stream.records) == 6
+
+
+def test_what_leaves_the_memory_of_who_does_not_write_is_not_lost() -> None:
+    trail = a_trail(*[1] * 9, most=3)
+    assert trail.lost == 0
+    log = EventLog(trail)
+    log.found(Tail(4, (6, 0)))
+    trail.applied(10, events(10, 1))
+    trail.look(9)
+    assert trail.lost == 1, "(7, 0) was not written"
+    log.resign()
+    trail.applied(11, events(11, 1))
+    trail.look(9)
+    assert trail.lost == 1
+
+
+def test_events_that_are_missing_within_an_entry_are_a_gap_too() -> None:
+    trail, stream = a_trail(9, most=4), Stream()
+    stream.records.append(b'{"index": 1, "number": 1}')
+    assert write(EventLog(trail), stream)
+    assert stream.places == [(1, 1), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8)]
+    assert json.loads(stream.records[1])["kind"] == GAP
+
+
+def test_behind_a_snapshot_a_gap_is_told_once_something_happens() -> None:
+    trail, stream = a_trail(1), Stream()
+    log = EventLog(trail)
+    assert write(log, stream)
+    trail.restored(500, 7)
+    assert not log.is_behind
+    trail.applied(501, events(501, 1))
+    trail.look(9)
+    assert write(log, stream)
+    assert stream.places == [(1, 0), (500, -1), (501, 0)]
+    fresh = EventLog(a_trail(1))
+    fresh.found(Tail(2, (501, 0)))
+    assert fresh.due(9) == [], "who is behind the stream writes nothing"
+
+
+def test_a_gap_counts_among_the_most_that_are_due() -> None:
+    trail = a_trail(*[1] * 9, most=3)
+    log = EventLog(trail)
+    log.found(Tail(-1, NOTHING))
+    assert [event["kind"] for event in log.due(2)] == [GAP, "election"]
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"[]", b"{}", b'{"index": 1}', b'{"index": -1, "number": 0}', b'{"index": 1, "number": -2}']
+)
+def test_what_is_no_event_is_said(record: bytes) -> None:
+    with pytest.raises(ValueError):
+        place_in(record)
