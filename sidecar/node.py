@@ -386,6 +386,7 @@ class Node:
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
         if self._workers.handles:
             self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
+            self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)

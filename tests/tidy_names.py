@@ -96,7 +96,6 @@ UNREFERENCED = {
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
-    "sidecar.raft.journal.GroupJournal.setRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.addNode": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
 }

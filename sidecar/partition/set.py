@@ -111,10 +111,6 @@ class Partitions:
     def __len__(self) -> int:
         return len(self._workers)
 
-    def holds(self, stream: str, partition: int) -> bool:
-        """Whether it would be in this process, if the node held it."""
-        return self._share.holds(stream, partition)
-
     def leading(self) -> list[PartitionWorker]:
         """Those that this node leads."""
         return list(self._leading.values())

@@ -19,6 +19,7 @@ from liftpy.cluster.image import StreamImage
 from liftpy.history import History, asked_rows
 from liftpy.partition import PartitionStatus
 from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.shares import WHOLE
 from liftpy.strict_json import load_json
 from sidecar import clock
 from sidecar.status.figures import Figures
@@ -68,6 +69,8 @@ class PageAnswers:
     ) -> None:
         self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
         """Joins rows of partitions with those of the node's other processes."""
+        self.share = WHOLE
+        """Which of the node's partitions are in this process."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -145,7 +148,7 @@ class PageAnswers:
                 found.append(((0, key.stream, key.partition), None))
         if stream and reporter.group.is_controller and (image := reporter.group.image.streams.get(stream)) is not None:
             async for state in _sliced(image.partitions):
-                elsewhere = reporter.node_id in state.holders and not reporter.partitions.holds(stream, state.partition)
+                elsewhere = reporter.node_id in state.holders and not self.share.holds(stream, state.partition)
                 if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held and not elsewhere:
                     problems += 1
                     found.append(((urgency(state, image.config), stream, state.partition), state))

@@ -180,6 +180,7 @@ class WorkerNode(Node):
     async def _tell(self, frame: Frame) -> None:
         reporter = self.status.reporter
         if self._telling is None and reporter is not None:
+            self.status.answers.share = self.share
             self._telling = Telling(reporter, self.status.answers)
         said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
         self._channel.send(FrameKind.TOLD, frame.token, json.dumps(said).encode())

@@ -17,9 +17,10 @@ from sidecar.status.figures import Figures
 OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
     "metadata_is_leader", "metadata_commit_index", "metadata_applied_index", "metadata_journal_bytes", "metadata_held", "cluster_nodes",
-    "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total", "partition_budget",
-    "metadata_divergence_total", "metadata_leader_changes_total", "metadata_late_ticks_total", "metadata_proposals_failed_total",
-    "metadata_proposal_duration_seconds", "metadata_fsync_duration_seconds", "failover_duration_seconds",
+    "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing", "cluster_elections_total",
+    "cluster_folders_lost_total", "partition_budget", "metadata_divergence_total", "metadata_leader_changes_total",
+    "metadata_late_ticks_total", "metadata_proposals_failed_total", "metadata_proposal_duration_seconds",
+    "metadata_fsync_duration_seconds", "failover_duration_seconds",
 })  # fmt: skip
 MOST = frozenset({
     "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",

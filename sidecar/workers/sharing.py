@@ -32,7 +32,7 @@ def shared_out(settings: NodeSettings) -> NodeSettings:
     count = settings.workers
     if count == 1:
         return settings
-    own = {
+    own: dict[str, Any] = {
         name: max(least, getattr(settings.replication, name) // count) if getattr(settings.replication, name) else 0
         for name, least in SHARED_OUT.items()
     }
