@@ -13,6 +13,7 @@ The file::
     rack = ""                               # LIFTPY_RACK
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
+    page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
@@ -98,6 +99,7 @@ class NodeSettings:
     rack: str = ""
     weight: float = 1.0
     status_port: int = STATUS_OFF
+    page_hosts: tuple[str, ...] = ()
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
