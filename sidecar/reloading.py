@@ -18,11 +18,12 @@ from sidecar.partition.scrub import Scrub
 from sidecar.partition.set import Partitions
 from sidecar.settings import NodeSettings
 from sidecar.supervisor import Supervisor
+from sidecar.workers.sharing import shared_out
 
 logger = logging.getLogger("liftpy.node")
 
 LIVE = ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s")
-"""Settings that a running node takes over."""
+"""Settings that a running node takes over; with several worker processes all wait for a restart, as the others would not hear of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Reloaded:
     wait: tuple[str, ...]
 
 
+Again = Callable[[], NodeSettings]
+"""Reads and checks the settings; raises ConfigError."""
 Parts = Callable[[], tuple[Partitions | None, Scrub | None]]
 """Of the node, as far as they are there."""
 
@@ -40,26 +43,27 @@ Parts = Callable[[], tuple[Partitions | None, Scrub | None]]
 class Reloading:
     """``again``: reads and checks the settings, raises ConfigError; ``parts``: what takes them over, beside the log."""
 
-    def __init__(self, settings: NodeSettings, again: Callable[[], NodeSettings], parts: Parts) -> None:
+    def __init__(self, settings: NodeSettings, again: Again, parts: Parts) -> None:
         self.running = settings
         """What holds now."""
         self.read = settings
         """What the file says; the next start takes all of it."""
         self._again = again
+        self._live = LIVE if settings.workers == 1 else ()
         self._parts = parts
 
     def reload(self) -> Reloaded:
         """Read them again; raise ConfigError, with nothing changed, if one is wrong."""
-        found = self._again()
+        found = shared_out(self._again())
         if found.node_id != self.running.node_id:
             raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
         changed = [
             field.name for field in fields(NodeSettings) if getattr(found, field.name) != getattr(self.running, field.name)
         ]
-        applied = tuple(name for name in changed if name in LIVE)
+        applied = tuple(name for name in changed if name in self._live)
         self.read, self.running = found, replace(self.running, **{name: getattr(found, name) for name in applied})
         self._take_over(self.running)
-        result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
+        result = Reloaded(applied, tuple(name for name in changed if name not in self._live))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
         logger.info(
             "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
@@ -97,7 +101,7 @@ class Reloading:
                     "value": _plain(value),
                     **({"read": _plain(read)} if read != value else {}),
                     "source": sources.get(field.name, "default"),
-                    "live": field.name in LIVE,
+                    "live": field.name in self._live,
                 }
             )
         return rows

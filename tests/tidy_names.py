@@ -75,6 +75,9 @@ UNREFERENCED = {
     "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
     "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
     "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.connection_lost": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.connection_made": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.data_received": _ASYNCIO,
     "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
@@ -109,7 +112,6 @@ UNREAD = {
     "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
     "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
-    "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

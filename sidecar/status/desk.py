@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import nats.errors
@@ -36,18 +36,40 @@ from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import Sampler
+from sidecar.status.sampler import Said, Sampler
 from sidecar.status.serving import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
 from sidecar.status.site import Site
 from sidecar.status.viewing import Viewing
+from sidecar.tasks import spawn
 
 _HOST = "127.0.0.1"
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """In one answer over NATS, and on a page of the status port that names no other number."""
 MOST_ON_A_PAGE = 5000
+MOST_GATHERING = 64
+"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
 _HEALTH = (b"/livez", b"/readyz")
 _THERE = b"/, /node/ID, /stream/NAME, /events, /api/live, /status, /livez, /readyz, /metrics, /metrics/partitions?stream=S\n"
+
+
+class Whole(Protocol):
+    """The status of a node of several processes, gathered from them."""
+
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """As ``Reporter.page``."""
+
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """As ``Reporter.of_stream``."""
+
+    async def add(self, found: Figures) -> None:
+        """Add the other processes' figures."""
+
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Join what this process answers to a question about partitions with what the others do."""
+
+    def sampled(self) -> list[Said]:
+        """What the other processes have counted, as of their last samples."""
 
 
 class StatusDesk:
@@ -60,11 +82,17 @@ class StatusDesk:
         self._names = frozenset(name.encode() for name in (*LOOPBACK, *settings.page_hosts))
         self._site: Site | None = None
         self.reporter: Reporter | None = None
+        self.whole: Whole | None = None
+        """None: the node is one process."""
+        self.on_level: Callable[[str, float], None] = lambda level, for_s: None
+        """Tells other processes of the node."""
+        self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
         self.history = History()
         self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self.answers.joins = self._joined_rows
         self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
@@ -100,14 +128,17 @@ class StatusDesk:
                 self._glances.ask(partial(_send, bus, reply.decode()))
             elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
                 pass
-            elif self.reporter is not None:
+            elif self.reporter is not None and self.whole is None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
+            elif self.whole is not None and self._gathering < MOST_GATHERING:
+                send = partial(_send, bus, reply.decode())
+                spawn(self._send_whole(self.whole, payload, send, bus.max_payload), "a status page")
 
         bus.listen(subjects.status(self._settings.node_id), asked)
 
         def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if any(rule.allows(reply) for rule in inboxes):
-                bus.send(reply.decode(), (json.dumps(_change_level(payload)).encode(),))
+                bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
 
         bus.listen(subjects.control_level(self._settings.node_id), told)
         own = self._settings.node_id
@@ -117,13 +148,34 @@ class StatusDesk:
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
         assert self.reporter is not None
-        self._sampler = Sampler(self.history, self.reporter)
+        whole = self.whole
+        self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
         self._sampler.start()
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
-        return await self._figures.gather()
+        found = await self._figures.gather()
+        if self.whole is not None:
+            await self.whole.add(found)
+        return found
+
+    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(own, said)
+
+    async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
+        self._gathering += 1
+        try:
+            page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
+        finally:
+            self._gathering -= 1
+        send(_within(page, limit_bytes))
+
+    async def _own_whole(self, whole: Whole, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
+        rows = await whole.of_stream(stream, MOST_PARTITIONS)
+        return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
 
     async def answered(self, asked: bytes) -> bytes:
         """What is asked over NATS, for the page of this node itself; b'': nothing, yet."""
@@ -180,6 +232,8 @@ class StatusDesk:
             return http("503 Service Unavailable", TEXT, b"starting\n")
         if path == b"/metrics":
             return self._metrics(self.reporter, wanted)
+        if self.whole is not None:
+            return self._own_whole(self.whole, path, part, _stream(query), wanted)
         if path == b"/status":
             return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
         shown = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
@@ -245,6 +299,13 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
         count //= 2
 
 
+def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
+    """As much of its partitions as goes into one message."""
+    while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
+        page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
+    return body
+
+
 def _asked_after(payload: bytes) -> tuple[str, int]:
     """``{"after": [stream, partition]}``; anything else asks for the first page."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
@@ -257,7 +318,7 @@ MOST_S = 24 * 3600.0
 """A level that was asked for holds at most so long."""
 
 
-def _change_level(payload: bytes) -> dict[str, Any]:
+def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
     """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
     try:
         asked = load_json(payload)
@@ -267,6 +328,7 @@ def _change_level(payload: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    tell(level, for_s)
     return {"level": level, "for_s": for_s}
 
 

@@ -85,7 +85,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/reloading.py",
-        ("what needs a restart is taken over", "tuple(name for name in changed if name in LIVE)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
+        ("what needs a restart is taken over", "tuple(name for name in changed if name in self._live)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
         ("another node's file is taken", "        if found.node_id != self.running.node_id:\n", "        if False:\n", "a node takes over the settings of another one"),
         ("a wrong file ends the node", "        except ConfigError as error:\n", "        except KeyError as error:\n", "a typing error in a file stops a node that runs"),
         ("settings are shown with passwords", '            if field.name in ("credentials", "nats"):\n', "            if False:\n", "whoever sees the status sees passwords"),

@@ -156,7 +156,7 @@ class Table:
             f"{node} said {said} meanwhile"
             for node, rows in found.rows.items()
             for said in rows
-            if node not in struck and said != WELL
+            if node not in (*struck, *self._restarted) and said != WELL
         ]
         if expected[0] == 200:
             found.wrong += [f"{node} was not live" for node in struck if any(said[0] != 200 for said in found.rows[node])]

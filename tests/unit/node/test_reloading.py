@@ -15,6 +15,7 @@ from sidecar import reloading as module
 from sidecar.partition.counted import StreamLabels
 from sidecar.reloading import LIVE, Reloaded, Reloading
 from sidecar.settings import NodeSettings, load_node_settings
+from sidecar.workers.sharing import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))
 
@@ -71,6 +72,13 @@ def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
     assert rows["metrics_streams"] == {"name": "metrics_streams", "value": ["shop-*"], "source": "default", "live": True}
     assert not {"credentials", "nats"} & rows.keys(), "they may hold secrets"
     assert told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
+
+
+def test_with_several_processes_everything_waits(told: Told) -> None:
+    several = shared_out(replace(SETTINGS, workers=2))
+    told.found = replace(SETTINGS, workers=2, log_level="debug")
+    assert Reloading(several, told.again, lambda: (told.partitions, told.scrub)).reload() == Reloaded((), ("log_level",))
+    assert set(told.logs) <= {("info", "text")}
 
 
 def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
