@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple
 
+from liftpy.client.ending import end_tasks
+from sidecar.tasks import attended
+
 REQUEST_TIMEOUT_S = 5.0
 MOST_CONNECTIONS = 32
 MOST_LIVE = 8
@@ -85,7 +88,7 @@ class Serving:
                     writer.write(answer)
                     await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
                 else:
-                    await self._go_on(answer, writer)
+                    await self._go_on(answer, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a visitor that goes away or speaks no HTTP
         finally:
@@ -93,18 +96,18 @@ class Serving:
             self._writers.discard(writer)
             writer.close()
 
-    async def _go_on(self, live: Live, writer: asyncio.StreamWriter) -> None:
+    async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the visitor goes: that is seen at once, so that the place is free for the same page loaded anew."""
         if self.live_count >= MOST_LIVE:
             writer.write(http("503 Service Unavailable", TEXT, b"so many watch already\n"))
             return
         self.live_count += 1
+        sending = attended(_send_all(live, writer))
+        gone = attended(reader.read(1))
         try:
-            head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nCache-Control: no-store\r\n"
-            writer.write(f"{head}Content-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode())
-            async for text in live.events:
-                writer.write(b"data: " + text + b"\n\n")
-                await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            await end_tasks([sending, gone])
             self.live_count -= 1
             await live.events.aclose()
 
@@ -115,3 +118,11 @@ class Serving:
             self._server = None
         for writer in list(self._writers):
             writer.close()
+
+
+async def _send_all(live: Live, writer: asyncio.StreamWriter) -> None:
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nCache-Control: no-store\r\n"
+    writer.write(f"{head}Content-Security-Policy: {POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode())
+    async for text in live.events:
+        writer.write(b"data: " + text + b"\n\n")
+        await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
