@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import decode_snapshot
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from liftpy.strict_json import load_json
 from sidecar.backup.store import Store
 
 RUNNING_AGE = timedelta(days=1)
@@ -147,7 +147,7 @@ def _running(store: Store, now: datetime) -> dict[str, str]:
         began = datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         if now - began < RUNNING_AGE:
             try:
-                found[backup] = str(json.loads(store.read(path))["since"])
+                found[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):
                 found[backup] = "?"
     return found

@@ -18,6 +18,7 @@ from liftpy.client import Client
 from liftpy.cluster.cluster_events import in_words
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError, NotAllowedError, UnavailableError
+from liftpy.strict_json import load_json
 from liftpy.wire.subjects import EVENTS_STREAM
 from sidecar.cli.log_level import seconds
 from sidecar.cli.options import connection_options, json_option
@@ -95,12 +96,12 @@ class EventPages:
             bounds = await client.bounds(EVENTS_STREAM)
             start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
             async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid):
-                kept = [json.loads(value) for value in part.values() if value]
+                kept = [load_json(value) for value in part.values() if value]
                 if kept:
                     self._place = (kept[-1]["index"], kept[-1]["number"])
                 events = [event for event in kept if event["time_ns"] >= since_ns]
                 yield {"events": events, "more": True, "begins": 0, "begins_ns": 0, "index": self._place[0], "gap": False}
-        except LiftError:
+        except (LiftError, ValueError, KeyError, TypeError):  # not there, or not what nodes write
             return
 
     async def _page(self, since_ns: int) -> dict[str, Any]:

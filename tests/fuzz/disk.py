@@ -23,6 +23,7 @@ from sidecar.disk.data_folder import DataFolder, NodeIdentity
 from sidecar.partition import scrub
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.lineage import FolderLineage
+from sidecar.raft.rescue import RESCUED, rescue_event
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
 from sidecar.settings import load_node_settings
 from tests.fuzz import meanings
@@ -50,6 +51,11 @@ def _mend_journal(data: bytes) -> bytes:
 
 def _mend_service(data: bytes) -> bytes:
     return data[:12] + struct.pack("<I", crc32c.crc32c(data[16:])) + data[16:]
+
+
+def _rescued(data: bytes) -> Any:
+    (FOLDER / RESCUED).write_bytes(data)
+    return rescue_event(FOLDER, 7)
 
 
 def _journal(data: bytes) -> Any:
@@ -179,6 +185,13 @@ def decoders() -> list[Decoder]:
     last, before = (b"\x00c", 9, 2), (b"\x00b", 8, 2)
     dump = encode_snapshot_file(SnapshotFile(last, before, ("n1", "n2"), encode_snapshot(_IMAGE)))
     return [
+        Decoder(
+            "what a rescue has left",
+            [b'{"index": 7, "time_ns": 1700000000000000000, "detail": "rescued from one journal"}'],
+            _rescued,
+            make=damaged_json,
+            covers=("sidecar.raft.rescue:rescue_event",),
+        ),
         Decoder(
             "raft hello",
             [_LINEAGE[0].tail_for("n1"), struct.pack("<QQBQ", 5, 6, 1, 9)],

@@ -17,6 +17,9 @@ def all_decoders() -> list[Decoder]:
 
 _OF_ONE_NODE = "what a process of the same node says, in a frame that was checked, tests/unit/wire/test_worker_frames.py"
 ELSEWHERE = {
+    "liftpy.backup.manifest:decode_manifest": "tests/unit/backup/test_backup_files.py flips each bit, and writes some by hand",
+    "sidecar.backup.looking:_running": "what is no answer counts as not known; tests/unit/backup/test_backup_files.py",
+    "sidecar.cli.events:EventPages._kept": "what nodes do not write is left to their memory; tests/unit/cli/test_events_command.py",
     "liftpy.cluster.level_check:levels_answer": "reads an answer that apply has kept; tests/unit/cluster/test_feature_levels.py",
     "liftpy.ingest.recent_ids:RecentIds.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
     "liftpy.ingest.recent_ids:_decoded": "a part of a state file, tests/unit/ingest/test_state_file.py",

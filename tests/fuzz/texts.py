@@ -14,6 +14,7 @@ from liftpy.client.js_requests import JsRefusal, parse_question
 from liftpy.client.many import positions_from
 from liftpy.client.plans import assignment_from_json, plan_from_pb
 from liftpy.client.positions import parse_start, parse_until
+from liftpy.cluster import event_log
 from liftpy.config import FlushPolicy
 from liftpy.errors import ConfigError
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
@@ -212,6 +213,14 @@ def decoders() -> list[Decoder]:
             (ValueError,),
             make=damaged_json,
             covers=("sidecar.status.answers:question_of",),
+        ),
+        Decoder(
+            "event in its stream",
+            [b'{"index": 7, "number": 3, "kind": "node_up"}', b'{"index": 7, "number": -1}'],
+            event_log.place_in,
+            (ValueError,),
+            make=damaged_json,
+            covers=("liftpy.cluster.event_log:place_in",),
         ),
         Decoder(
             "question for events",
