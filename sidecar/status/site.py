@@ -42,6 +42,8 @@ class Site:
 
     def __init__(self, viewing: Viewing) -> None:
         self._viewing = viewing
+        self._live_made: dict[tuple[tuple[str, str], ...], tuple[int, bytes]] = {}
+        """What those who watch the same are sent this second: made once for all of them."""
 
     def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
         """The answer to a GET; None: there is no such page."""
@@ -53,7 +55,7 @@ class Site:
             return http("200 OK", HTML, runbook(name).encode()) if name in names() else None
         try:
             if path == "/api/live":
-                return self._live(self._view(fields.get("view", "cluster"), fields), fields.get("view", "cluster"))
+                return self._live(self._view(fields.get("view", "cluster"), fields), fields)
             if path in ("/api/history.json", "/api/timeline.json"):
                 step = int(fields.get("step", "1"))
                 if step not in LENGTHS:
@@ -122,16 +124,26 @@ class Site:
             made = pages.stream_page(shown, unquote(what))
         return http("200 OK", HTML, made.encode())
 
-    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], name: str) -> Live:
-        return Live(self._events(view, unquote(name.partition("/")[2]) if name.startswith("node/") else ""))
+    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], fields: Fields) -> Live:
+        return Live(self._events(view, tuple(sorted(fields.items()))))
 
-    async def _events(self, view: Callable[[], Awaitable[dict[str, Any]]], node: str) -> AsyncGenerator[bytes, None]:
-        viewing = self._viewing
+    async def _events(
+        self, view: Callable[[], Awaitable[dict[str, Any]]], asked: tuple[tuple[str, str], ...]
+    ) -> AsyncGenerator[bytes, None]:
+        viewing, comes = self._viewing, True
+        name = dict(asked).get("view", "cluster")
+        node = unquote(name.partition("/")[2]) if name.startswith("node/") else ""
         viewing.viewers += 1
         try:
             while True:
-                shown = await view()
-                yield json.dumps(viewing.live(shown, node)).encode()
+                seq, made = self._live_made.get(asked, (-1, b""))
+                if comes or seq != viewing.seq:
+                    shown = await view()  # whoever comes also begins the asking, which may have ended
+                    made = json.dumps(viewing.live(shown, node)).encode()
+                    kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}
+                    self._live_made = {**kept, asked: (viewing.seq, made)}
+                comes = False
+                yield made
                 await viewing.changed()
         finally:
             viewing.viewers -= 1

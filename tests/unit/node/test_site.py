@@ -237,6 +237,35 @@ async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewer
     assert made.viewers == 0
 
 
+async def test_those_who_watch_the_same_are_sent_what_was_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    site, made = a_site(Cluster(), Clock())
+    count, live_of = 0, made.live
+
+    def counted(shown: dict[str, Any], node: str) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        return live_of(shown, node)
+
+    monkeypatch.setattr(made, "live", counted)
+    lives = []
+    for query in (b"view=cluster", b"view=cluster", b"view=cluster", b"view=node/n1"):
+        found = site.respond("/api/live", query)
+        assert found is not None
+        assert not isinstance(found, bytes)
+        live = await found
+        assert isinstance(live, Live)
+        lives.append(live)
+    firsts = [json.loads(await anext(live.events)) for live in lives]
+    assert count == 4, "whoever comes begins the asking"
+    async with asyncio.timeout(10):
+        seconds = [json.loads(text) for text in await asyncio.gather(*(anext(live.events) for live in lives))]
+    assert count == 6, "one for the cluster, one for the node"
+    assert {one["seq"] for one in seconds} == {firsts[3]["seq"] + 1}
+    assert seconds[0] == seconds[1] == seconds[2] != seconds[3]
+    for live in lives:
+        await live.events.aclose()
+
+
 @pytest.mark.parametrize(
     ("path", "query", "status"),
     [
