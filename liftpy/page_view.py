@@ -68,12 +68,12 @@ def cluster_object(model: Model, newest: Mapping[str, float | None]) -> dict[str
 
 
 def feature_object(said: Iterable[Glance]) -> dict[str, Any]:
-    """The level that holds, which one all speak, and what to do about it; '': nothing."""
+    """The level that holds, which one all speak, and what is to be done about it."""
     known = [one for one in said if one.feature_level]
     level = max((one.feature_level for one in known), default=None)
     speaks = min((one.speaks for one in known), default=None)
     waits = level is not None and speaks is not None and speaks > level
-    return {"level": level, "all_speak": speaks, "todo": "liftpy upgrade finalize" if waits else ""}
+    return {"level": level, "all_speak": speaks, "todo": "liftpy upgrade finalize" if waits else "nothing to finalize"}
 
 
 def node_row(row: NodeRow) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from liftpy.group.coordinator import NO_FIGURES, GroupCoordinator
 from liftpy.ids import PartitionKey
 from liftpy.service.host import Say, ServiceHost
 from liftpy.service.settings import ServiceSettings
+from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
 from sidecar.own_reads import OwnNodeReader, ReadsOf
@@ -88,9 +89,19 @@ class _Hosted:
 
 
 class GroupCoordinators:
-    """Of one node. ``folder``: of their snapshots. ``follow`` every image, ``close`` at the end."""
+    """Of one process of a node: those of the partitions that it hosts. ``folder``: of their snapshots. ``follow`` every image,
+    ``close`` at the end."""
 
-    def __init__(self, settings: NodeSettings, folder: Path, counters: Counter[str], reads_of: ReadsOf, say: Say) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        folder: Path,
+        counters: Counter[str],
+        reads_of: ReadsOf,
+        say: Say,
+        share: WorkerShare = WHOLE,
+    ) -> None:
+        self._share = share
         self._settings = settings
         self._folder = folder
         self._counters = counters
@@ -107,6 +118,7 @@ class GroupCoordinators:
     def follow(self, _: ClusterImage, image: ClusterImage) -> None:
         """The metadata is this now."""
         wanted = frozenset() if self._closed else hosted(image, self._settings.node_id)
+        wanted = frozenset(key for key in wanted if self._share.holds(key.stream, key.partition))
         if wanted and not self._may:
             if not self._said:
                 self._said = True

@@ -1,7 +1,8 @@
 """The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
 
 Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
-register a new incarnation, open the partitions that the image shows, say "ready". Down: hand leaderships over, leave the
+register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
+shares of the partitions (``sidecar/workers``); this one is the node, and hosts share 0. Down: hand leaderships over, leave the
 partitions (flushed), tell the group, hand its leadership over, and only if all of that data is on disk write the clean-stop
 marker [S9].
 """
@@ -12,11 +13,12 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from liftpy.client.ending import end_tasks
@@ -35,6 +37,7 @@ from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import MAX_WAITING_BYTES, ReadBudget
+from liftpy.shares import WorkerShare
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -52,10 +55,11 @@ from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
+from sidecar.leaving import leave_the_process_in
 from sidecar.logs import LOGS
 from sidecar.memory import memory_bytes
 from sidecar.metadata.group import MetadataGroup
-from sidecar.metadata.identity import NodeFile, unknown_folders
+from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
@@ -83,6 +87,10 @@ from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
+from sidecar.workers.parent import Workers
+from sidecar.workers.quiet import SharedQuiet
+from sidecar.workers.sharing import shared_out
+from sidecar.workers.whole import WholeNode
 
 logger = logging.getLogger("liftpy.node")
 
@@ -95,10 +103,13 @@ _LIVE_TIMEOUT_S = 5.0
 
 
 class Node:
-    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three."""
+    """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
+    settings are of one process already."""
 
-    def __init__(self, settings: NodeSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None) -> None:
+        self.share = share or WorkerShare(0, settings.workers)
+        self.settings = settings = shared_out(settings) if share is None else settings
+        self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
@@ -108,10 +119,12 @@ class Node:
         )
         self.incarnation = 0
         self.partitions: Partitions | None = None
-        self.group: GroupThread | None = None
+        self.group: MetadataGroup | None = None
         self.status = StatusDesk(settings)
         self.health = self.status.health = Health(
-            self._signs, lambda: () if self.partitions is None else self.partitions.replicas()
+            lambda: self._workers.joined(self._signs()),
+            lambda: () if self.partitions is None else self.partitions.replicas(),
+            lambda: self._workers.unsynced,
         )
         self.supervisor = Supervisor(*supervised())
         self._metadata_heard = LastHeard()
@@ -125,13 +138,15 @@ class Node:
         self._hand_over = False
         self._repairs = False
         """It stops in order to recover a damaged log."""
+        self.was_clean = False
+        """Once it has stopped: everything that was acknowledged is on the disk."""
         self._recovered = RecoveredLogs()
         self._budget = raise_limit()
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
         self._intake = NodeIntake()
-        self._room = NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes()))
+        self._room = NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes() // self.share.of))
         self._read_budget = ReadBudget(min(MAX_WAITING_BYTES, round(self._room.limit_bytes * READERS_SHARE)))
         self._heard_room = NodeHeard(
             min(settings.replication.node_standby_bytes, round(self._room.limit_bytes * STANDBY_SHARE))
@@ -151,7 +166,9 @@ class Node:
         self._flush_place = FlushPlace()
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
-        self._coordinators = GroupCoordinators(settings, settings.data / "groups", self.counters, self._reads_of, self._say)
+        self._coordinators = GroupCoordinators(
+            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share
+        )
         self._unwatch: Callable[[], None] = lambda: None
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
@@ -170,7 +187,7 @@ class Node:
         self._loop_watch.start()
         self.supervisor.start(self.health.live, self.health.ready, self._doing)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
-        self._try_out_flushes(folder)
+        self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
         self._links = links = await open_links(settings, self._intake)
@@ -178,23 +195,25 @@ class Node:
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
         began = time.monotonic()
-        recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop))
+        await self._workers.start(folder, clean_stop=previous.clean_stop, flushed_always=previous.flushed_always)
+        recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:  # side by side: the group may have to elect a leader first, which is waiting
             self._thread = GroupThread(
                 lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments),
                 self.instruments,
             )
-            self.group = await self._thread.open(self.fatal)
-            self._membership = Membership(settings, self.group, self._heard, self.fatal)
+            self.group = group = await self._thread.open(self.fatal)
+            self._membership = Membership(settings, group, self._heard, self.fatal)
             await asyncio.shield(recovery)
+            elsewhere = await self._workers.recovered()
             self.instruments.recovery_s = time.monotonic() - began
         finally:
             await end_tasks([recovery])
         held = self._recovered.names.__contains__
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
-        damaged = bool(self._recovered.damaged)
-        self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect)
+        damaged = bool(self._recovered.damaged) or elsewhere["damaged"] > 0
+        self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect) + elsewhere["suspect"]
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
         # Once more: joining and recovery may have taken minutes. A second silence would prove no more than the first.
@@ -215,11 +234,10 @@ class Node:
         assert self.partitions is not None
         self.partitions.image_changed(ClusterImage(), self.group.image)
         self.group.watch(self.partitions.image_changed)
-        self._watch_cluster(self.group.image, self.group.image)
-        self.group.watch(self._watch_cluster)
-        self._coordinators.follow(ClusterImage(), self.group.image)
-        self.group.watch(self._coordinators.follow)
+        self._workers.begin(self.incarnation, self.group)
+        self._follow(self.group)
         await self.partitions.settled()
+        await self._workers.settled()
         self._opened = True
         self._recovered.close()
         self.partitions.leave_behind(self._recovered.names)
@@ -231,6 +249,12 @@ class Node:
             self._jetstream.open()
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _follow(self, group: MetadataGroup) -> None:
+        self._watch_cluster(group.image, group.image)
+        group.watch(self._watch_cluster)
+        self._coordinators.follow(ClusterImage(), group.image)
+        group.watch(self._coordinators.follow)
 
     def _look_at_room(self) -> None:
         """What is held for publishes, ten times a second: in sums that are kept anyway, but for publishers that wait."""
@@ -274,14 +298,14 @@ class Node:
         if self.group is not None and self.group.is_controller:
             self._cluster_watch.changed(new, clock.now_ns())
 
-    def _try_out_flushes(self, folder: DataFolder) -> None:
+    def _try_out_flushes(self, folder: Path) -> None:
         """In a thread, and nothing waits for it: connecting and registering take longer, unless the disk hangs."""
 
         def tried_out(probing: asyncio.Future[list[float] | None]) -> None:
             if not probing.cancelled():  # by a stop, before its turn
                 self._flush_place.tried_out(probing.result())
 
-        asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder.path).add_done_callback(tried_out)
+        asyncio.get_running_loop().run_in_executor(self._pool, probe_flushes, folder).add_done_callback(tried_out)
 
     def _look_at_rights(self, links: Links) -> None:
         for link in links.all():
@@ -299,7 +323,9 @@ class Node:
             links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments, host
         )
 
-    def _build(self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile, promises: Promises) -> None:
+    def _build(
+        self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
+    ) -> None:
         settings, bus = self.settings, links.replication
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
@@ -311,8 +337,9 @@ class Node:
             settings.node_id,
             self._node_inboxes,
             self._deliver,
-            Requests(self._step_aside, self._testify, quiet.received, self._service_reported),
+            Requests(self._step_aside, self._testify, self._quiet_questions(quiet), self._service_reported),
             self.counters,
+            share=self.share,
         )
         tools = NodeTools(
             settings=settings,
@@ -348,14 +375,18 @@ class Node:
             recovered=self._recovered,
             promises=promises,
         )
-        self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)))
+        self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)), share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         find = self.partitions.services_of
-        self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters)
+        self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
         partitions = self.partitions
-        self._scrub = Scrub(lambda: list(partitions), folder.path, settings.scrub_bytes_per_s, self.counters)
-        self.status.reporter = self._make_reporter(links, group, partitions)
+        own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
+        self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
+        self.status.reporter = reporter = self._make_reporter(links, group, partitions)
+        if self._workers.handles:
+            self.status.whole, self.status.on_level = WholeNode(reporter, self._workers), self._workers.change_level
+            self.status.answers.share = self.share
         self.status.listen(bus, self.subjects, (self._inboxes, self._node_inboxes))
         self.status.begin_history()
         self._housekeeping = Housekeeping(self.partitions, settings.replication.hw_checkpoint_s, folder.path, self.repair)
@@ -393,6 +424,12 @@ class Node:
             self._deliver,
             self.counters,
         )
+
+    def _quiet_questions(self, quiet: QuietTalk) -> Callable[[bytes, memoryview], None]:
+        """Of a node of several processes the first answers, for all of them."""
+        if self.share.number:
+            return lambda reply, body: None
+        return SharedQuiet(quiet, self._workers.handles).received if self._workers.handles else quiet.received
 
     def _descriptors(self) -> dict[str, int]:
         """For status: open files, and what their limit allows."""
@@ -434,6 +471,7 @@ class Node:
         self._metadata_heard.now()
         if self.partitions is not None:
             self.partitions.metadata_heard(sent_ns)
+        self._workers.metadata_heard(sent_ns)
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:
@@ -481,13 +519,17 @@ class Node:
             if self.group is not None:
                 await self.group.hand_over()  # first: what follows needs a metadata leader that stays
             if self.partitions is not None:
+                elsewhere = attended(self._workers.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S))
                 await self.partitions.close_subjects(_CLOSE_SUBJECTS_TIMEOUT_S)
+                await elsewhere
             await registered.drain(_DRAIN_TIMEOUT_S)
         await self._coordinators.close()
         if self._membership is not None:
             await self._membership.close()
+        workers = attended(self._workers.stop())
         if self.partitions is not None:
             clean = await self.partitions.stop() and clean
+        clean = await workers and clean
         if self._promises is not None:
             await self._promises.close()
         if registered is not None and self._hand_over and self._failure is None:
@@ -507,6 +549,7 @@ class Node:
         self._timers.close()
         opened = self.partitions is not None
         clean = stopped_cleanly(failed=self._failure is not None, opened=opened, logs_are_clean=clean, repairs=self._repairs)
+        self.was_clean = clean
         if self._identity is not None and clean:
             self._identity.end_cleanly()
         if self._folder is not None:
@@ -516,7 +559,8 @@ class Node:
         self._unwatch()
         took_s = time.monotonic() - began
         LOGS.suppression.tell(all_of_it=True)
-        logger.info("node %s stopped %s in %.2f s", self.settings.node_id, "cleanly" if clean else "NOT cleanly", took_s)
+        who = f"{self.settings.node_id}, worker {self.share.number}," if self.share.number else self.settings.node_id
+        logger.info("node %s stopped %s in %.2f s", who, "cleanly" if clean else "NOT cleanly", took_s)
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
@@ -551,25 +595,3 @@ async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]],
         await end_tasks([starting, stopping])
         code = await node.stop()
     return code
-
-
-_deadlines: list[threading.Timer] = []
-
-
-def leave_the_process_in(seconds: float) -> None:
-    """Whatever hangs, the process is gone then: a supervisor must be able to rely on SIGTERM. Ends with the process."""
-
-    def leave() -> None:
-        logger.critical("the stop takes longer than %g s: leaving without it", seconds)
-        os._exit(1)
-
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
-    _deadlines.append(timer)
-
-
-def stay_in_the_process() -> None:
-    """The stop is over and the same process starts a node again: it may pause longer than a stop may take."""
-    while _deadlines:
-        _deadlines.pop().cancel()

@@ -13,6 +13,7 @@ The file::
     rack = ""                               # LIFTPY_RACK
     weight = 1.0                            # LIFTPY_WEIGHT
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
+    page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
     inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
@@ -21,6 +22,7 @@ The file::
     elections = true                        # LIFTPY_ELECTIONS; false: a partition waits for its leader to come back
     bootstrap_majority = false              # --bootstrap-majority; for one start: controllers that are missing have never been any
     metrics_streams = []                    # LIFTPY_METRICS_STREAMS; streams, or such as shop-*, with metrics of their own
+    workers = 1                             # LIFTPY_WORKERS, --workers: processes that the node's partitions are shared out among
     memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes on their way, 0: 25 % of the cgroup or machine
     log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
@@ -47,6 +49,7 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
+from liftpy.shares import MOST_WORKERS
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule, check_inbox_prefixes
 from liftpy.wire.subjects import JETSTREAM_INBOX, Subjects, check_speaker
 
@@ -85,6 +88,7 @@ class NodeSettings:
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
     ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
+    ``workers``: processes of the node, this one among them; they share its partitions out among themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
     """
@@ -98,6 +102,7 @@ class NodeSettings:
     rack: str = ""
     weight: float = 1.0
     status_port: int = STATUS_OFF
+    page_hosts: tuple[str, ...] = ()
     elections: bool = True
     bootstrap_majority: bool = False
     log_level: str = "info"
@@ -109,6 +114,7 @@ class NodeSettings:
     jetstream_api: str = ""
     host_groups: bool = True
     offer_files: bool = False
+    workers: int = 1
     replication: ReplicationConfig = field(default_factory=ReplicationConfig)
 
     def __post_init__(self) -> None:
@@ -123,6 +129,8 @@ class NodeSettings:
             check_name(self.rack, "rack")
         if not 0 <= self.scrub_bytes_per_s <= 1 << 34:
             raise ConfigError(f"scrub_bytes_per_s = {self.scrub_bytes_per_s} is outside 0..{1 << 34}")
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise ConfigError(f"workers = {self.workers} is outside 1..{MOST_WORKERS}: about one for each core, at most")
         if not 0 <= self.weight <= 1000:
             raise ConfigError(f"weight = {self.weight} is outside 0..1000")
         if not STATUS_OFF <= self.status_port <= 65_535:
@@ -214,10 +222,21 @@ def quiet_environment() -> dict[str, str]:
     return {_OPEN_NATS_SAID: "1"}
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of a worker process of this node: ours, and where this program is, whatever the folder."""
+    path = [str(Path(__file__).resolve().parent.parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), **quiet_environment()}
+
+
 def credentials_environment(credentials: Credentials) -> dict[str, str]:
     """The settings that give a child process these credentials; none of them shows in the list of processes."""
     values = {f.name: getattr(credentials, f.name) for f in fields(Credentials)}
     return {_PREFIX + name.upper(): value for name, value in values.items() if value}
+
+
+def workers_environment(workers: int) -> dict[str, str]:
+    """The same for how many processes a node has."""
+    return {_PREFIX + "WORKERS": str(workers)} if workers > 1 else {}
 
 
 def nats_environment(url: str) -> dict[str, str]:

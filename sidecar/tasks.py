@@ -89,6 +89,15 @@ def _tell(task: asyncio.Task[Any], error: BaseException) -> None:
     task.get_loop().call_exception_handler(context)
 
 
+def run_loop(work: Coroutine[Any, Any, int]) -> int:
+    """Run ``work`` on an event loop of its own, uvloop's where it is installed, to its end."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    return int(uvloop.run(work))
+
+
 def fatal_on(loop: asyncio.AbstractEventLoop, fatal: Callable[[Exception], None]) -> Callable[[], None]:
     """Call ``fatal`` for unexpected ends of ``spawn``'s tasks and of our callbacks on ``loop``; return what takes that back."""
     before = loop.get_exception_handler()

@@ -36,14 +36,6 @@ UNREFERENCED = {
     "liftpy.client.slices.BatchSlice.to_pandas": "for applications",
     "liftpy.client.sync.SyncConsumer.getone": "for applications",
     "liftpy.spark.lag.lag_listener": "for applications",
-    "liftpy.client.node_views.NodeViews.node_history": "for the cluster page",
-    "liftpy.history.of_cluster": "for the cluster page",
-    "liftpy.page_view.checked_stream": "for the cluster page",
-    "liftpy.page_view.cluster_object": "for the cluster page",
-    "liftpy.page_view.newest_of": "for the cluster page",
-    "liftpy.page_view.stream_rows": "for the cluster page",
-    "liftpy.problems.partitions_question": "for the cluster page",
-    "liftpy.problems.streams_question": "for the cluster page",
     "liftpy.client.producer.Producer.resends": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.cluster.checks.LeadershipHistory": _CHECKS,
@@ -83,6 +75,9 @@ UNREFERENCED = {
     "liftpy.client.receiving.Receiver.eof_received": _ASYNCIO,
     "liftpy.client.receiving.Receiver.pause_writing": _ASYNCIO,
     "liftpy.client.receiving.Receiver.resume_writing": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.connection_lost": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.connection_made": _ASYNCIO,
+    "sidecar.workers.handle.WorkerHandle.data_received": _ASYNCIO,
     "sidecar.cli.health._Health.make_context": _CLICK,
     "sidecar.cli.main.LazyGroup.format_commands": _CLICK,
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
@@ -93,7 +88,6 @@ UNREFERENCED = {
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getVotedForNodeId": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.onOneSecondTimer": _PYSYNCOBJ,
-    "sidecar.raft.journal.GroupJournal.setRaftCommitIndex": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.addNode": _PYSYNCOBJ,
     "sidecar.raft.transport.SessionTransport.dropNode": _PYSYNCOBJ,
 }
@@ -118,7 +112,6 @@ UNREAD = {
     "sidecar.bus.connection.BusConnection._pings_outstanding": _SETS,
     "sidecar.bus.inflow.Inflow._pings_outstanding": _SETS,
     "sidecar.partition.garbage.Garbage.full_collection_count": _FOR_TESTS,
-    "sidecar.partition.scrub.ScrubProgress.last_finding": "shown whole, in a node's status",
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 

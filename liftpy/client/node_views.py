@@ -9,7 +9,6 @@ from liftpy.client.admin import Admin
 from liftpy.client.node_answers import object_of, whole_status
 from liftpy.client.transport import Transport
 from liftpy.glance import ASKED, Glance, glance_of
-from liftpy.history import HistoryRows, question, rows_of
 from liftpy.ids import check_name
 from liftpy.wire.subjects import Subjects
 
@@ -33,11 +32,9 @@ class NodeViews:
         """What a node says at a glance, in about 1 KiB; None where its version is older. Raises UnavailableError, ProtocolError."""
         return glance_of((await self._status_page(node_id, ASKED, timeout_s)).get("glance"))
 
-    async def node_history(self, node_id: str, step: int, after: int, timeout_s: float = 2.0) -> HistoryRows | None:
-        """A node's figures of the seconds, or tens of them (``step``), behind ``after`` (wall clock, s): as many as go into one
-        answer, the oldest first. None where its version is older. Raises UnavailableError, ProtocolError."""
-        asked = json.dumps(question(step, after)).encode()
-        return rows_of((await self._status_page(node_id, asked, timeout_s)).get("history"))
+    async def ask_node(self, node_id: str, question: bytes, timeout_s: float = 2.0) -> dict[str, Any]:
+        """What a node answers to ``question`` (docs/operating.md, "The page"). Raises UnavailableError, ProtocolError."""
+        return await self._status_page(node_id, question, timeout_s)
 
     async def node_ids(self) -> list[str]:
         """All registered nodes, by name, without the streams: cheap in a large cluster."""

@@ -40,7 +40,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -98,6 +98,11 @@ class ClusterEvent:
             "kind": self.kind,
             **shown,
         }
+
+
+def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
+    """The group was begun again at ``index`` from a log that may lack decisions: what no entry says."""
+    return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
 def in_words(event: dict[str, Any]) -> str:
@@ -309,6 +314,10 @@ class EventTrail:
         self._noted.clear()
         self.index = self.begins = index
         self.begins_ns = time_ns
+
+    def told(self, event: ClusterEvent) -> None:
+        """Something that no entry says: at the index of what was restored last."""
+        self._held.append(event)
 
     @property
     def newest(self) -> tuple[int, int]:

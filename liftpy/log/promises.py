@@ -88,16 +88,21 @@ def _take(body: bytes, held: dict[str, int]) -> bool:
 class PromiseJournal:
     """The journal in a folder of its own. ``store`` is called by one thread at a time; ``epoch_of`` by any.
 
-    ``is_held``: whether a key's partition is here; promises of others are dropped. Raises StorageError, UnknownFormatError.
+    ``is_held``: whether a key's partition is here; promises of others are dropped. ``others``: promises that other journals of this
+    folder hold, which this one takes over. Raises StorageError, UnknownFormatError.
     """
 
-    def __init__(self, storage: Storage, is_held: Callable[[str], bool] = lambda key: True) -> None:
+    def __init__(
+        self, storage: Storage, is_held: Callable[[str], bool] = lambda key: True, others: Mapping[str, int] | None = None
+    ) -> None:
         self._storage = storage
         names = storage.names()
         for name in names:
             if name.endswith(".tmp"):
                 storage.remove(name)
         held = decode_promises(storage.load(PROMISES_NAME) if PROMISES_NAME in names else None)
+        for key, epoch in (others or {}).items():
+            held[key] = max(epoch, held.get(key, 0))
         self._held = {key: epoch for key, epoch in held.items() if is_held(key)}
         self._file: LogFile | None = None
         """None: it has to be written anew before anything can be appended."""
@@ -107,6 +112,11 @@ class PromiseJournal:
             self._write_anew()
         except NoSpaceError:
             pass  # nothing is promised until there is room again
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the file holds all that this journal does; not when there was no room for it."""
+        return self._file is not None
 
     def epoch_of(self, key: str) -> int:
         """The highest LeaderEpoch that was promised for a partition; 0: none."""

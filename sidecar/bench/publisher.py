@@ -10,13 +10,15 @@ and with a window of one ``p50_ms`` and ``p99_ms``.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
 
 from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
 
-INBOX = b"_INBOX.peer.1"
+INBOX = b"_INBOX.peer.%d" % os.getpid()
+"""Of this process alone: several may publish side by side."""
 _BLOCK = 250
 _SILENCE_S = 20.0
 _REFUSAL_BYTES = 7

@@ -12,6 +12,7 @@ from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire._pb import service_pb2
@@ -44,7 +45,8 @@ class Requests:
 
 
 class Notifications:
-    """Both directions for a whole node."""
+    """Both directions for a whole node. Of a node of several processes each listens to all; what a partition is told is its process's
+    to hear, and what is asked of one its process's to answer (``share``)."""
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class Notifications:
         deliver: Deliver,
         requests: Requests,
         counters: Counter[str],
+        share: WorkerShare = WHOLE,
     ) -> None:
+        self._share = share
         self._bus = bus
         self._subjects = subjects
         self._node_id = node_id
@@ -117,10 +121,14 @@ class Notifications:
                 return
             if kind is MessageType.STEP_ASIDE:
                 request = frames.parse(body, pb.StepAside)
+                if not self._share.holds(request.stream, request.partition):
+                    return  # another process of this node answers
                 self._requests.step_aside(request, lambda: self._answer(reply, request))
                 return
             if kind is MessageType.LEADER_QUESTION:
                 question = frames.parse(body, pb.LeaderQuestion)
+                if not self._share.holds(question.stream, question.partition):
+                    return
                 testimony = pb.LeaderTestimony(serves=self._requests.testify(question), question=question)
                 self._bus.send(reply.decode(), (frames.sealed(testimony),))
                 return

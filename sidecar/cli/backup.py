@@ -71,9 +71,12 @@ def create(url: str, streams: tuple[str, ...], since: str, bytes_per_s: int, as_
 
 @backup.command("list")
 @url_argument
+@click.option(
+    "--max-age", "max_age_h", default=None, type=click.FloatRange(0), metavar="H", help="Hours that the newest may be old."
+)
 @json_option
-def list_(url: str, as_json: bool) -> int:
-    """Show the backups, the newest last. Exit code 1 where there is none, or the newest is not whole."""
+def list_(url: str, max_age_h: float | None, as_json: bool) -> int:
+    """Show the backups, the newest last. Exit code 1 where there is none, or the newest is not whole, or older than --max-age."""
     found = list_backups(Store.at(url))
     if as_json:
         rows = [
@@ -83,7 +86,11 @@ def list_(url: str, as_json: bool) -> int:
         click.echo(json.dumps(rows))
     else:
         Console().print(table(("backup", "age", "streams", "MiB", "state"), [_row(one) for one in found]))
-    return 0 if found and not found[-1].faults else EXIT_DAMAGED
+    newest = found[-1] if found else None
+    if newest is None or newest.faults or newest.manifest is None:
+        return EXIT_DAMAGED
+    old_h = (time.time_ns() - newest.manifest.created_ns) / _NS_PER_S / 3600
+    return EXIT_DAMAGED if max_age_h is not None and old_h > max_age_h else 0
 
 
 def _row(one: Listed) -> tuple[str, ...]:

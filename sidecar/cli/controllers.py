@@ -15,6 +15,7 @@ from rich.console import Console
 from liftpy.client import Client, ClusterState
 from liftpy.errors import UnavailableError
 from liftpy.ids import check_name
+from sidecar.cli.controllers_rescue import rescue
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
@@ -140,3 +141,6 @@ def _show(found: dict[str, Any]) -> None:
         click.echo("no metadata leader: at least half of the controllers can't be reached")
     if found["under_way"]:
         click.echo(found["under_way"])
+
+
+controllers.add_command(rescue)

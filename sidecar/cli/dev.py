@@ -17,9 +17,10 @@ from liftpy.client.credentials import Credentials
 from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import UnavailableError
+from liftpy.shares import MOST_WORKERS
 from sidecar.cli.options import credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
-from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment
+from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment, workers_environment
 
 _WATCH_S = 0.25
 _SOON_S = 10.0
@@ -30,6 +31,13 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 @click.command()
 @click.option("--nodes", default=3, show_default=True, type=click.IntRange(1, MAX_NODES), help="How many sidecars.")
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, MOST_WORKERS),
+    help="Processes of each sidecar, which share its partitions out.",
+)
 @click.option(
     "--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data here.  [default: a temporary folder]"
 )
@@ -50,6 +58,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 @credential_options
 def dev(
     nodes: int,
+    workers: int,
     data: Path | None,
     port: int,
     nats: str | None,
@@ -77,7 +86,7 @@ def dev(
         port=port,
         nats_url=nats or "",
         namespace=namespace,
-        settings=credentials_environment(credentials) if nats else {},
+        settings={**workers_environment(workers), **(credentials_environment(credentials) if nats else {})},
         on_line=_print_line,
     )
     try:

@@ -39,6 +39,7 @@ COMMANDS = {
     "service": ("sidecar.cli.service", "Run a replicated service beside a node."),
     "status": ("sidecar.cli.status", "Show nodes, metadata leader and partitions."),
     "top": ("sidecar.cli.top", "Watch the cluster: one word, rates, acks, lag, each node."),
+    "page": ("sidecar.cli.page", "Serve the cluster's web page: state, last minutes, elections; needs no port of a node."),
     "events": ("sidecar.cli.events", "Show what happened in the cluster, and who asked for what."),
     "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
     "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ from liftpy.errors import LiftError
 from sidecar.logs import LOGS
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
 from sidecar.settings import load_node_settings, restarted_environment, restarts_in_a_row
+from sidecar.tasks import run_loop
 
 logger = logging.getLogger("liftpy.node")
 
@@ -38,6 +38,13 @@ logger = logging.getLogger("liftpy.node")
 @click.option("--rack", default=None, help="Where this node stands, for placement.")
 @click.option("--weight", default=None, type=float, help="This node's share of partitions, for weighted placement.")
 @click.option("--status-port", default=None, type=int, help="Loopback status page and metrics; 0: any free port, -1: off.")
+@click.option(
+    "--workers",
+    default=None,
+    type=int,
+    metavar="N",
+    help="Processes that this node's partitions are shared out among, about one for each core.  [default: 1]",
+)
 @click.option(
     "--jetstream-api",
     is_flag=False,
@@ -67,7 +74,8 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     """
     settings = load_node_settings(config, flags)
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
-    from sidecar.node import run_node, stay_in_the_process  # late: brings nats-py and PySyncObj
+    from sidecar.leaving import stay_in_the_process
+    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
 
@@ -76,7 +84,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = _run(run_node(settings, say_ready))
+        code = run_loop(run_node(settings, say_ready))
     except LiftError as error:
         if not never_again(error):
             raise
@@ -90,11 +98,3 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
         arguments = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, arguments, restarted_environment(in_a_row))  # the same process for its supervisor
     return code
-
-
-def _run(main: Any) -> int:
-    try:
-        import uvloop
-    except ImportError:
-        return int(asyncio.run(main))
-    return int(uvloop.run(main))

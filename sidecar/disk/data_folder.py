@@ -5,6 +5,7 @@
 <data>/promises/                                  the journal of the LeaderEpochs that candidates here have promised to follow
 <data>/flush-probe.tmp                            while a start tries out what a flush takes; of no meaning afterwards
 <data>/raft/                                      the metadata group's own
+<data>/workers/<number>/                          what further processes of the node keep, their promises until the next start
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
 """
 
@@ -17,6 +18,7 @@ import logging
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import asdict, field
 from dataclasses import fields as fields_of
@@ -28,7 +30,8 @@ from liftpy.cluster.starts import FolderStarts
 from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, FolderLockedError, InvalidNameError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey, check_name
-from liftpy.log.promises import PromiseJournal
+from liftpy.log.promises import PROMISES_NAME, PromiseJournal, decode_promises
+from liftpy.shares import WorkerShare
 from liftpy.strict_json import load_json, whole_number
 from sidecar.disk.files import FolderStorage, MadeFolders, OpenMaps, make_folder, replace_file, sync_folder
 
@@ -72,23 +75,32 @@ def _check(identity: NodeIdentity) -> None:
         whole_number(number, 0, (1 << 64) - 1)
 
 
-class DataFolder:
-    """A locked data folder. Raises FolderLockedError when another process has it."""
+_ORPHANS_S = 5.0
+"""Workers of a node that was killed are about to end: their lock is waited for so long."""
+_POLL_S = 0.01
 
-    def __init__(self, path: Path, maps: OpenMaps | None = None) -> None:
+
+class DataFolder:
+    """A locked data folder. Raises FolderLockedError when another process has it. ``lock``: the descriptor of a lock that this process
+    has inherited from the one that took it, and holds too: the folder is locked until both have ended."""
+
+    def __init__(self, path: Path, maps: OpenMaps | None = None, lock: int | None = None) -> None:
         self.path = path
         self.maps = maps if maps is not None else OpenMaps()
         """Of all logs in it."""
         self._folders = MadeFolders()
+        if lock is not None:
+            self.lock = lock
+            return
         make_folder(path)
         self._check_owner()
         try:
             for folder in (path, path / "streams"):  # names in them that an earlier process may not have flushed
                 if folder.exists():
                     sync_folder(folder)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
-            if not stat.S_ISREG(os.fstat(self._lock).st_mode):
-                os.close(self._lock)
+            self.lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o640)
+            if not stat.S_ISREG(os.fstat(self.lock).st_mode):
+                os.close(self.lock)
                 raise StorageError(f"{path / 'lock'} is not a file: remove it")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
@@ -96,13 +108,33 @@ class DataFolder:
                     f"{path / 'lock'} is not a file, or is a link to one: it is not followed; remove it"
                 ) from None
             raise StorageError(f"data folder {path}: {error.strerror}") from error
+        self._take_lock()
+        os.ftruncate(self.lock, 0)
+        os.write(self.lock, f"{os.getpid()}\n".encode())
+
+    def _take_lock(self) -> None:
+        deadline = time.monotonic() + _ORPHANS_S
+        while True:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if self._is_orphaned() and time.monotonic() < deadline:
+                    time.sleep(_POLL_S)
+                    continue
+                os.close(self.lock)
+                text = f"data folder {self.path} is in use by another process; stop it, or choose another"
+                raise FolderLockedError(text) from None
+            return
+
+    def _is_orphaned(self) -> bool:
+        """Whether the process that took the lock is gone: only workers of its can hold it still, and they end with it."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.kill(int(os.pread(self.lock, 32, 0)), 0)
+        except (ProcessLookupError, ValueError, OverflowError):
+            return True
         except OSError:
-            os.close(self._lock)
-            raise FolderLockedError(f"data folder {path} is in use by another process; stop it, or choose another") from None
-        os.ftruncate(self._lock, 0)
-        os.write(self._lock, f"{os.getpid()}\n".encode())
+            pass
+        return False
 
     def _check_owner(self) -> None:
         """Whoever else owns the folder, or may write to it, can put another one's data in place of ours."""
@@ -162,8 +194,33 @@ class DataFolder:
         return self.storage(self.partition_path(key))
 
     def open_promises(self, is_held: Callable[[str], bool]) -> PromiseJournal:
-        """The journal of promises, written anew. Raises StorageError, UnknownFormatError."""
-        return PromiseJournal(self.storage(self.path / "promises"), is_held)
+        """The journal of promises, written anew, with what the workers of the last start have promised; theirs are removed when it is
+        on the disk. Raises StorageError, UnknownFormatError."""
+        left = [self.storage(path) for path in sorted((self.path / "workers").glob("*/promises"))]
+        others: dict[str, int] = {}
+        for storage in left:
+            for key, epoch in decode_promises(storage.load(PROMISES_NAME)).items():
+                others[key] = max(epoch, others.get(key, 0))
+        journal = PromiseJournal(self.storage(self.path / "promises"), is_held, others)
+        if journal.is_written:
+            for storage in left:
+                storage.remove(PROMISES_NAME)
+                storage.sync_folder()
+        return journal
+
+    def open_own_promises(self, share: WorkerShare, is_held: Callable[[str], bool]) -> PromiseJournal:
+        """A worker's own journal, which begins with what the node's holds of its share; to be opened after ``open_promises`` of the
+        node. Raises StorageError, UnknownFormatError."""
+        before = decode_promises(self.storage(self.path / "promises").load(PROMISES_NAME))
+        return PromiseJournal(self.storage(self.own_folder(share.number) / "promises"), is_held, before)
+
+    def own_folder(self, worker: int) -> Path:
+        """Where a process of the node keeps what is no partition's: the first one, 0, in the data folder itself. Made if need be."""
+        if not worker:
+            return self.path
+        own = self.path / "workers" / str(worker)
+        self._folders.make(own)
+        return own
 
     def storage(self, path: Path) -> FolderStorage:
         """The storage of the log in ``path``, which is made if need be."""
@@ -179,12 +236,20 @@ class DataFolder:
                 path.rename(doomed)
                 sync_folder(path.parent)
                 shutil.rmtree(doomed)
-            if path.parent.exists() and not any(path.parent.iterdir()):
-                path.parent.rmdir()
-                self._folders.removed(path.parent)
+            self._remove_empty(path.parent)
         except OSError as error:
             raise StorageError(f"remove {path}: {error.strerror}") from error
 
+    def _remove_empty(self, folder: Path) -> None:
+        """Of a stream, if nothing is left in it; another process of the node may do the same."""
+        try:
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+                self._folders.removed(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
+
     def close(self) -> None:
-        """Release the lock."""
-        os.close(self._lock)
+        """Release the lock, as far as this process holds it."""
+        os.close(self.lock)

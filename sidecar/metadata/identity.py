@@ -7,6 +7,7 @@ the data folder, which marks that a log with a flush policy other than ``always`
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from dataclasses import replace
@@ -39,6 +40,23 @@ def unknown_folders(folder: DataFolder, image: ClusterImage) -> list[str]:
     """
     known = {f"{stream.name}-{stream.uid}" for stream in image.streams.values()}
     return sorted(path.name for path in (folder.path / "streams").glob("*") if path.name not in known)
+
+
+class WorkerMarks:
+    """What a further process of a node may say in the folder: that a log is open which counts records as flushed before they are."""
+
+    def __init__(self, folder: DataFolder, *, clean_stop: bool, flushed_always: bool) -> None:
+        self._folder = folder
+        self.previous = Previous(0, clean_stop, flushed_always)
+
+    def flushes_lazily(self) -> None:
+        """As ``NodeFile``; several processes may say it at once."""
+        path = self._folder.path / _LAZY
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+            sync_folder(self._folder.path)
+        except OSError as error:
+            raise StorageError(f"write {path}: {error.strerror}") from error
 
 
 class NodeFile:

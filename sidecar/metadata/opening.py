@@ -29,6 +29,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import Node, RaftCore, settings
 from sidecar.raft.log_controllers import LogControllers
 from sidecar.raft.probation import MARKER, Probation
+from sidecar.raft.rescue import rescue_event
 from sidecar.raft.sessions import Peer
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, load_snapshot_file, trim_journal, write_snapshot_file
 from sidecar.raft.transport import SessionTransport
@@ -184,6 +185,8 @@ class MemberLog:
         self._feed.restored(self.fsm.image.index)
         if self._events is not None:
             self._events.restored(self.fsm.image.index, self.fsm.image.time_ns)
+            if (event := rescue_event(self._folder, self.fsm.image.index)) is not None:
+                self._events.told(event)
         return snapshot.last, snapshot.previous, {Node(i) for i in sorted(snapshot.nodes)}
 
     # ---- GroupLog ------------------------------------------------------------------------------------------------------

@@ -160,25 +160,37 @@ class QuietTalk:
     # ---- the leaders' side --------------------------------------------------------------------------------------------
     def received(self, reply: bytes, body: memoryview) -> None:
         """A question, without its envelope; raises ProtocolError."""
+        question = self.asked(reply, body)
+        if question is not None:
+            self.answer(reply, question, self.over(question))
+
+    def asked(self, reply: bytes, body: memoryview) -> pb.QuietFetches | None:
+        """A question that may be answered; None: its answer would go elsewhere. Raises ProtocolError."""
         question = frames.parse(body, pb.QuietFetches)
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
             raise ProtocolError(f"{count} quiet fetches in one question")
-        replica, incarnation = question.replicaID, question.incarnation
-        if not self._inboxes.allows(reply) or not reply.startswith(f"{self._subjects.inbox(replica)}.".encode()):
+        if not self._inboxes.allows(reply) or not reply.startswith(f"{self._subjects.inbox(question.replicaID)}.".encode()):
             self._counters[REPLY] += 1
-            return
+            return None
+        return question
+
+    def over(self, question: pb.QuietFetches) -> list[int]:
+        """The places of those fetches in the question that the leaders here have not counted."""
+        count = len(question.fetches)
         self._confirmed.clear()
         first, self._next_token = self._next_token, self._next_token + count
-        received = partial(events.QuietFetchReceived, replica=replica, incarnation=incarnation)
+        received = partial(events.QuietFetchReceived, replica=question.replicaID, incarnation=question.incarnation)
         for token, fetch in enumerate(question.fetches, first):
             asked = received(token=token, leader_epoch=fetch.leaderEpoch, request_id=fetch.requestId)
             self._deliver(fetch.stream, fetch.partition, fetch.streamUid, asked)
         confirmed = self._confirmed
-        over = [token - first for token in range(first, first + count) if token not in confirmed]
-        self._bus.send(
-            reply.decode(), (frames.sealed(pb.QuietFetchesAnswer(over=over, count=count, question=question.question)),)
-        )
+        return [token - first for token in range(first, first + count) if token not in confirmed]
+
+    def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
+        """Say which fetches of a question are over."""
+        answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
+        self._bus.send(reply.decode(), (frames.sealed(answer),))
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
         """The partition's leader has counted it."""

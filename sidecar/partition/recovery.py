@@ -14,6 +14,7 @@ from pathlib import Path
 
 from liftpy.errors import LiftError
 from liftpy.log.recovery import Recovered, recover
+from liftpy.shares import WHOLE, WorkerShare
 from sidecar.disk.data_folder import DataFolder
 
 logger = logging.getLogger("liftpy.node")
@@ -42,14 +43,18 @@ class RecoveredLogs:
         """Logs that may miss records which this node acknowledged, or that can't be read."""
         self._done: list[str] = []
         """Logs that have been looked at."""
+        self._count = 0
+        """Of logs that are looked at here."""
         self.suspect: list[str] = []
         """Logs of which a flush had failed when they were open last."""
 
-    async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool) -> None:
-        """Recover every log in the folder. After a clean stop a tail that has to be cut is damage, too."""
+    async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
+        """Recover every log in the folder that is the share's. After a clean stop a tail that has to be cut is damage, too."""
         loop = asyncio.get_running_loop()
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
         self.names = frozenset(f"{path.parent.name}/{path.name}" for path in paths)
+        paths = [path for path in paths if share.holds_folder(f"{path.parent.name}/{path.name}")]
+        self._count = len(paths)
         parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
         await asyncio.gather(*(loop.run_in_executor(pool, self._recover_some, part, folder, clean_stop) for part in parts))
         self.damaged.sort()
@@ -79,8 +84,8 @@ class RecoveredLogs:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """(logs that have been looked at, all of them)"""
-        return len(self._done), len(self.names)
+        """(logs that have been looked at, all that are to be)"""
+        return len(self._done), self._count
 
     def take(self, path: Path) -> Recovered | None:
         """What was found in a partition's folder, for its first opening; None: recover it."""

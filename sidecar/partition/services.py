@@ -24,6 +24,7 @@ from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.versions import CodeVersions
 from liftpy.service.wellness import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
+from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.envelope import MessageType
@@ -309,11 +310,19 @@ class Found(Protocol):
 
 
 class ServiceDesk:
-    """The node's subject for services."""
+    """The node's subject for services. Each process of the node listens, and answers for the partitions of its share."""
 
     def __init__(
-        self, bus: BusConnection, subjects: Subjects, node_id: str, inboxes: InboxRule, find: Found, counters: Counter[str]
+        self,
+        bus: BusConnection,
+        subjects: Subjects,
+        node_id: str,
+        inboxes: InboxRule,
+        find: Found,
+        counters: Counter[str],
+        share: WorkerShare = WHOLE,
     ) -> None:
+        self._share = share
         self._bus = bus
         self._node_id = node_id
         self._inboxes = inboxes
@@ -365,7 +374,7 @@ class ServiceDesk:
         services = self._find(hello.stream, hello.partition)
         if services is not None:
             services.hello(hello, inbox)
-        elif not hello.leaving:
+        elif not hello.leaving and self._share.holds(hello.stream, hello.partition):
             self._bus.send(inbox, (frames.sealed(self._not_here(hello)),))
 
     def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:

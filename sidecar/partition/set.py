@@ -28,6 +28,7 @@ from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.partition import PartitionState
 from liftpy.replica.copying import CopyPace
 from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
+from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.partition.counted import NodeCounts, Uncounted
@@ -54,10 +55,11 @@ _PARTS_OF_A_LEASE = 2
 
 
 class Partitions:
-    """All workers of a node."""
+    """All workers of a node, or of one of its processes: ``share``."""
 
-    def __init__(self, node: NodeTools, counts: NodeCounts | None = None) -> None:
+    def __init__(self, node: NodeTools, counts: NodeCounts | None = None, share: WorkerShare = WHOLE) -> None:
         self._node = node
+        self._share = share
         self._node_id = node.settings.node_id
         self._image = ClusterImage()
         self._live: dict[str, int] = {}
@@ -153,7 +155,8 @@ class Partitions:
         if nodes_changed:
             self._live = _incarnations(new)
         self._departures.seen(change.deleted)
-        self._changed.add(c.key for c in change.for_node(self._node_id))
+        holds = self._share.holds
+        self._changed.add(c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition))
         if nodes_changed:
             self._changed.add(self._workers)
 
@@ -305,7 +308,7 @@ class Partitions:
         keys = []
         for name in folders:
             folder, _, number = name.rpartition("/")
-            if folder in streams:
+            if folder in streams and self._share.holds_folder(name):
                 keys.append(streams[folder].key(int(number)))
         return spawn(self._leave_all(sorted(keys)), "logs that moved away")
 

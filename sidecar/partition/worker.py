@@ -50,7 +50,7 @@ from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.metadata.identity import NodeFile
+from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.chatter import CHATTER
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
@@ -111,7 +111,7 @@ class NodeTools:
     """Publishes go past the leader of a partition here, which takes none until this has handed it over, or has it come back."""
     folder: DataFolder
     deletions: Deletions
-    identity: NodeFile
+    identity: NodeFile | WorkerMarks
     recovered: RecoveredLogs
     promises: Promises
 

@@ -146,7 +146,7 @@ def check_library() -> None:
     pysyncobj.syncobj.createJournal = _journal
 
 
-def _is_applied(command: bytes, index: int) -> bool:
+def is_applied(command: bytes, index: int) -> bool:
     """Whether the state machine hears of the entry: not of the library's own ones, nor of a change that is none."""
     return command[:1] == _REGULAR or change_in(command, index) is not None
 
@@ -575,7 +575,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             return True
         command = log[position][0]
         assert isinstance(command, bytes)
-        if not _is_applied(command, index):
+        if not is_applied(command, index):
             return True
         try:
             return self._machine.work_ahead(bytes(command[1:]), index)
@@ -584,7 +584,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library has no types
             return True
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> bytes | None:
-        if not _is_applied(command, self.raftLastApplied + 1) or self.failure is not None:
+        if not is_applied(command, self.raftLastApplied + 1) or self.failure is not None:
             return None
         try:
             answer = self._machine.apply(bytes(command[1:]), self.raftLastApplied + 1)

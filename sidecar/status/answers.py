@@ -19,6 +19,7 @@ from liftpy.cluster.image import StreamImage
 from liftpy.history import History, asked_rows
 from liftpy.partition import PartitionStatus
 from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.shares import WHOLE
 from liftpy.strict_json import load_json
 from sidecar import clock
 from sidecar.status.figures import Figures
@@ -66,6 +67,10 @@ class PageAnswers:
         most_bytes: Callable[[], int] = lambda: 1 << 20,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
+        """Joins rows of partitions with those of the node's other processes."""
+        self.share = WHOLE
+        """Which of the node's partitions are in this process."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -87,7 +92,9 @@ class PageAnswers:
         elif reporter is None:
             return False
         else:
-            make = {"partitions": self._partitions, "streams": self._streams, "events": _events, "metrics": self._metrics}[kind]
+            make = {"partitions": self._all_partitions, "streams": self._streams, "events": _events, "metrics": self._metrics}[
+                kind
+            ]
             self._rested.ask(payload, lambda: self._made(kind, make, reporter, said), answer)
         return True
 
@@ -112,7 +119,12 @@ class PageAnswers:
         return (await asyncio.to_thread(exposition, found)).decode()
 
     # ---- partitions --------------------------------------------------------------------------------------------------------
-    async def _partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+    async def _all_partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+        own = await self.partitions(reporter, said)
+        return own if self.joins is None else await self.joins(own, said)
+
+    async def partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:
+        """Those of this process, and those of the stream asked for that nobody holds here or leads."""
         stream, after, limit = (
             said.get("stream", ""),
             place_of(said.get("after", [-1, "", -1])),
@@ -136,7 +148,8 @@ class PageAnswers:
                 found.append(((0, key.stream, key.partition), None))
         if stream and reporter.group.is_controller and (image := reporter.group.image.streams.get(stream)) is not None:
             async for state in _sliced(image.partitions):
-                if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held:
+                elsewhere = reporter.node_id in state.holders and not self.share.holds(stream, state.partition)
+                if state.status is not PartitionStatus.ONLINE and (stream, state.partition) not in held and not elsewhere:
                     problems += 1
                     found.append(((urgency(state, image.config), stream, state.partition), state))
         behind = [one for one in found if one[0] > after]

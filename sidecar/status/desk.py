@@ -1,27 +1,28 @@
 """Where a node's status is asked for: ``<ns>.status.<node>`` over NATS, and a page on loopback if a port is configured.
 
-The page is the only port that a node opens, and only on 127.0.0.1: ``/`` for people, ``/status`` JSON, ``/metrics`` Prometheus, of one
-stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and stops it.
-The first two show ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
+The page is the only port that a node opens, and only on 127.0.0.1: the cluster's pages (``site.py``), ``/status`` JSON of this node,
+``/metrics`` Prometheus, of one stream by partition ``/metrics/partitions?stream=S``; ``/livez`` and ``/readyz`` for whoever starts and
+stops it. ``/status`` has ``PAGE_PARTITIONS`` partitions, or ``?count=N``, in order; ``?after=STREAM/PARTITION`` those behind that one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
-import html
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
 
-from liftpy.errors import ConfigError
+import nats.errors
+
+from liftpy.client.node_answers import object_of
+from liftpy.errors import ConfigError, UnavailableError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
 from liftpy.history import History
+from liftpy.ids import check_name
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
@@ -35,21 +36,40 @@ from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
 from sidecar.status.metrics import MOST_PARTITIONS, by_partition, exposition
 from sidecar.status.report import Reporter
-from sidecar.status.sampler import Sampler
+from sidecar.status.sampler import Said, Sampler
+from sidecar.status.serving import JSON, LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.status.site import Site
+from sidecar.status.viewing import Viewing
+from sidecar.tasks import spawn
 
 _HOST = "127.0.0.1"
-_OWN_NAMES = (b"127.0.0.1", b"localhost")
-"""Under which the page is asked for, whatever the port: a tunnel has another one."""
-_REQUEST_TIMEOUT_S = 5.0
-_MAX_CONNECTIONS = 32
 _LONGEST_NUMBER = 10
 PAGE_PARTITIONS = 500
 """In one answer over NATS, and on a page of the status port that names no other number."""
 MOST_ON_A_PAGE = 5000
+MOST_GATHERING = 64
+"""Pages that are being gathered from a node's processes at once, over NATS; who asks beyond hears nothing."""
 _HEALTH = (b"/livez", b"/readyz")
-_JSON = "application/json"
-_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-_HTML = "text/html; charset=utf-8"
+_THERE = b"/, /node/ID, /stream/NAME, /events, /api/live, /status, /livez, /readyz, /metrics, /metrics/partitions?stream=S\n"
+
+
+class Whole(Protocol):
+    """The status of a node of several processes, gathered from them."""
+
+    async def page(self, after: tuple[str, int], count: int) -> dict[str, Any]:
+        """As ``Reporter.page``."""
+
+    async def of_stream(self, stream: str, count: int) -> list[dict[str, Any]]:
+        """As ``Reporter.of_stream``."""
+
+    async def add(self, found: Figures) -> None:
+        """Add the other processes' figures."""
+
+    async def rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        """Join what this process answers to a question about partitions with what the others do."""
+
+    def sampled(self) -> list[Said]:
+        """What the other processes have counted, as of their last samples."""
 
 
 class StatusDesk:
@@ -57,14 +77,21 @@ class StatusDesk:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
-        self._server: asyncio.Server | None = None
-        self._connections = 0
+        self.serving = Serving(self._respond)
+        self._names = frozenset(name.encode() for name in (*LOOPBACK, *settings.page_hosts))
+        self._site: Site | None = None
         self.reporter: Reporter | None = None
+        self.whole: Whole | None = None
+        """None: the node is one process."""
+        self.on_level: Callable[[str, float], None] = lambda level, for_s: None
+        """Tells other processes of the node."""
+        self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
         self.health: Health | None = None
         self.history = History()
         self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self.answers.joins = self._joined_rows
         self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
@@ -75,10 +102,9 @@ class StatusDesk:
         if port == STATUS_OFF:
             return
         try:
-            self._server = await asyncio.start_server(self._handle, _HOST, port)
+            self.url = f"http://{_HOST}:{await self.serving.open(_HOST, port)}"
         except OSError as error:
             raise ConfigError(f"status_port {port} can't be used: {error}") from None
-        self.url = f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
@@ -95,41 +121,62 @@ class StatusDesk:
                 self._glances.ask(partial(_send, bus, reply.decode()))
             elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
                 pass
-            elif self.reporter is not None:
+            elif self.reporter is not None and self.whole is None:
                 bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
+            elif self.whole is not None and self._gathering < MOST_GATHERING:
+                send = partial(_send, bus, reply.decode())
+                spawn(self._send_whole(self.whole, payload, send, bus.max_payload), "a status page")
 
         bus.listen(subjects.status(self._settings.node_id), asked)
 
         def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if any(rule.allows(reply) for rule in inboxes):
-                bus.send(reply.decode(), (json.dumps(_change_level(payload)).encode(),))
+                bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
 
         bus.listen(subjects.control_level(self._settings.node_id), told)
-
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
-        try:
-            if self._connections <= _MAX_CONNECTIONS:
-                request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _REQUEST_TIMEOUT_S)
-                answer = self._respond(request)
-                writer.write(answer if isinstance(answer, bytes) else await answer)
-                await asyncio.wait_for(writer.drain(), _REQUEST_TIMEOUT_S)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # a visitor that goes away or speaks no HTTP
-        finally:
-            self._connections -= 1
-            writer.close()
+        own = self._settings.node_id
+        asker = NodeAsker(own, bus, subjects, self)
+        self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))
 
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
         assert self.reporter is not None
-        self._sampler = Sampler(self.history, self.reporter)
+        whole = self.whole
+        self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
         self._sampler.start()
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
             self._figures = NodeFigures(reporter)
-        return await self._figures.gather()
+        found = await self._figures.gather()
+        if self.whole is not None:
+            await self.whole.add(found)
+        return found
+
+    async def _joined_rows(self, own: dict[str, Any], said: Any) -> dict[str, Any]:
+        return own if self.whole is None else await self.whole.rows(own, said)
+
+    async def _send_whole(self, whole: Whole, payload: bytes, send: Callable[[bytes], None], limit_bytes: int) -> None:
+        self._gathering += 1
+        try:
+            page = await whole.page(_asked_after(payload), PAGE_PARTITIONS)
+        finally:
+            self._gathering -= 1
+        send(_within(page, limit_bytes))
+
+    async def _own_whole(self, whole: Whole, path: bytes, part: _Part, stream: str, wanted: bool) -> bytes:
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(await whole.page(*part)).encode() if wanted else b"")
+        rows = await whole.of_stream(stream, MOST_PARTITIONS)
+        return http("200 OK", TEXT, by_partition(rows) if wanted else b"")
+
+    async def answered(self, asked: bytes) -> bytes:
+        """What is asked over NATS, for the page of this node itself; b'': nothing, yet."""
+        if asked == GLANCE_ASKED and self.reporter is not None:
+            made: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            self._glances.ask(lambda answer: None if made.done() else made.set_result(answer))
+            return await made
+        return await self.answers.answered(asked)
 
     async def _glance(self) -> bytes:
         assert self.reporter is not None
@@ -138,7 +185,7 @@ class StatusDesk:
     async def _metrics(self, reporter: Reporter, wanted: bool) -> bytes:
         """Gathered in slices, put into words in a thread: neither keeps the loop."""
         found = await self._gather(reporter)
-        return _http("200 OK", _TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
+        return http("200 OK", TEXT, await asyncio.to_thread(exposition, found) if wanted else b"")
 
     def _healthy(self, path: bytes, query: bytes) -> bytes:
         """200 or 503, with a line for each check where ``?verbose`` asks, or one fails."""
@@ -148,55 +195,77 @@ class StatusDesk:
         checks = self.health.synced() if synced else self.health.ready() if path == b"/readyz" else self.health.live()
         well = all(check.ok for check in checks)
         body = told(checks) if "verbose" in asked or not well else "ok\n"
-        return _http("200 OK" if well else "503 Service Unavailable", _TEXT, body.encode())
+        return http("200 OK" if well else "503 Service Unavailable", TEXT, body.encode())
 
-    def _respond(self, request: bytes) -> bytes | Awaitable[bytes]:
+    def _respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
         words = request.split(b"\r\n", 1)[0].split()
-        pages: dict[bytes, Callable[[Reporter, _Part], tuple[str, bytes]]] = {
-            b"/": lambda r, part: (_HTML, _page(r.page(*part), part[1])),
-            b"/status": lambda r, part: (_JSON, json.dumps(r.page(*part)).encode()),
-            b"/metrics/partitions": lambda r, _: (_TEXT, by_partition(r.of_stream(_stream(query), MOST_PARTITIONS))),
-        }
         path, _, query = words[1].partition(b"?") if len(words) >= 2 else (b"", b"", b"")
-        if _host_of(request) not in _OWN_NAMES:
-            return _http("421 Misdirected Request", _TEXT, b"this page has the names 127.0.0.1 and localhost only\n")
+        if host_of(request) not in self._names:
+            return http(
+                "421 Misdirected Request", TEXT, b"this page has the names 127.0.0.1 and localhost, and those of page_hosts\n"
+            )
         if len(words) != 3 or words[0] not in (b"GET", b"HEAD"):
-            return _http("405 Method Not Allowed", _TEXT, b"GET only\n")
+            return http("405 Method Not Allowed", TEXT, b"GET only\n")
         if path in _HEALTH and self.health is not None:
             return self._healthy(path, query)
-        if path not in pages and path != b"/metrics":
-            return _http("404 Not Found", _TEXT, b"/, /status, /livez, /readyz, /metrics and /metrics/partitions?stream=S\n")
+        if path in (b"/status", b"/metrics", b"/metrics/partitions"):
+            return self._own(path, query, words[0] == b"GET")
+        if self._site is None:
+            return http("503 Service Unavailable", TEXT, b"starting\n")
+        found = self._site.respond(path.decode("ascii", "replace"), query)
+        return found if found is not None else http("404 Not Found", TEXT, _THERE)
+
+    def _own(self, path: bytes, query: bytes, wanted: bool) -> bytes | Awaitable[bytes]:
+        """What this node says of itself; ``wanted``: with the body."""
         part = _part(query)
         if part is None:
             text = f"?count=1 to {MOST_ON_A_PAGE} and &after=STREAM/PARTITION, as they are or left out\n"
-            return _http("400 Bad Request", _TEXT, text.encode())
+            return http("400 Bad Request", TEXT, text.encode())
         if self.reporter is None:
-            return _http("503 Service Unavailable", _TEXT, b"starting\n")
+            return http("503 Service Unavailable", TEXT, b"starting\n")
         if path == b"/metrics":
-            return self._metrics(self.reporter, words[0] == b"GET")
-        kind, body = pages[path](self.reporter, part)
-        return _http("200 OK", kind, body if words[0] == b"GET" else b"")
+            return self._metrics(self.reporter, wanted)
+        if self.whole is not None:
+            return self._own_whole(self.whole, path, part, _stream(query), wanted)
+        if path == b"/status":
+            return http("200 OK", JSON, json.dumps(self.reporter.page(*part)).encode() if wanted else b"")
+        shown = by_partition(self.reporter.of_stream(_stream(query), MOST_PARTITIONS))
+        return http("200 OK", TEXT, shown if wanted else b"")
 
     async def close(self) -> None:
         """Close the page."""
         if self._sampler is not None:
             self._sampler.close()
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        await self.serving.close()
+
+
+class NodeAsker:
+    """Satisfies ``NodesAsker`` for a node's own page: it asks itself without NATS, others by its connection."""
+
+    def __init__(self, own: str, bus: BusConnection, subjects: Subjects, desk: StatusDesk) -> None:
+        self._own = own
+        self._bus = bus
+        self._subjects = subjects
+        self._desk = desk
+
+    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        """Its answer; raises LiftError."""
+        if node == self._own:
+            return object_of(node, await self._desk.answered(asked))
+        try:
+            answer = await self._bus.request(self._subjects.status(check_name(node, "node")), asked, timeout=timeout_s)
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise UnavailableError(f"{node} does not answer: {error}") from None
+        return object_of(node, answer.data)
+
+    async def node_ids(self) -> list[str]:
+        """All that this node's image has."""
+        reporter = self._desk.reporter
+        return sorted(reporter.group.image.nodes) if reporter is not None else []
 
 
 def _send(bus: BusConnection, reply: str, answer: bytes) -> None:
     bus.send(reply, (answer,))
-
-
-def _host_of(request: bytes) -> bytes:
-    """The name that the visitor's browser takes this page for, without the port: a foreign site's, if that has sent it here."""
-    hosts = [line[5:].strip().lower() for line in request.split(b"\r\n")[1:] if line[:5].lower() == b"host:"]
-    if len(hosts) != 1:
-        return b""
-    name, _, port = hosts[0].rpartition(b":")
-    return name if port.isdigit() else hosts[0]
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
@@ -208,6 +277,13 @@ def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:
         if len(body) <= limit_bytes or not count:
             return body
         count //= 2
+
+
+def _within(page: dict[str, Any], limit_bytes: int) -> bytes:
+    """As much of its partitions as goes into one message."""
+    while len(body := json.dumps(page).encode()) > limit_bytes and page["partitions"]:
+        page = {**page, "partitions": page["partitions"][: len(page["partitions"]) // 2], "more": True}
+    return body
 
 
 def _asked_after(payload: bytes) -> tuple[str, int]:
@@ -222,7 +298,7 @@ MOST_S = 24 * 3600.0
 """A level that was asked for holds at most so long."""
 
 
-def _change_level(payload: bytes) -> dict[str, Any]:
+def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:
     """``{"level": "debug", "for_s": 300}``; what is said to who asked."""
     try:
         asked = load_json(payload)
@@ -232,6 +308,7 @@ def _change_level(payload: bytes) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
+    tell(level, for_s)
     return {"level": level, "for_s": for_s}
 
 
@@ -253,53 +330,3 @@ def _part(query: bytes) -> _Part | None:
 
 def _stream(query: bytes) -> str:
     return dict(parse_qsl(query.decode("ascii", "replace"))).get("stream", "")
-
-
-_STYLE = "body{font:14px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}tr:nth-child(even){background:#eee}"
-_POLICY = (
-    "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'; "
-    f"style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
-)
-"""Of what is served a browser may use this one style, and nothing else: names in there stay text even where they look like markup."""
-
-
-def _http(status: str, kind: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
-    return f"{head}Content-Security-Policy: {_POLICY}\r\nX-Content-Type-Options: nosniff\r\n\r\n".encode() + body
-
-
-_COLUMNS = (
-    "stream",
-    "partition",
-    "role",
-    "phase",
-    "leader",
-    "leader_epoch",
-    "isr",
-    "newest_offset",
-    "high_watermark",
-    "paused",
-)
-
-
-def _page(report: dict[str, Any], count: int) -> bytes:
-    """A table for people, without scripts, and where it goes on."""
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_text(p[c]))}</td>" for c in _COLUMNS) + "</tr>" for p in report["partitions"]
-    )
-    heads = "".join(f"<th>{c.replace('_', ' ')}</th>" for c in _COLUMNS)
-    facts = ("node", "version", "incarnation", "uptime_s", "metadata_leader", "metadata_index")
-    summary = ", ".join(f"{name.replace('_', ' ')} {html.escape(str(report[name]))}" for name in facts)
-    last = report["partitions"][-1] if report["more"] else None
-    where = urlencode({"after": f"{last['stream']}/{last['partition']}", "count": count}) if last is not None else ""
-    further = f'<p><a href="/?{html.escape(where)}">the next {count}</a></p>' if where else ""
-    text = (
-        f"<!doctype html><title>liftpy {html.escape(report['node'])}</title><style>{_STYLE}</style>"
-        f"<h1>{html.escape(report['node'])}</h1><p>{summary}</p><table><tr>{heads}</tr>{rows}</table>{further}"
-        '<p><a href="/status">JSON</a> <a href="/metrics">metrics</a></p>'
-    )
-    return text.encode()
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -14,11 +14,18 @@ ASKED = b'{"health": true}'
 
 
 class Health:
-    """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync."""
+    """``signs`` is called for each look; ``replicas``: those here, without learners, and whether each is in sync;
+    ``elsewhere``: why those in other processes of the node are not, '' where they are."""
 
-    def __init__(self, signs: Callable[[], Signs], replicas: Callable[[], Iterable[tuple[PartitionKey, bool]]]) -> None:
+    def __init__(
+        self,
+        signs: Callable[[], Signs],
+        replicas: Callable[[], Iterable[tuple[PartitionKey, bool]]],
+        elsewhere: Callable[[], str] = lambda: "",
+    ) -> None:
         self._signs = signs
         self._replicas = replicas
+        self._elsewhere = elsewhere
         self._synced = Synced()
 
     def live(self) -> list[Check]:
@@ -32,7 +39,8 @@ class Health:
     def synced(self) -> list[Check]:
         """The same, and whether all that it holds has caught up since the start."""
         signs = self._signs()
-        return [*ready(signs), self._synced.look(self._replicas(), opened=signs.opened)]
+        own = self._synced.look(self._replicas(), opened=signs.opened)
+        return [*ready(signs), own if not own.ok else Check("synced", self._elsewhere())]
 
     def report(self) -> dict[str, Any]:
         """All of it, for machines."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from math import nan
+from operator import add
 from typing import Any, NamedTuple
 
 from liftpy.glance import percentile
@@ -29,6 +30,9 @@ _LOOKED_AT_ONCE = 32
 """Partitions between two looks at the clock."""
 
 
+_COUNTED = ("counts", "acks", "flushes", "loop_lag")
+
+
 class _Sampled(NamedTuple):
     """Counts that only grow, at a moment."""
 
@@ -40,9 +44,19 @@ class _Sampled(NamedTuple):
     flushes: tuple[int, ...]
     loop_lag: tuple[int, ...]
 
+    def joined(self, said: Said) -> _Sampled:
+        """With what another process has counted."""
+        counts, acks, flushes, loop_lag = (tuple(map(add, getattr(self, name), said[name])) for name in _COUNTED)
+        return self._replace(counts=counts, acks=acks, flushes=flushes, loop_lag=loop_lag)
+
+
+Said = dict[str, Any]
+"""What a process has counted until now, and shows now; as JSON it goes to the first process of its node."""
+
 
 class Sampler:
-    """``start`` it on the loop. ``wall``: in s."""
+    """``start`` it on the loop. ``wall``: in s. ``others``: what the node's other processes said last; ``tell``: is given what this one
+    would say."""
 
     def __init__(
         self,
@@ -50,7 +64,11 @@ class Sampler:
         reporter: Reporter,
         wall: Callable[[], float] = time.time,
         now: Callable[[], float] = time.monotonic,
+        others: Callable[[], Sequence[Said]] = tuple,
+        tell: Callable[[Said], None] | None = None,
     ) -> None:
+        self._others = others
+        self._tell = tell
         self._history = history
         self._reporter = reporter
         self._wall = wall
@@ -101,6 +119,11 @@ class Sampler:
         yield from look.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
         seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
+        if self._tell is not None:
+            self._tell({name: getattr(seen, name) for name in _COUNTED} | {"lag_ns": look.lag_ns, "isr": look.isr})
+        for said in self._others():
+            seen = seen.joined(said)
+            look.joined(said)
         before, self._seen = self._seen, seen
         if before is not None and 0 < at_s - before.at_s <= MOST_COVERED_S:
             self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
@@ -116,6 +139,11 @@ class _Walk:
         self.lag_ns = 0
         self.isr = [0, 0, 0]
         """Partitions led here: with all replicas in sync, with fewer, with fewer than min.isr."""
+
+    def joined(self, said: Said) -> None:
+        """With what another process shows."""
+        self.lag_ns = max(self.lag_ns, said["lag_ns"])
+        self.isr = list(map(add, self.isr, said["isr"]))
 
     def all(self) -> Iterator[None]:
         """Look, some at a time."""

@@ -15,6 +15,7 @@ def all_decoders() -> list[Decoder]:
     return [*network.decoders(), *metadata.decoders(), *disk.decoders(), *texts.decoders(), *groups.decoders()]
 
 
+_OF_ONE_NODE = "what a process of the same node says, in a frame that was checked, tests/unit/wire/test_worker_frames.py"
 ELSEWHERE = {
     "liftpy.cluster.level_check:levels_answer": "reads an answer that apply has kept; tests/unit/cluster/test_feature_levels.py",
     "liftpy.ingest.recent_ids:RecentIds.restore": "a part of a state file, tests/unit/ingest/test_state_file.py",
@@ -69,4 +70,17 @@ ELSEWHERE = {
     "sidecar.raft.library:RaftCore._SyncObj__changeCluster": "calls change_in first, which refuses",
     "sidecar.raft.sessions:PeerSessions._same_list": "of a frame that was parsed, tests/unit/raft/test_controllers_by_log.py",
     "sidecar.raft.library:_NoPickle.loads": "refuses everything but entries, tests/unit/raft/test_library_as_shipped_disk.py",
+    "liftpy.wire.worker_frames:FrameReader.feed": "tests/unit/wire/test_worker_frames.py flips each byte",
+    "sidecar.workers.child:WorkerNode._quiet_asked": _OF_ONE_NODE,
+    "sidecar.workers.child:WorkerNode._take": _OF_ONE_NODE,
+    "sidecar.workers.child:WorkerNode._tell": _OF_ONE_NODE,
+    "sidecar.workers.child:main": _OF_ONE_NODE,
+    "sidecar.workers.handle:WorkerHandle._heard": _OF_ONE_NODE,
+    "sidecar.workers.handle:WorkerHandle.look": _OF_ONE_NODE,
+    "sidecar.workers.handle:failure_of": _OF_ONE_NODE,
+    "sidecar.workers.parent:Workers.recovered": _OF_ONE_NODE,
+    "sidecar.workers.parent:Workers.worker_proposes": _OF_ONE_NODE,
+    "sidecar.workers.quiet:SharedQuiet._ask": _OF_ONE_NODE,
+    "sidecar.workers.relayed:RelayedGroup.answered": _OF_ONE_NODE,
+    "sidecar.workers.relayed:RelayedGroup.entry_told": _OF_ONE_NODE,
 }

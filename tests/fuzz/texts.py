@@ -25,6 +25,7 @@ from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
 from sidecar.status import answers as page_answers
 from sidecar.status import desk as status_desk
+from sidecar.status import site as page_site
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
@@ -192,6 +193,14 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.desk:_asked_after",),
+        ),
+        Decoder(
+            "place in a page's list",
+            [b'[3, "s", 7]', b'[3, "s"]'],
+            lambda d: page_site.asked_place(d.decode("utf-8", "replace")),
+            (ValueError,),
+            make=damaged_json,
+            covers=("sidecar.status.site:asked_place",),
         ),
         Decoder(
             "question for a page",

@@ -29,6 +29,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "raft": ("tests/unit/raft",),
     "status": ("tests/unit/node",),
     "node": ("tests/unit/node",),
+    "workers": ("tests/unit/node",),
+    "backup": ("tests/unit/backup",),
 }
 """Tests of each package that start no processes: what is tried after a mutant's own tests."""
 

@@ -830,11 +830,11 @@ _DRAWN = {
             "an operator does not see a partition that has stopped",
         ),
     ],
-    "sidecar/status/desk.py": [
+    "sidecar/status/pages.py": [
         (
             "a node's name is not escaped",
-            "<title>liftpy {html.escape(report['node'])}</title>",
-            "<title>liftpy {report['node']}</title>",
+            "<title>{html.escape(title)} ·",
+            "<title>{title} ·",
             "a page runs what stands in a name",
         ),
     ],

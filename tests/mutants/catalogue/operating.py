@@ -133,6 +133,38 @@ MUTANTS = [
         tests=("tests/unit/node/test_glance.py",),
     ),
     *rows(
+        "sidecar/status/serving.py",
+        ("a name with a port is another one", "return name if port.isdigit() else hosts[0]", "return hosts[0]", "no browser is answered"),
+        ("more live ones than are allowed", "if self.live_count >= MOST_LIVE:", "if False:", "a hundred tabs slow the node"),
+        ("scripts from anywhere", "script-src 'self'", "script-src *", "a name that looks like markup runs"),
+        tests=("tests/unit/node/test_site.py", "tests/unit/node/test_status_desk.py"),
+    ),
+    *rows(
+        "sidecar/status/answers.py",
+        ("best partitions first", "chosen = nsmallest(limit, behind, key=lambda one: one[0])", "chosen = behind[:limit]", "what is wrong is on the last page"),
+        ("who asked for what is told to all", 'if event["kind"] != NOT_TOLD', "if True", "the role status reads the audit"),
+        ("a walk keeps the loop", "            await asyncio.sleep(0)\n            began", "            began", "a page of a large node delays acks"),
+        ("each question is a walk", "(now < self._next_at or now - kept[0] < 1 / PER_SECOND)", "False", "watchers take the loop's time"),
+        ("partitions without a leader are nobody's", "state.status is not PartitionStatus.ONLINE and", "False and", "offline partitions are on no page"),
+        tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "sidecar/status/pages.py",
+        ("a cell is markup", "    text = html.escape(figure(column.kind, value))\n", "    text = figure(column.kind, value)\n", "a hostile name runs in the operator's browser"),
+        tests=("tests/unit/node/test_site.py",),
+    ),
+    *rows(
+        "liftpy/page_view.py",
+        ("a deposed leader's row wins", 'weight = (kept["epoch"], kept["role"] == "LEADER", bool(kept["role"]))', 'weight = (0, kept["role"] == "LEADER", bool(kept["role"]))', "the page shows who led before"),
+        ("a row is believed", "        if type(value) is not kind and not (kind is float and type(value) is int):\n            return None\n", "", "an odd answer ends the page"),
+        tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "liftpy/scraped.py",
+        ("one node speaks for another", "                if own == label:  # else", "                if True:  # else", "a forged answer hides a failure"),
+        tests=("tests/unit/node/test_site.py",),
+    ),
+    *rows(
         "liftpy/history.py",
         ("a gap is joined over", "self._write(SECONDS, at, values if at >= first else _EMPTY)", "self._write(SECONDS, at, values)", "an hour without the node looks like an hour of load"),
         ("a place keeps what was there ten minutes ago", "            self._write(TENS, at, _EMPTY)\n", "            pass\n", "a gap shows the day before"),
@@ -221,9 +253,9 @@ MUTANTS = [
         tests=("tests/unit/cli/test_events_command.py",),
     ),
     *rows(
-        "sidecar/status/desk.py",
+        "sidecar/status/serving.py",
         ("a browser may load what it likes", "default-src 'none'; ", "default-src *; ", "a stream named like markup loads a foreign script"),
-        tests=("tests/unit/node/test_status_desk.py",),
+        tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
         "sidecar/memory.py",

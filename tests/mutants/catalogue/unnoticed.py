@@ -402,8 +402,8 @@ MUTANTS: list[Mutant] = [
         "sidecar/status/desk.py",
         (
             "the page has no address",
-            'self.url = f"http://{_HOST}:{self._server.sockets[0].getsockname()[1]}"',
-            "pass",
+            'self.url = f"http://{_HOST}:{await self.serving.open(_HOST, port)}"',
+            "await self.serving.open(_HOST, port)",
             "nobody finds the status page on a free port",
         ),
         (

@@ -1,11 +1,13 @@
 """``python -m tests.simulation.raft [--seeds N] [--first S]``: the metadata group under N seeds; exit code 1 on any violation.
 
+``--mixed``: controllers of two versions, which come and go until a level is finalized; ``--diverged``: images that turn (``mixed.py``).
 ``--mutants [--only TEXT]``: each mutant of ``mutants.py`` under at most N seeds; exit code 1 if one survives.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import shutil
 import sys
@@ -35,10 +37,10 @@ def run_seed(seed: int, seen: Counter[str], kind: type[Run] = Run) -> str:
     return failure
 
 
-def run_seeds(seeds: Iterable[int]) -> tuple[Counter[str], list[str]]:
+def run_seeds(seeds: Iterable[int], kind: type[Run] = Run) -> tuple[Counter[str], list[str]]:
     """What was seen over all seeds, and the failures."""
     seen: Counter[str] = Counter()
-    failures = [run_seed(seed, seen) for seed in seeds]
+    failures = [run_seed(seed, seen, kind) for seed in seeds]
     return seen, [failure for failure in failures if failure]
 
 
@@ -73,12 +75,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--mutants", action="store_true")
     parser.add_argument("--only", default="")
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--diverged", action="store_true")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     if given.mutants:
         return _hunt_all(seeds, given.only)
     began = time.perf_counter()
-    seen, failures = run_seeds(seeds)
+    from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
+
+    with decides(guarded=True) if given.mixed else contextlib.nullcontext():
+        seen, failures = run_seeds(seeds, MixedRun if given.mixed else DivergedRun if given.diverged else Run)
     for what, count in sorted(seen.items()):
         print(f"{count:>10}  {what}")
     print(f"{given.seeds} seeds in {time.perf_counter() - began:.0f} s, {len(failures)} with a violation")

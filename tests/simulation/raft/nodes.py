@@ -195,7 +195,10 @@ class NodeProcess:
             self._check_lease()
 
     def _check_lease(self) -> None:
-        """A node that was fenced may have lost leaderships: it believes no lease before it sees which."""
+        """A node that was fenced may have lost leaderships: it believes no lease before it sees which; one that has said itself that
+        it stops leads nothing any more."""
+        if self.leaving:
+            return
         fenced_at, image = self._sim.fenced_at.get((self.node.node_id, self.incarnation), 0), self.subscription.image
         if self._believed is None and image.index < fenced_at and self.lease.is_current(self._sim.now_ns()):
             raise Violation(f"D22: {self.node.node_id} was fenced at {fenced_at}, and believes a lease on image {image.index}")

@@ -27,6 +27,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cursors", action="store_true", help="a cursor and a group commit meanwhile: what is confirmed stays")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the nodes, LIFTPY_...")
+    parser.add_argument(
+        "--node-workers", type=int, default=0, metavar="N", help="processes of each node; 0: as its settings say"
+    )
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
     parser.add_argument("--json", type=Path, help="write all figures there")
     return parser.parse_args()
@@ -75,6 +78,8 @@ def main() -> int:
             print(f"{fault.name:22s} {fault.text}")
         return 0
     settings = dict(pair.split("=", 1) for pair in arguments.set)
+    if arguments.node_workers:
+        settings["LIFTPY_WORKERS"] = str(arguments.node_workers)
     began = time.monotonic()
     outcomes = []
     log = arguments.log.open("a", encoding="utf-8") if arguments.log else None

@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from liftpy.shares import share_of
 from tests.system.faults.copies import COPIES
 from tests.system.faults.disks import DISKS
-from tests.system.faults.ground import STREAM
+from tests.system.faults.ground import STREAM, Ground
 from tests.system.faults.links import LINKS
 from tests.system.faults.strike import Fault, Round
+
+TWO = {"LIFTPY_WORKERS": "2"}
 
 
 # ---- followers -------------------------------------------------------------------------------------------------------------
@@ -112,6 +115,39 @@ async def leader_pause(round_: Round) -> None:
     finally:
         ground.cluster.nodes[node].send(signal.SIGCONT)
     round_.heals()
+
+
+async def _worker(ground: Ground, node: str) -> int:
+    """Number of the process of the node that hosts the partition, which is not its first one."""
+    workers = (await ground.client.node_status(node))["workers"]
+    found = share_of(STREAM, 0, len(workers))
+    assert found, "with so many workers the partition is the first process's: choose another number"
+    return int(workers[found]["pid"])
+
+
+async def worker_kill(round_: Round) -> None:
+    ground, node = round_.ground, round_.ground.leader
+    os.kill(await _worker(ground, node), signal.SIGKILL)
+    await _takes_it_down(round_, node)
+
+
+async def worker_pause(round_: Round) -> None:
+    """It never goes on: its node ends it."""
+    ground, node = round_.ground, round_.ground.leader
+    os.kill(await _worker(ground, node), signal.SIGSTOP)
+    await _takes_it_down(round_, node)
+
+
+async def _takes_it_down(round_: Round, node: str) -> None:
+    ground = round_.ground
+    round_.struck(node)
+    await round_.acked()
+    async with asyncio.timeout(60):
+        while ground.cluster.nodes[node].running:
+            await asyncio.sleep(0.05)
+    await round_.go_on()
+    round_.heals()
+    await ground.start([node])
 
 
 async def _cut(round_: Round, *, silent: bool) -> None:
@@ -219,6 +255,8 @@ FAULTS = {
         Fault("follower-bitflip", "kill -9 of a follower, one bit of its log flipped, started", follower_bitflip),
         Fault("leader-kill", "kill -9 of the leader", leader_kill),
         Fault("leader-pause", "the leader stands still for --pause-s and goes on", leader_pause),
+        Fault("worker-kill", "kill -9 of the process of the leader's node that hosts the partition", worker_kill, settings=TWO),
+        Fault("worker-pause", "that process stands still for good", worker_pause, settings=TWO),
         Fault("leader-cut", "nothing passes between the leader and NATS for --pause-s", leader_cut, relayed=True),
         Fault("leader-disconnected", "the leader's NATS connections are reset and refused", leader_disconnected, relayed=True),
         Fault("metadata-leader-kill", "kill -9 of the metadata leader, which leads no partition", metadata_leader_kill),

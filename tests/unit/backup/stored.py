@@ -19,10 +19,10 @@ FIRST, SECOND, THIRD = "20261101T000000Z-0000000a", "20261102T000000Z-0000000b",
 UID = "00000a-19"
 
 
-def log_of(batches: int, records: int = 10, epoch: int = 3) -> list[RecordBatch]:
+def log_of(batches: int, records: int = 10, epoch: int = 3, value: bytes = b"%d") -> list[RecordBatch]:
     """Batches of ``records`` each, from offset 0 on; the LeaderEpoch rises by one with every fourth."""
     data = b"".join(
-        build_batch([b"%d" % (n * records + i) for i in range(records)], base_offset=n * records, leader_epoch=epoch + n // 4)
+        build_batch([value % (n * records + i) for i in range(records)], base_offset=n * records, leader_epoch=epoch + n // 4)
         for n in range(batches)
     )
     return split_batches(data)

@@ -49,6 +49,14 @@ def test_each_flipped_bit_of_a_manifest_is_found(tmp_path: Path) -> None:
             decode_manifest(bytes(wrong))
 
 
+def test_a_manifest_is_written_in_one_way(tmp_path: Path) -> None:
+    """Then no bit of it is without a meaning."""
+    store, one, _ = two_backups(tmp_path)
+    whole = json.loads(store.read(manifest_path(one.backup)))
+    with pytest.raises(CorruptionError, match="not written as backups write it"):
+        decode_manifest(json.dumps(whole).encode())
+
+
 def test_another_format_is_refused(tmp_path: Path) -> None:
     import hashlib
 
@@ -77,6 +85,8 @@ def test_names_become_paths_only_when_they_are_names() -> None:
         ('"name": "orders"', '"name": "../orders"'),
         ('"high_watermark": 79', '"high_watermark": 80'),
         ('"start": 30', '"start": 20'),
+        ('"end": 60', '"end": 65'),
+        ('"end": 80', '"end": 79'),
         ('"epoch": 4', '"epoch": 5'),
     ],
 )
@@ -131,6 +141,7 @@ def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: 
             found = verify_backup(store, two)
             assert len(found.faults) == 1, (path, position, found.faults)
             assert path in found.faults[0]
+            assert "SHA-256" in found.faults[0]
         file.write_bytes(data)
     assert verify_backup(store, two).faults == []
     text = tmp_path / manifest_path(SECOND)
@@ -142,16 +153,30 @@ def test_verify_finds_a_flipped_bit_in_each_kind_of_file_and_names_it(tmp_path: 
 def test_a_piece_of_right_digest_and_wrong_place_is_found(tmp_path: Path) -> None:
     """The chain says what was before: pieces of another log don't fit, though each is whole."""
     store, one, _ = two_backups(tmp_path)
-    other = copied(store, THIRD, log_of(8, epoch=2))
-    mixed = replace(one.streams[0].partitions[0], pieces=(one.streams[0].partitions[0].pieces[0], *other.pieces[1:]))
-    manifest = put_backup(store, THIRD, mixed)
-    assert any("another chain" in fault or "follows on nothing" in fault for fault in verify_backup(store, manifest).faults)
+    for other, says in ((log_of(8, epoch=2), "follows on nothing"), (log_of(8, value=b"%x"), "another chain")):
+        pieces = copied(store, THIRD, other).pieces
+        mixed = replace(one.streams[0].partitions[0], pieces=(one.streams[0].partitions[0].pieces[0], *pieces[1:]))
+        manifest = put_backup(store, THIRD, mixed)
+        assert any(says in fault for fault in verify_backup(store, manifest).faults), says
+
+
+def test_the_image_is_of_the_same_streams(tmp_path: Path) -> None:
+    store, one, _ = two_backups(tmp_path)
+    wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20", partitions=()),))
+    with pytest.raises(CorruptionError, match="another stream orders"):
+        read_image(store, wrong)
+    wrong = replace(one, streams=(replace(one.streams[0], uid="00000b-20"),))
+    with pytest.raises(CorruptionError, match="another stream orders"):
+        read_image(store, wrong)
 
 
 def test_only_whole_backups_are_listed_as_such(tmp_path: Path) -> None:
     store, one, two = two_backups(tmp_path)
     assert [(entry.backup, entry.faults) for entry in list_backups(store)] == [(FIRST, ()), (SECOND, ())]
-    (tmp_path / two.streams[0].partitions[0].pieces[-1].file.path).unlink()
+    last = tmp_path / two.streams[0].partitions[0].pieces[-1].file.path
+    last.write_bytes(last.read_bytes() + b"x")
+    assert f"not {last.stat().st_size - 1}" in list_backups(store)[1].faults[0]
+    last.unlink()
     first, second = list_backups(store)
     assert first.faults == ()
     assert "it is missing" in second.faults[0]

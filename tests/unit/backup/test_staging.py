@@ -18,7 +18,7 @@ from liftpy.wire.batch import RecordBatch, build_batch, build_filler, parse_batc
 from sidecar.backup.staging import NOWHERE, LogDigest, StagedLog, Until, stage
 from sidecar.cli.backup_restore import until_of
 from sidecar.disk.files import FolderStorage
-from tests.unit.backup.stored import log_of, two_backups
+from tests.unit.backup.stored import THIRD, copied, log_of, two_backups
 
 SMALL = StreamConfig(segment_bytes=4096)
 
@@ -76,6 +76,16 @@ def test_until_an_offset(tmp_path: Path, last: int, whole: int) -> None:
     assert log.log_end_offset == done.end == min(last + 1, 100)
     assert bytes_of(found[:whole]) == bytes_of(log_of(10)[:whole])
     assert [value for batch in found for value in batch.values()] == [b"%d" % n for n in range(done.end)]
+
+
+def test_until_a_time_ends_there_whatever_the_clocks_said_later(tmp_path: Path) -> None:
+    """A new leader's clock may be behind: what it wrote comes later all the same."""
+    stamps = (100, 300, 200)
+    data = [build_batch([b"a", b"b"], base_offset=2 * n, leader_epoch=1, timestamp_ns=at) for n, at in enumerate(stamps)]
+    store = two_backups(tmp_path / "store")[0]
+    copy = copied(store, THIRD, split_batches(b"".join(data)))
+    done = stage(store, copy, SMALL, tmp_path / "log", Until(time_ns=250), lambda path: None)
+    assert (done.start, done.end, done.records) == (0, 2, 2)
 
 
 def test_until_a_time_ends_before_the_first_record_of_it() -> None:

@@ -11,6 +11,7 @@ import pytest
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
+from liftpy.shares import WHOLE, WorkerShare, share_of
 from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire._pb import service_pb2
@@ -28,7 +29,7 @@ ASIDE = pb.StepAside(stream="orders", partition=2, streamUid="uid-1")
 class Node:
     """Notifications of node n1, and whoever it hands things to."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: WorkerShare = WHOLE) -> None:
         self.bus: Any = Bus()
         self.delivered: list[Any] = []
         self.asked: list[Any] = []
@@ -48,6 +49,7 @@ class Node:
             lambda *said: self.delivered.append(said),
             requests,
             self.counters,
+            share,
         )
 
     def _testify(self, question: pb.LeaderQuestion) -> bool:
@@ -154,3 +156,17 @@ def test_the_frame_that_wakes_is_made_once_and_forgotten_with_its_partition(node
     node.notifications.forget(KEY)
     node.notifications.forget(KEY)
     assert not node.notifications._wake_frames
+
+
+def test_of_a_nodes_processes_the_one_that_hosts_the_partition_answers_and_all_hear() -> None:
+    """Another's no would depose a leader that serves, another's yes have it replaced before its publishers are answered."""
+    hosts = share_of(KEY.stream, KEY.partition, 2)
+    for number in range(2):
+        node = Node(WorkerShare(number, 2))
+        node.hears(QUESTION)
+        node.hears(ASIDE)
+        assert len(node.asked) == (2 if number == hosts else 0)
+        assert len(node.sent()) == (1 if number == hosts else 0)
+        node.hears(pb.PartitionNotification(stream="orders", partition=2, streamUid="uid-1"))
+        assert len(node.delivered) == 1, "who has the partition takes it"
+    assert not node.counters

@@ -27,6 +27,8 @@ from sidecar.status.names import HISTOGRAM, TABLE
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"
+DISASTERS = ("all-nodes-lost", "controller-lost", "controllers-lost", "nats-lost", "node-lost", "stream-deleted")
+"""Runbooks of what no alert says alone."""
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: Debian's package prometheus has it")
 
@@ -52,9 +54,20 @@ def test_an_alert_says_how_bad_it_is_what_to_do_and_where_that_is_written(name: 
     assert (ROOT / rule["annotations"]["runbook_url"]).is_file()
 
 
-def test_each_runbook_is_an_alerts() -> None:
-    wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()}
+def test_each_runbook_is_an_alerts_or_a_disasters() -> None:
+    wanted = {rule["annotations"]["runbook_url"] for rule in ALERTS.values()} | {
+        f"docs/runbooks/{name}.md" for name in DISASTERS
+    }
     assert {str(page.relative_to(ROOT)) for page in RUNBOOKS.iterdir()} == wanted
+
+
+@pytest.mark.parametrize("name", DISASTERS)
+def test_a_disasters_runbook_names_what_carries_it_out(name: str) -> None:
+    intro = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8").partition("## Look")[0]
+    assert re.search(r"Carried out\s+by", intro)
+    named = re.findall(r"`(tests/[^`]+)`", intro)
+    assert named
+    assert all((ROOT / path).is_file() for path in named), named
 
 
 def metrics_of(expression: str) -> set[str]:

@@ -16,12 +16,14 @@ import sidecar.node
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.predecessor import Predecessor
 from liftpy.errors import ConfigError, LiftError
+from liftpy.shares import WorkerShare
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.identity import NodeFile, Previous
 from sidecar.node import Node
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.restarting import EXIT_TO_REPAIR
 from sidecar.settings import NodeSettings
+from sidecar.workers.parent import Workers
 
 
 class World:
@@ -116,6 +118,9 @@ class Held:
     def metadata_heard(self, sent_ns: int) -> None:
         self.heard.append(sent_ns)
 
+    def leading(self) -> list[Any]:
+        return []
+
     async def settled(self) -> None:
         self._world.say("opened")
 
@@ -164,6 +169,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(module, "Membership", lambda *_: Members(made))
     monkeypatch.setattr(module, "leave_the_process_in", lambda seconds: None)
     monkeypatch.setattr(module, "probe_flushes", lambda path: None)
+    monkeypatch.setattr("sidecar.status.loop_watch.EVERY_S", 3600.0)  # it looks at parts that are not here
     monkeypatch.setattr(Node, "_build", build)
     for method in ("begin", "end_cleanly"):
         real = getattr(NodeFile, method)
@@ -270,6 +276,36 @@ async def test_logs_that_were_not_closed_well_leave_no_marker(world: World) -> N
     assert not world.marker().clean_stop
 
 
+async def test_workers_that_did_not_stop_cleanly_leave_no_marker(world: World) -> None:
+    async def stop() -> bool:
+        world.say("workers stopped")
+        return False
+
+    node = await started(world)
+    node._workers.stop = stop  # type: ignore[method-assign]
+    node.request_stop(hand_over=True)
+    assert await node.stop() == 0
+    assert "workers stopped" in world.told
+    assert not world.marker().clean_stop
+
+
+async def test_damage_in_a_workers_logs_is_the_nodes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def recovered(workers: Workers) -> dict[str, int]:
+        return {"damaged": 1, "suspect": 2}
+
+    await (await started(world)).stop()
+    assert world.marker().clean_stop
+    monkeypatch.setattr(Workers, "recovered", recovered)
+    world.refused = "the group can't be asked"
+    node = Node(NodeSettings("n1", world.folder))
+    with pytest.raises(LiftError):
+        await node.start()
+    assert node.counters["logs that a failed flush had closed"] == 2
+    await node.stop()
+    assert not world.marker().clean_stop
+    assert not world.marker().flushed_always, "it leaves the ISRs"
+
+
 async def test_the_marker_is_not_there_while_the_logs_are_being_closed(world: World) -> None:
     node = await started(world)
     node.request_stop(hand_over=True)
@@ -369,7 +405,7 @@ async def test_damage_that_a_start_found_is_remembered_by_the_next_start(world: 
     found: list[str] = ["orders-U1/0"]
     seen: list[bool] = []
 
-    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool) -> None:
+    async def run(logs: RecoveredLogs, folder: DataFolder, pool: Any, *, clean_stop: bool, share: WorkerShare) -> None:
         seen.append(clean_stop)
         logs.damaged, logs.suspect = list(found), ["orders-U1/1", "orders-U1/2"]
 

@@ -288,7 +288,7 @@ async def test_where_flushes_go_is_tried_out_beside_the_start(built: Built, monk
     tried: list[Path] = []
     monkeypatch.setattr(sidecar.node, "probe_flushes", lambda path: tried.append(path) or [0.001, 0.002])
     built.told.clear()
-    built.node._try_out_flushes(built.folder)
+    built.node._try_out_flushes(built.folder.path)
     async with asyncio.timeout(30):
         while not built.told:
             await asyncio.sleep(0.001)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, NoSpaceError, StorageError, UnknownFormatError
-from sidecar import node
+from sidecar import leaving as node
 from sidecar.cli import sidecar as command
-from sidecar.node import leave_the_process_in
+from sidecar.leaving import leave_the_process_in
 from sidecar.restarting import EXIT_TO_REPAIR, count_restart, momentary, pause_s
 from sidecar.settings import restarted_environment, restarts_in_a_row
 
@@ -89,7 +89,7 @@ def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
         timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
         seen.append(all(timer.finished.is_set() for timer in timers))
 
-    monkeypatch.setattr(command, "_run", stopped)
+    monkeypatch.setattr(command, "run_loop", stopped)
     monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
     monkeypatch.setattr(command.time, "sleep", pause)
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from math import isnan
 from types import SimpleNamespace
 from typing import Any
@@ -115,3 +116,25 @@ def test_it_works_in_slices_and_rests_as_long_as_it_has_to() -> None:
     assert turns > 10
     assert made.took_s > SLICE_S * turns
     assert later[1][0] == pytest.approx(made.took_s / sampler.PART_OF_LOOP, abs=1.0), "not each second then"
+
+
+def test_what_other_processes_of_the_node_say_is_in_its_rows() -> None:
+    """One says, as JSON brings it, what it has; the other's rows are of both."""
+    said: list[Any] = []
+    worker = a_worker("u", 2, isr=("n1",))
+    other = a_reporter([worker])
+    tells = Sampler(History(), other, lambda: 1.0, lambda: 1.0, tell=lambda what: said.append(json.loads(json.dumps(what))))
+    reporter, history, clocks = a_reporter([a_worker()]), History(), Clocks()
+    made = Sampler(history, reporter, lambda: clocks.wall_s, lambda: clocks.now_s, others=lambda: said[-1:])
+    list(tells.sample())
+    list(made.sample())
+    clocks.go_on(1.0)
+    worker.ingest.counters.records += 500
+    other.instruments.acks[AckPolicy.ALL].observe(0.003, 99)
+    reporter.instruments.acks[AckPolicy.ALL].observe(0.003, 1)
+    list(tells.sample())
+    list(made.sample())
+    row = newest(history)
+    assert row["records_in"] == 500
+    assert sum(row[f"acks_{number}"] for number in range(12)) == 100
+    assert row["isr_full"] + row["isr_below"] + row["isr_under_min"] == 2

@@ -1,10 +1,8 @@
-"""The status port's page and JSON: in order, a bounded number of partitions at a time, and where it goes on."""
+"""The status port's JSON: in order, a bounded number of partitions at a time, and where it goes on."""
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +58,6 @@ def test_the_json_comes_in_pages_and_goes_on_behind_the_last_one(service: Status
             break
         query = f"?after={seen[-1][0]}/{seen[-1][1]}"
     assert seen == PARTITIONS
-
-
-def test_the_page_for_people_links_the_next_one(service: StatusDesk) -> None:
-    target, rows = "/?count=700", 0
-    for _ in range(2):
-        status, body = get(service, target)
-        assert status == 200
-        rows += body.count(b"<tr>") - 1
-        found = re.search(rb'href="(/\?[^"]*)"', body)
-        target = html.unescape(found[1].decode()) if found else ""
-    assert (rows, target) == (len(PARTITIONS), "")
 
 
 @pytest.mark.parametrize("query", ["count=0", f"count={MOST_ON_A_PAGE + 1}", "count=x", "count=-1", "after=a", "after=a/x"])

@@ -1,0 +1,41 @@
+"""Metrics of several nodes as one text for Prometheus: each sample with a label ``node``, each metric told once. Pure.
+
+The texts are what nodes say: lines that are not of the exposition format are left out, so that none can put words into another's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_TOLD = re.compile(r"# (HELP|TYPE) ([A-Za-z_:][\w:]*) [^\n]*")
+_SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[A-Za-z_]\w*="(?:[^"\\\n]|\\.)*",?)*)\})? (-?[\d.eE+-]+|NaN|[+-]Inf)')
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_PARTS = ("_total", "_bucket", "_count", "_sum", "_created")
+
+
+def together(texts: Mapping[str, str]) -> str:
+    """Node -> its text; becomes one, by metric, of each the nodes by name."""
+    told: dict[str, dict[str, str]] = {}
+    samples: dict[str, list[str]] = {}
+    for node, text in sorted(texts.items()):
+        label = f'node="{node.translate(_ESCAPES)}"'
+        for line in text.split("\n"):
+            if found := _TOLD.fullmatch(line):
+                told.setdefault(found[2], {}).setdefault(found[1], line)
+                samples.setdefault(found[2], [])
+            elif found := _SAMPLE.fullmatch(line):
+                name, labels, value = found.groups()
+                parts = [part for part in (labels or "").rstrip(",").split(",") if part]
+                own = next((part for part in parts if part.startswith('node="')), label)
+                if own == label:  # else it speaks for another
+                    labels = ",".join(parts if label in parts else [*parts, label])
+                    samples.setdefault(_metric(name, samples), []).append(f"{name}{{{labels}}} {value}")
+    lines = [line for name, found in samples.items() for line in (*told.get(name, {}).values(), *found)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _metric(name: str, known: Mapping[str, object]) -> str:
+    """The one that a sample belongs to."""
+    bare = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
+    return name if name in known or bare not in known else bare

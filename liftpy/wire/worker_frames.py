@@ -1,0 +1,124 @@
+"""Frames between the processes of one node, over a socket pair that only they have. Pure.
+
+Big endian: CRC-32C of what follows (4) | length of the body (4) | kind (1) | token (8) | body. A body is a message of another room's
+(protobuf, a snapshot of the image) or JSON; the token says which question an answer belongs to, or is a number by itself. Both ends
+are one version of one program: what does not fit is a defect, and ends the node.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import crc32c
+
+from liftpy.errors import ProtocolError
+
+_CRC = struct.Struct(">I")
+_REST = struct.Struct(">IBQ")
+HEAD_BYTES = _CRC.size + _REST.size
+MOST_BODY_BYTES = 64 * 1024 * 1024
+MOST_IMAGE_BYTES = 512 * 1024 * 1024
+"""Of an image; the feed of the metadata group takes no larger one."""
+
+
+class FrameKind(IntEnum):
+    """What a frame says. Those up to LEVEL go to a worker, the others come from it."""
+
+    SETUP = 1
+    """JSON: settings, share, what the node was before."""
+    BEGIN = 2
+    """Token: the incarnation. Open what the image shows."""
+    IMAGE = 3
+    """A snapshot, in the place of the image before."""
+    ENTRY = 4
+    """pb.FeedEntry: what has changed in the image."""
+    HEARD = 5
+    """Token: when the heartbeat was sent that the metadata group has answered, ns."""
+    PING = 6
+    ANSWER = 7
+    """pb.ControlResponse."""
+    QUIET = 8
+    """pb.QuietFetches: those of the worker's partitions."""
+    ASK = 9
+    """JSON: what status wants."""
+    CLOSE_SUBJECTS = 10
+    """Token: ms that it may take. Take no more publishes."""
+    STOP = 11
+    LEVEL = 12
+    """JSON: level and for_s of the log."""
+    HELLO = 32
+    RECOVERED = 33
+    """JSON: what the recovery of its logs has found."""
+    SETTLED = 34
+    """What the image shows is open, or has failed."""
+    PONG = 35
+    PROPOSE = 36
+    """ms until it gives up (4), pb.ControlRequest."""
+    DISTRUST = 37
+    FATAL = 38
+    """JSON: why it can't go on."""
+    REPAIR = 39
+    """Text: why the node has to start again."""
+    SIGNS = 40
+    """JSON: how it is."""
+    SAMPLED = 45
+    """JSON: what it has counted until now, once a second."""
+    TOLD = 41
+    """JSON: the answer to ASK."""
+    QUIET_OVER = 42
+    """pb.QuietFetchesAnswer."""
+    CLOSED = 43
+    STOPPED = 44
+    """Token 1: everything that was acknowledged is on the disk."""
+
+
+class Frame(NamedTuple):
+    """One frame."""
+
+    kind: FrameKind
+    token: int
+    body: bytes
+
+
+def most_bytes(kind: int) -> int:
+    """Of the body of a frame."""
+    return MOST_IMAGE_BYTES if kind == FrameKind.IMAGE else MOST_BODY_BYTES
+
+
+def encode(kind: FrameKind, token: int = 0, body: bytes = b"") -> bytes:
+    """A frame's bytes; raises ProtocolError for a body that is too large."""
+    if len(body) > most_bytes(kind):
+        raise ProtocolError(f"{kind.name} of {len(body)} bytes between processes of a node")
+    rest = _REST.pack(len(body), kind, token)
+    return _CRC.pack(crc32c.crc32c(body, crc32c.crc32c(rest))) + rest + body
+
+
+class FrameReader:
+    """Of one end. What waits is at most one frame."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now; raises ProtocolError for what is none, and then takes nothing more."""
+        held = self._held
+        held += data
+        while len(held) >= HEAD_BYTES:
+            (crc,) = _CRC.unpack_from(held)
+            length, kind, token = _REST.unpack_from(held, _CRC.size)
+            if length > most_bytes(kind):
+                raise ProtocolError(f"a frame of {length} bytes between processes of a node")
+            end = HEAD_BYTES + length
+            if len(held) < end:
+                return
+            if crc32c.crc32c(bytes(held[_CRC.size : end])) != crc:
+                raise ProtocolError("a frame between processes of a node is damaged")
+            try:
+                found = Frame(FrameKind(kind), token, bytes(held[HEAD_BYTES:end]))
+            except ValueError:
+                raise ProtocolError(f"a frame of kind {kind} between processes of a node") from None
+            del held[:end]
+            yield found

@@ -1,0 +1,115 @@
+"""``liftpy page``: the cluster's pages, for a cluster whose nodes open no port; over NATS only, with the role ``status``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Awaitable
+from typing import Any
+
+import click
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError, LiftError
+from liftpy.scraped import together
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.pipes import reader_gone
+from sidecar.cli.session import with_client
+from sidecar.settings import Target
+from sidecar.status.serving import LOOPBACK, TEXT, Live, Serving, host_of, http
+from sidecar.status.site import Site
+from sidecar.status.viewing import TIMEOUT_S, Viewing
+from sidecar.tasks import attended
+
+DEFAULT_LISTEN = "127.0.0.1:8223"
+
+
+@click.command()
+@click.option("--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where; port 0: any free one.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="A name under which it may be asked for, beside loopback's."
+)
+@json_option
+@connection_options
+def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> None:
+    """Serve the cluster's pages, and /metrics of all nodes with a label node, until Ctrl-C. Asks over NATS, while somebody looks."""
+    address, _, port = listen.rpartition(":")
+    if not address or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"--listen {listen}: use HOST:PORT")
+    names = (*LOOPBACK, address, *hosts)
+    with_client(target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json))
+
+
+async def _serve(client: Client, namespace: str, address: str, port: int, names: tuple[str, ...], as_json: bool) -> None:
+    shown = ClusterSite(client, namespace, names)
+    serving = Serving(shown.respond)
+    try:
+        bound = await serving.open(address.strip("[]"), port)
+    except OSError as error:
+        raise ConfigError(f"--listen {address}:{port} can't be used: {error}") from None
+    url = f"http://{address}:{bound}"
+    click.echo(json.dumps({"event": "ready", "page": url}) if as_json else f"The page is at {url}. Ctrl-C ends it.")
+    sys.stdout.flush()
+    stopped = asyncio.Event()
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    gone = attended(reader_gone(sys.stdout)) if as_json else None
+    waits = [attended(stopped.wait()), *([gone] if gone is not None else [])]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await serving.close()
+
+
+class ClusterSite:
+    """All answers of the command. ``names``: the hosts that it is asked for under."""
+
+    def __init__(self, client: Client, namespace: str, names: tuple[str, ...]) -> None:
+        self._client = client
+        self._names = frozenset(name.lower().encode() for name in names)
+        self._site = Site(Viewing(namespace, ClientAsker(client)))
+
+    def respond(self, request: bytes) -> bytes | Awaitable[bytes | Live]:
+        """As ``serving.Respond``."""
+        words = request.split(b"\r\n", 1)[0].split()
+        if host_of(request) not in self._names:
+            return http("421 Misdirected Request", TEXT, b"not asked for under a name of this page; --host allows more\n")
+        if len(words) != 3 or words[0] != b"GET":
+            return http("405 Method Not Allowed", TEXT, b"GET only\n")
+        path, _, query = words[1].partition(b"?")
+        if path == b"/metrics":
+            return self._metrics()
+        found = self._site.respond(path.decode("ascii", "replace"), query)
+        return found if found is not None else http("404 Not Found", TEXT, b"/, /node/ID, /stream/NAME, /events, /metrics\n")
+
+    async def _metrics(self) -> bytes:
+        with contextlib.suppress(LiftError):
+            nodes = await self._client.node_ids()
+            said = await asyncio.gather(
+                *(self._client.ask_node(node, b'{"metrics": true}', 2.0) for node in nodes), return_exceptions=True
+            )
+            texts = {
+                node: one["metrics"]
+                for node, one in zip(nodes, said, strict=True)
+                if isinstance(one, dict) and isinstance(one.get("metrics"), str)
+            }
+            return http("200 OK", TEXT, (await asyncio.to_thread(together, texts)).encode())
+        return http("503 Service Unavailable", TEXT, b"the metadata group does not answer\n")
+
+
+class ClientAsker:
+    """Satisfies ``NodesAsker`` by a Client."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def ask(self, node: str, asked: bytes, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """Its answer; raises LiftError."""
+        return await self._client.ask_node(node, asked, timeout_s)
+
+    async def node_ids(self) -> list[str]:
+        """All that the metadata group knows; raises LiftError."""
+        return await self._client.node_ids()

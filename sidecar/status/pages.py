@@ -1,0 +1,255 @@
+"""The pages as HTML, with all numbers in them: without scripts they are tables, with scripts (``static/app.js``) the same elements go on.
+
+What a script has to know stands in attributes: ``data-v`` the path of a figure in the page's JSON, ``data-f`` how it is written, and of
+tables ``data-rows`` and ``data-columns``. All names are escaped; the policy of ``serving.py`` lets nothing run that is not ours.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from liftpy.cluster.cluster_events import KINDS, in_words
+from liftpy.figures_text import figure, look_up
+from liftpy.verdict import DEGRADED, OK
+
+_SIGNS = {OK: "ok", DEGRADED: "degraded"}
+
+
+class Column(NamedTuple):
+    """Of a table. ``link``: the cell leads to that kind of page, of the row's ``name``."""
+
+    name: str
+    title: str
+    kind: str = "text"
+    link: str = ""
+
+
+def _columns(*given: tuple[str, ...]) -> tuple[Column, ...]:
+    return tuple(Column(*one) for one in given)
+
+
+NODE_COLUMNS = _columns(
+    ("node", "node", "text", "node"), ("state", "state"), ("leads_metadata", "metadata leader"), ("leads", "leads", "int"),
+    ("replicas", "replicas", "int"), ("records_in_s", "in /s", "rate"), ("bytes_in_s", "in B/s", "bytes"), ("records_out_s", "out /s", "rate"),
+    ("ack_p50_s", "ack p50", "span"), ("ack_p99_s", "ack p99", "span"), ("lag_s", "lag", "span"), ("loop_p99_s", "loop lag p99", "span"),
+    ("disk_free", "disk free", "share"), ("uptime_s", "up", "age"), ("version", "version"),
+)  # fmt: skip
+STREAM_COLUMNS = _columns(
+    ("stream", "stream", "text", "stream"), ("problem", "problem"), ("partitions", "partitions", "int"), ("replicas", "replicas", "int"),
+    ("offline", "offline", "int"), ("electing", "electing", "int"), ("under_min_isr", "under min.isr", "int"),
+    ("under_replicated", "under-replicated", "int"), ("subject", "subject"),
+)  # fmt: skip
+PARTITION_COLUMNS = _columns(
+    ("stream", "stream", "text", "stream"), ("partition", "partition", "int"), ("problem", "problem"), ("role", "role"),
+    ("leader", "leader", "text", "node"), ("epoch", "epoch", "int"), ("isr", "in sync"), ("replicas", "replicas"),
+    ("newest", "newest offset", "int"), ("high_watermark", "high watermark", "int"), ("records_in_s", "in /s", "rate"),
+    ("lag_records", "lag", "int"), ("lag_s", "lag, time", "span"), ("log_bytes", "log", "bytes"),
+)  # fmt: skip
+EVENT_COLUMNS = _columns(("time", "time, UTC"), ("place", "entry"), ("kind", "kind"), ("text", "what happened"))
+PLOTS = (
+    ("records", "Records per second"), ("bytes", "Bytes per second"), ("acks", "Ack latency"), ("heat", "Acks by latency"),
+    ("flush", "Log flush, p99"), ("lag", "Slowest replica"), ("isr", "Partitions by ISR"), ("loop", "Event loop lag, p99"),
+)  # fmt: skip
+
+
+def cluster_page(shown: dict[str, Any]) -> str:
+    """``/``."""
+    body = (
+        f"{_at_a_glance(shown)}{_timeline()}{_plots('')}"
+        f"{_section('Nodes', _table('nodes', 'cluster.rows', NODE_COLUMNS, shown))}"
+        f"{_section('Streams, worst first', _table('streams', 'page.streams.rows', STREAM_COLUMNS, shown) + _further(shown, 'page.streams.after'))}"
+    )
+    return _page("Cluster", "cluster", body, shown)
+
+
+def node_page(shown: dict[str, Any], node: str) -> str:
+    """``/node/<id>``."""
+    facts = (
+        ("state", "State", "text"), ("leads", "Leads", "int"), ("replicas", "Replicas", "int"), ("records_in_s", "Records in /s", "rate"),
+        ("ack_p99_s", "Ack p99", "span"), ("lag_s", "Slowest replica", "span"), ("disk_free", "Disk free", "share"),
+        ("queued", "Publish memory used", "share"), ("uptime_s", "Up", "age"), ("version", "Version", "text"),
+    )  # fmt: skip
+    body = (
+        f"<h1>{html.escape(node)}</h1>{_tiles([(f'page.node.{name}', title, kind, '') for name, title, kind in facts], shown)}{_plots(node)}"
+        + _section(
+            "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
+        )
+    )
+    return _page(node, f"node/{quote(node, safe='')}", body, shown)
+
+
+def stream_page(shown: dict[str, Any], stream: str) -> str:
+    """``/stream/<name>``."""
+    facts = (
+        ("records_in_s", "Records in /s, of those shown", "rate"), ("shown", "Partitions shown", "int"), ("problems", "With problems", "int"),
+    )  # fmt: skip
+    body = (
+        f"<h1>{html.escape(stream)}</h1>{_tiles([(f'page.stream.{name}', title, kind, '') for name, title, kind in facts], shown)}"
+        + _section(
+            "Partitions, worst first", _table("partitions", "page.partitions.rows", PARTITION_COLUMNS, shown) + _further(shown)
+        )
+    )
+    return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
+
+
+def events_page(shown: dict[str, Any], kind: str) -> str:
+    """``/events``, of one kind or all."""
+    links = "".join(
+        f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
+        for one in ("", *KINDS)
+        if one != "request"
+    )
+    note = "" if shown["page"]["told"] else '<p class="note">No controller tells what happened.</p>'
+    rows = {"page": {"rows": [event_row(event) for event in shown["page"]["events"]]}}
+    body = f'<h1>Events</h1><nav class="kinds" aria-label="kinds of events">{links}</nav>{note}' + _section(
+        "Newest first, of the last four hours", _table("events", "page.rows", EVENT_COLUMNS, rows)
+    )
+    return _page("Events", "events", body, shown)
+
+
+def event_row(event: dict[str, Any]) -> dict[str, Any]:
+    """An event in a table."""
+    moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
+    place = f"{event.get('index')}.{event.get('number')}"
+    kind = str(event.get("kind", "?")).replace("_", " ")
+    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": in_words(event)}
+
+
+def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:
+    cluster = shown["cluster"]
+    namespace, sign = html.escape(str(cluster["namespace"])), _SIGNS.get(cluster["word"], "unavailable")
+    here = {"cluster": "/", "events": "/events"}.get(view, "")
+    links = "".join(
+        f'<a href="{where}"{" aria-current=page" if where == here else ""}>{text}</a>'
+        for where, text in (("/", "Cluster"), ("/events", "Events"))
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)} · liftpy {namespace}</title>'
+        '<meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">'
+        '<link rel="stylesheet" href="/static/uPlot.min.css"><link rel="stylesheet" href="/static/page.css">'
+        '<script src="/static/uPlot.iife.min.js" defer></script><script type="module" src="/static/app.js"></script></head>'
+        f'<body data-view="{html.escape(view)}" data-seq="{shown["seq"]}" data-sign="{sign}"><a class="skip" href="#main">Skip to content</a>'
+        f'<header><span class="brand">liftpy</span><span class="namespace">{namespace}</span><nav aria-label="pages">{links}</nav>'
+        f'<span class="chip" id="chip">{html.escape(cluster["word"])}</span><span id="live" class="quiet" role="status">as of '
+        f"{datetime.fromtimestamp(shown['time_ms'] / 1000, UTC):%H:%M:%S} UTC</span></header>"
+        f'<main id="main">{body}</main><footer class="quiet">Read-only. <a href="/api/{view}.json">JSON</a> <a href="/metrics">metrics</a></footer>'
+        "</body></html>"
+    )
+
+
+def _at_a_glance(shown: dict[str, Any]) -> str:
+    cluster = shown["cluster"]
+    reasons = "".join(
+        f'<li class="{"stops" if reason["stops"] else "todo"}"><span>{html.escape(reason["text"])}</span> '
+        f'<a href="/runbook/{quote(reason["runbook"])}">runbook</a></li>'
+        for reason in cluster["reasons"]
+    )
+    facts = (
+        ("Nodes", (("cluster.nodes.live", "live"), ("cluster.nodes.fenced", "fenced"), ("cluster.nodes.drained", "drained"),
+                   ("cluster.nodes.silent", "silent"))),
+        ("Metadata", (("cluster.metadata.leader", "leads", "text"), ("cluster.metadata.term", "", "int", "term"),
+                      ("cluster.metadata.members", "members"), ("cluster.metadata.lag", "entries behind"))),
+        ("Feature level", (("cluster.feature.level", "finalized"), ("cluster.feature.all_speak", "", "int", "all nodes speak"),
+                           ("cluster.feature.todo", "", "text"))),
+    )  # fmt: skip
+    rows = "".join(
+        f"<dt>{title}</dt><dd>"
+        + " ".join(f"<span>{one[3] if len(one) > 3 else ''} {_value(*_fact(one), shown)} {one[1]}</span>" for one in parts)
+        + "</dd>"
+        for title, parts in facts
+    )
+    tiles = _tiles(
+        [
+            ("cluster.now.records_in_s", "Records in /s", "rate", "cluster.now.bytes_in_s"),
+            ("cluster.now.records_out_s", "Records out /s", "rate", "cluster.now.bytes_out_s"),
+            ("cluster.now.ack_p50_s", "Ack p50", "span", ""),
+            ("cluster.now.ack_p99_s", "Ack p99", "span", ""),
+            ("cluster.now.lag_s", "Slowest replica", "span", ""),
+        ],
+        shown,
+    )
+    counts = "".join(
+        f'<div class="count" data-bad="{severity}"><dt>{title}</dt><dd>{_value(f"cluster.partitions.{name}", "int", shown)}</dd></div>'
+        for name, title, severity in (
+            ("led", "partitions led", ""), ("offline", "offline", "stops"), ("electing", "electing", "stops"),
+            ("under_min_isr", "under min.isr", "stops"), ("under_replicated", "under-replicated", "todo"), ("damaged", "damaged", "todo"),
+        )
+    )  # fmt: skip
+    return (
+        '<section class="glance" aria-label="at a glance"><div class="verdict"><p class="word" id="word" aria-live="polite">'
+        f'{html.escape(cluster["word"])}</p><ul id="reasons" aria-live="polite">{reasons}</ul></div><dl class="facts">{rows}</dl></section>'
+        f'{tiles}<dl class="counts" aria-label="partitions">{counts}</dl>'
+    )
+
+
+def _fact(one: Sequence[str]) -> tuple[str, str]:
+    return one[0], one[2] if len(one) > 2 else "int"
+
+
+def _value(path: str, kind: str, shown: dict[str, Any]) -> str:
+    return f'<b data-v="{path}" data-f="{kind}">{html.escape(figure(kind, look_up(shown, path)))}</b>'
+
+
+def _tiles(tiles: Sequence[tuple[str, str, str, str]], shown: dict[str, Any]) -> str:
+    made = "".join(
+        f'<div class="tile"><dt>{title}</dt><dd>{_value(path, kind, shown)}'
+        + (f"<small>{_value(beside, 'bytes', shown)}/s</small>" if beside else "")
+        + "</dd></div>"
+        for path, title, kind, beside in tiles
+    )
+    return f'<dl class="tiles">{made}</dl>'
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _table(name: str, path: str, columns: Sequence[Column], shown: dict[str, Any]) -> str:
+    heads = "".join(f'<th scope="col"{_right(one)}>{one.title}</th>' for one in columns)
+    rows = "".join("<tr>" + "".join(_cell(one, row) for one in columns) + "</tr>" for row in look_up(shown, path) or ())
+    spec = html.escape(json.dumps([one._asdict() for one in columns]))
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}" data-rows="{path}" data-columns="{spec}">'
+        f"<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _right(column: Column) -> str:
+    return "" if column.kind == "text" else ' class="number"'
+
+
+def _cell(column: Column, row: dict[str, Any]) -> str:
+    value = row.get(column.name)
+    text = html.escape(figure(column.kind, value))
+    if column.link and value:
+        text = f'<a href="/{column.link}/{quote(str(value), safe="")}">{text}</a>'
+    state = f' data-is="{html.escape(str(value))}"' if column.name in ("state", "problem") and value else ""
+    return f"<td{_right(column)}{state}>{text}</td>"
+
+
+def _further(shown: dict[str, Any], path: str = "page.partitions.after") -> str:
+    after = look_up(shown, path)
+    where = f"?after={quote(json.dumps(after), safe='')}" if after else ""
+    return f'<p><a href="{where}">the next ones</a></p>' if where else ""
+
+
+def _timeline() -> str:
+    return (
+        '<section class="timeline"><h2>Leaderships and elections</h2><div id="timeline" class="script-only"></div>'
+        '<div id="at-mark" aria-live="polite"></div><noscript><p class="note">Plots and the timeline need scripts; '
+        '<a href="/events">events</a> lists the same.</p></noscript></section>'
+    )
+
+
+def _plots(node: str) -> str:
+    figures = "".join(f'<figure data-plot="{name}"><figcaption>{title}</figcaption></figure>' for name, title in PLOTS)
+    steps = (
+        '<div class="steps" role="group" aria-label="time shown"><button type="button" data-step="1" aria-pressed="true">10 min</button>'
+        '<button type="button" data-step="10" aria-pressed="false">4 h</button></div>'
+    )
+    return f'<section class="plots script-only" data-node="{html.escape(node)}"><h2>Last minutes</h2>{steps}<div class="grid">{figures}</div></section>'

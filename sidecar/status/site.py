@@ -1,0 +1,169 @@
+"""The pages of a cluster by their addresses: HTML, JSON, the live stream, and what pages are made of. Reads only.
+
+``/`` the cluster, ``/node/<id>``, ``/stream/<name>``, ``/events``, ``/runbook/<name>``, ``/static/<file>``. Below ``/api/``:
+``cluster.json``, ``node/<id>.json``, ``stream/<name>.json``, ``events.json``, ``history.json``, ``timeline.json``, and ``live``: one
+JSON object a second, as Server-Sent Events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from liftpy.errors import ConfigError
+from liftpy.history import LENGTHS
+from liftpy.ids import check_name
+from liftpy.problems import FIRST, Place, place_of
+from liftpy.strict_json import load_json
+from sidecar.status import pages
+from sidecar.status.runbooks import names, runbook
+from sidecar.status.serving import HTML, JSON, TEXT, Live, http
+from sidecar.status.viewing import Viewing
+
+_KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
+_KEPT_S = 3600
+_VENDORED = "uPlot"
+Fields = Mapping[str, str]
+
+
+@cache
+def static() -> dict[str, bytes]:
+    """All files that pages are made of, by name."""
+    folder = files("sidecar.status").joinpath("static")
+    return {one.name: one.read_bytes() for one in folder.iterdir() if one.is_file() and one.name.rpartition(".")[2] in _KINDS}
+
+
+class Site:
+    """What it shows is ``viewing``'s."""
+
+    def __init__(self, viewing: Viewing) -> None:
+        self._viewing = viewing
+
+    def respond(self, path: str, query: bytes) -> Awaitable[bytes | Live] | bytes | None:
+        """The answer to a GET; None: there is no such page."""
+        fields = dict(parse_qsl(query.decode("ascii", "replace"), keep_blank_values=True))
+        if path.startswith("/static/"):
+            return _static(path.removeprefix("/static/"))
+        if path.startswith("/runbook/"):
+            name = path.removeprefix("/runbook/")
+            return http("200 OK", HTML, runbook(name).encode()) if name in names() else None
+        try:
+            if path == "/api/live":
+                return self._live(self._view(fields.get("view", "cluster"), fields), fields.get("view", "cluster"))
+            if path in ("/api/history.json", "/api/timeline.json"):
+                step = int(fields.get("step", "1"))
+                if step not in LENGTHS:
+                    raise ValueError("step: 1 or 10")
+                return self._plots(path, step, fields.get("node", ""))
+            as_json = path.startswith("/api/") and path.endswith(".json")
+            name = path[5:-5] if as_json else "cluster" if path == "/" else path[1:]
+            if not as_json and name == "cluster" and path != "/":
+                return None
+            view = self._view(name, fields)
+        except (ValueError, ConfigError):
+            return http("400 Bad Request", TEXT, b"that can't be asked for\n")
+        except KeyError:
+            return None
+        return self._json(view) if as_json else self._page(view, name, fields)
+
+    def _view(self, name: str, fields: Fields) -> Callable[[], Awaitable[dict[str, Any]]]:
+        """What a page shows, made anew with each call. Raises KeyError: there is none; ValueError, ConfigError: no name."""
+        viewing = self._viewing
+        kind, _, what = name.partition("/")
+        what = unquote(what)
+
+        async def cluster() -> dict[str, Any]:
+            await viewing.fresh(streams_after=streams_after)
+            return viewing.cluster(streams_after)
+
+        async def events() -> dict[str, Any]:
+            await viewing.fresh()
+            return viewing.happened(
+                **{key: fields[key] for key in ("kind", "stream", "node", "since", "until") if key in fields}
+            )
+
+        async def node() -> dict[str, Any]:
+            await viewing.fresh(node=what, after=after)
+            return viewing.node(what, after)
+
+        async def stream() -> dict[str, Any]:
+            await viewing.fresh(stream=what, after=after)
+            return viewing.stream(what, after)
+
+        if name == "cluster":
+            streams_after = _streams_after(fields)
+            return cluster
+        if name == "events":
+            for key in ("since", "until"):
+                float(fields.get(key) or 0)
+            return events
+        found = {"node": node, "stream": stream}[kind]
+        after = _after(fields)
+        check_name(what, kind)
+        return found
+
+    async def _json(self, view: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
+        return http("200 OK", JSON, json.dumps(await view()).encode())
+
+    async def _page(self, view: Callable[[], Awaitable[dict[str, Any]]], name: str, fields: Fields) -> bytes:
+        shown = await view()
+        kind, _, what = name.partition("/")
+        if kind == "cluster":
+            made = pages.cluster_page(shown)
+        elif kind == "events":
+            made = pages.events_page(shown, fields.get("kind", ""))
+        elif kind == "node":
+            made = pages.node_page(shown, unquote(what))
+        else:
+            made = pages.stream_page(shown, unquote(what))
+        return http("200 OK", HTML, made.encode())
+
+    async def _live(self, view: Callable[[], Awaitable[dict[str, Any]]], name: str) -> Live:
+        return Live(self._events(view, unquote(name.partition("/")[2]) if name.startswith("node/") else ""))
+
+    async def _events(self, view: Callable[[], Awaitable[dict[str, Any]]], node: str) -> AsyncGenerator[bytes, None]:
+        viewing = self._viewing
+        viewing.viewers += 1
+        try:
+            while True:
+                shown = await view()
+                yield json.dumps(viewing.live(shown, node)).encode()
+                await viewing.changed()
+        finally:
+            viewing.viewers -= 1
+
+    async def _plots(self, path: str, step: int, node: str) -> bytes:
+        await self._viewing.fresh()
+        timeline = path == "/api/timeline.json"
+        found = self._viewing.timeline(step) if timeline else self._viewing.history(step, node).as_object()
+        return http("200 OK", JSON, json.dumps(found).encode())
+
+
+def _static(name: str) -> bytes | None:
+    body = static().get(name)
+    if body is None:
+        return None
+    kept_s = _KEPT_S if name.startswith(_VENDORED) else 0
+    return http("200 OK", _KINDS[name.rpartition(".")[2]], body, kept_s=kept_s)
+
+
+def _after(fields: Fields) -> Place:
+    return place_of(asked_place(fields["after"])) if "after" in fields else FIRST
+
+
+def _streams_after(fields: Fields) -> tuple[int, str]:
+    if "after" not in fields:
+        return -1, ""
+    match asked_place(fields["after"]):
+        case [int(rank), str(name)]:
+            return rank, name
+    raise ValueError("after: [urgency, name]")
+
+
+def asked_place(text: str) -> object:
+    """The JSON in ``?after=``. Raises ValueError."""
+    return load_json(text.encode())

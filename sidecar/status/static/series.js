@@ -1,0 +1,53 @@
+// A history as the server sends it: 32 bit numbers, one series behind the other; NaN, which uPlot wants as null, is a gap.
+export class Series {
+  constructor(step, most) {
+    this.step = step;
+    this.most = most;
+    this.times = [];
+    this.columns = new Map();
+  }
+
+  static async load(step, node) {
+    const answer = await fetch(`/api/history.json?step=${step}&node=${encodeURIComponent(node)}`);
+    const made = new Series(step, step === 1 ? 600 : 1440);
+    made.take(await answer.json());
+    return made;
+  }
+
+  // What comes again replaces what was there: nodes answer at different moments.
+  take(rows) {
+    if (!rows.count) return;
+    const bytes = Uint8Array.from(atob(rows.data), (letter) => letter.charCodeAt(0));
+    const view = new DataView(bytes.buffer);
+    const oldest = this.times.length ? this.times[0] : rows.first;
+    for (let number = 0; number < rows.count; number += 1) {
+      const time = rows.first + number * this.step;
+      let place = (time - oldest) / this.step;
+      if (place < 0) continue;
+      while (this.times.length <= place) {
+        this.times.push(oldest + this.times.length * this.step);
+        for (const column of this.columns.values()) column.push(null);
+      }
+      rows.series.forEach((name, at) => {
+        if (!this.columns.has(name)) this.columns.set(name, new Array(this.times.length).fill(null));
+        const value = view.getFloat32(4 * (at * rows.count + number), true);
+        this.columns.get(name)[place] = Number.isNaN(value) ? null : value;
+      });
+    }
+    const beyond = this.times.length - this.most;
+    if (beyond > 0) {
+      this.times.splice(0, beyond);
+      for (const column of this.columns.values()) column.splice(0, beyond);
+    }
+  }
+
+  // The whole time that is shown, as gaps where nothing is known.
+  window() {
+    const end = this.times.length ? this.times[this.times.length - 1] : 0;
+    return [end - (this.most - 1) * this.step, end];
+  }
+
+  of(name) {
+    return this.columns.get(name) ?? new Array(this.times.length).fill(null);
+  }
+}

@@ -1,0 +1,68 @@
+"""What each process of a node may use: bounds that are a node's are shared out evenly; and settings on their way to a worker.
+
+Not shared out: what a process has by itself (open files, maps), what is a partition's, a connection's or an answer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from liftpy.client.credentials import Credentials
+from liftpy.config import ReplicationConfig
+from liftpy.errors import ConfigError
+from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
+from liftpy.shares import WorkerShare
+from sidecar.settings import NodeSettings
+
+SHARED_OUT = {
+    "ingest_buffer_bytes": 8192,
+    "node_unreplicated_bytes": 512,
+    "node_derived_bytes": 512,
+    "node_standby_bytes": 512,
+    "copy_bytes_per_second": 1,
+    "copy_least_bytes_per_second": 1,
+}
+"""Bounds of ``ReplicationConfig`` that are a node's -> what a process has at least; 0 stays 0."""
+
+
+def shared_out(settings: NodeSettings) -> NodeSettings:
+    """The settings of each of the node's processes."""
+    count = settings.workers
+    if count == 1:
+        return settings
+    own: dict[str, Any] = {
+        name: max(least, getattr(settings.replication, name) // count) if getattr(settings.replication, name) else 0
+        for name, least in SHARED_OUT.items()
+    }
+    limit = settings.memory_limit_bytes
+    return replace(
+        settings,
+        memory_limit_bytes=max(LEAST_LIMIT_BYTES, limit // count) if limit else 0,
+        scrub_bytes_per_s=max(1, settings.scrub_bytes_per_s // count) if settings.scrub_bytes_per_s else 0,
+        replication=replace(settings.replication, **own),
+    )
+
+
+def folder_of(data: Path, share: WorkerShare) -> Path:
+    """Where a process keeps what is its own, and no partition's: the node's folder for the first one."""
+    return data if not share.number else data / "workers" / str(share.number)
+
+
+def settings_to_json(settings: NodeSettings) -> dict[str, Any]:
+    """For ``settings_from_json`` of the same version."""
+    return {**asdict(settings), "data": str(settings.data.absolute())}
+
+
+def settings_from_json(said: dict[str, Any]) -> NodeSettings:
+    """The settings; raises ConfigError for what are none."""
+    try:
+        lists = {f.name for f in fields(NodeSettings) if isinstance(said[f.name], list)}
+        values: dict[str, Any] = {name: tuple(value) if name in lists else value for name, value in said.items()}
+        values["data"] = Path(values["data"])
+        values["credentials"] = Credentials(**values["credentials"])
+        values["replication"] = ReplicationConfig(**values["replication"])
+        return NodeSettings(**values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"what a worker was told are no settings: {error!r}") from None

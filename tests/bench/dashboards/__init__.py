@@ -1,0 +1,1 @@
+"""Whether the dashboards show something."""

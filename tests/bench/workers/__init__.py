@@ -1,0 +1,1 @@
+"""What a node of several processes serves: ``python -m tests.bench.workers``."""

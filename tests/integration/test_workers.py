@@ -1,0 +1,147 @@
+"""Nodes of several processes: one incarnation, which ends with the first of its processes; status is whole; N may change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import QUICK, show
+
+from liftpy.client import Client, connect
+from liftpy.errors import LiftError
+from sidecar.dev.cluster import DevCluster, DevNode
+
+PARTITIONS = 4
+EACH = 25
+
+
+def status(node: DevNode) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{node.status_url}/status", timeout=10) as answer:
+        return dict(json.load(answer))
+
+
+def metric(node: DevNode, name: str) -> float:
+    with urllib.request.urlopen(f"{node.status_url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def worker_pid(node: DevNode, number: int = 1) -> int:
+    return int(status(node)["workers"][number]["pid"])
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, or only what its parent has not asked for yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return True
+
+
+def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+async def publish(client: Client, value: str) -> None:
+    """To each partition, until it is acknowledged."""
+    for partition in range(PARTITIONS):
+        while True:
+            try:
+                await client.publish("orders", value.encode(), partition=partition)
+            except LiftError:
+                await asyncio.sleep(0.05)
+            else:
+                break
+
+
+async def records(client: Client) -> list[set[str]]:
+    """What is committed, by partition."""
+    return [
+        {(record.value or b"").decode() async for record in client.consume("orders", partition, start="earliest", until="end")}
+        for partition in range(PARTITIONS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[DevCluster]:
+    with DevCluster(3, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:
+        yield running
+
+
+async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
+    client = await connect([cluster.nats_url])
+    try:
+        await client.create_stream("orders", "orders", partitions=PARTITIONS, replicas=3)
+        for number in range(EACH):
+            await publish(client, f"v{number}")
+        expected = {f"v{number}" for number in range(EACH)}
+        assert await records(client) == [expected] * PARTITIONS
+        nodes = list(cluster.nodes.values())
+        for node in nodes:
+            told = await asyncio.to_thread(status, node)
+            assert [row["partition"] for row in told["partitions"]] == list(range(PARTITIONS))
+            assert [(one["worker"], one["partitions"]) for one in told["workers"]] == [(0, 2), (1, 2)], "replicas in both"
+            assert told["nats"]["connected"]
+        led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
+        assert sum(led) == PARTITIONS * EACH, "both processes' counts"
+
+        victim = cluster.nodes["n1"]
+        first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)
+        os.kill(child, signal.SIGKILL)
+        await asyncio.to_thread(until, lambda: not victim.running, "a node outlives its worker")
+        assert "exit code 1" in victim.how_it_ended
+        assert is_gone(first)
+        await publish(client, "while it was down")
+        victim.start()
+        await asyncio.to_thread(victim.wait_ready)
+
+        still = cluster.nodes["n2"]
+        child = await asyncio.to_thread(worker_pid, still)
+        os.kill(child, signal.SIGSTOP)
+        await publish(client, "while one stood still")  # others lead what it led
+        await asyncio.to_thread(until, lambda: not still.running, "a node outlives the silence of its worker")
+        assert is_gone(child)
+        still.start()
+        await asyncio.to_thread(still.wait_ready)
+        expected |= {"while it was down", "while one stood still"}
+        assert await records(client) == [expected] * PARTITIONS
+    finally:
+        await client.close()
+
+
+async def test_the_first_process_killed_and_other_numbers_of_processes() -> None:
+    with DevCluster(1, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:
+        node = running.nodes["n1"]
+        client = await connect([running.nats_url])
+        try:
+            await client.create_stream("orders", "orders", partitions=PARTITIONS)
+            await publish(client, "first")
+            child = await asyncio.to_thread(worker_pid, node)
+            node.send(signal.SIGKILL)
+            await asyncio.to_thread(until, lambda: not node.running, "it was killed")
+            for count in ("1", "3"):
+                node._environment["LIFTPY_WORKERS"] = count
+                node.start()  # at once: the lock of a worker that is about to end is waited for
+                await asyncio.to_thread(node.wait_ready)
+                assert is_gone(child)
+                await publish(client, f"with {count}")
+                if count == "1":
+                    assert await asyncio.to_thread(node.terminate) == 0
+            assert await records(client) == [{"first", "with 1", "with 3"}] * PARTITIONS
+            assert len((await asyncio.to_thread(status, node))["workers"]) == 3
+            assert await asyncio.to_thread(node.terminate) == 0
+            said = json.loads((running.data / "n1" / "node").read_bytes().partition(b"\n")[2])
+            assert said["clean_incarnation"] == said["incarnation"] == 3
+        finally:
+            await client.close()

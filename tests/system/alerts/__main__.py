@@ -1,0 +1,249 @@
+"""Kill, fill, slow down and cut off a node while a real Prometheus scrapes the cluster, and judge which alerts fire: see the package.
+
+The shipped rules are taken as they are, but for their times, which are divided by ``--faster``: what waits for five minutes waits for
+15 s by default. Needs Prometheus on the PATH (Debian's package ``prometheus``); the full disk is a small file system of its own in
+memory, which takes root: without it that fault is left out, and said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from liftpy.client import sync
+from sidecar.dev.cluster import DevCluster
+from sidecar.dev.embedded import NatsServer
+from sidecar.dev.ports import free_ports
+from tests.system.faults.relay import Relay
+from tests.system.health.__main__ import WELL, Load, row
+from tests.system.powercut.cut import ALL, FLUSH_SLOW, PowerCut, Rule
+
+ROOT = Path(__file__).resolve().parents[3]
+SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
+STRUCK = "n2"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DISK_BYTES = 256 * 1024 * 1024
+_SLOW_MS = 300
+_LOOK_S = 0.5
+_PATIENCE_S = 120.0
+NAMES = {
+    "kill": ({"NodeDown", "UnderReplicated"}, {"FailoverSlow"}),
+    "slow disk": ({"FlushSlow"}, {"AckSlow", "UnderReplicated", "IsrFlapping"}),
+    "cut": ({"UnderReplicated"}, {"BusFlapping"}),
+    "disk full": ({"DiskFull"}, {"DiskFilling", "UnderReplicated"}),
+}
+"""Fault -> what has to fire; what may, because it is that fault's too."""
+
+
+def faster(text: str, times: float) -> str:
+    """Rules whose times are so many times shorter, whole seconds and at least one."""
+
+    def shorter(found: re.Match[str]) -> str:
+        seconds = max(1, round(int(found[2]) * _SECONDS[found[3]] / times)) if int(found[2]) else 0
+        return f"{found[1]}{seconds}s"
+
+    return re.sub(r"(\[|for: |interval: )(\d+)([smhd])\b", shorter, text)
+
+
+class Prometheus:
+    """Scrapes the nodes of a cluster each second."""
+
+    def __init__(self, folder: Path, times: float) -> None:
+        self._folder = folder
+        self._targets = folder / "targets.json"
+        self.port = free_ports(1)[0]
+        for name in ("rules.yml", "alerts.yml"):
+            (folder / name).write_text(faster((ROOT / "deploy" / "prometheus" / name).read_text(), times))
+        job = {"job_name": "liftpy", "file_sd_configs": [{"files": [str(self._targets)], "refresh_interval": "1s"}]}
+        whole = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(folder / "rules.yml"), str(folder / "alerts.yml")],
+            "scrape_configs": [job],
+        }
+        (folder / "prometheus.yml").write_text(json.dumps(whole))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def follow(self, cluster: DevCluster) -> None:
+        """Scrape the nodes where they listen now."""
+        found = [
+            {"targets": [node.status_url.removeprefix("http://").rstrip("/")], "labels": {"instance": name}}
+            for name, node in cluster.nodes.items()
+        ]
+        fresh = self._targets.with_suffix(".tmp")
+        fresh.write_text(json.dumps(found))
+        fresh.replace(self._targets)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Until the block ends."""
+        command = [
+            "prometheus", f"--config.file={self._folder / 'prometheus.yml'}", f"--storage.tsdb.path={self._folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=error",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(command)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(timeout=30)
+
+    def firing(self) -> set[str]:
+        """Names of the alerts that fire now; empty while it does not answer yet."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/alerts", timeout=5) as answer:
+                alerts: list[dict[str, Any]] = json.load(answer)["data"]["alerts"]
+        except OSError:
+            return set()
+        return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
+
+
+class Rounds:
+    """``wrong``: what did not go as it must, for people."""
+
+    def __init__(self, cluster: DevCluster, prometheus: Prometheus) -> None:
+        self._cluster = cluster
+        self._prometheus = prometheus
+        self.wrong: list[str] = []
+
+    def quiet(self, what: str) -> None:
+        """Wait until all nodes are well and nothing fires."""
+        give_up_at = time.monotonic() + _PATIENCE_S
+        while not all(row(self._cluster, node) == WELL for node in self._cluster.nodes) or self._prometheus.firing():
+            if time.monotonic() > give_up_at:
+                self.wrong.append(f"{what}: not quiet again, {sorted(self._prometheus.firing())} fire")
+                return
+            time.sleep(_LOOK_S)
+
+    def strike(self, fault: str, begin: Callable[[], object], end: Callable[[], object]) -> None:
+        """Have it happen until all that has to fire does; then put it right."""
+        must, may = NAMES[fault]
+        seen: dict[str, float] = {}
+        began = time.monotonic()
+        begin()
+        while not must <= seen.keys() and time.monotonic() - began < _PATIENCE_S:
+            for name in self._prometheus.firing() - seen.keys():
+                seen[name] = time.monotonic() - began
+            time.sleep(_LOOK_S)
+        end()
+        self._prometheus.follow(self._cluster)
+        self.quiet(fault)
+        missing, others = must - seen.keys(), seen.keys() - must - may
+        self.wrong += [f"{fault}: {name} did not fire" for name in sorted(missing)]
+        self.wrong += [f"{fault}: {name} fired" for name in sorted(others)]
+        told = ", ".join(f"{name} after {after:.0f} s" for name, after in seen.items())
+        print(f"{fault}: {told or 'nothing fired'}", flush=True)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[bool]:
+    """A file system of its own at ``folder``; whether it could be made."""
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "tmpfs", str(folder)]
+    made = not subprocess.run(command, capture_output=True, check=False).returncode
+    try:
+        yield made
+    finally:
+        if made:
+            subprocess.run(["umount", str(folder)], capture_output=True, check=False)
+
+
+@contextlib.contextmanager
+def relay_to(port: int) -> Iterator[tuple[Relay, asyncio.AbstractEventLoop]]:
+    """On a loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    relay = Relay(port)
+    asyncio.run_coroutine_threadsafe(relay.start(), loop).result(10)
+    try:
+        yield relay, loop
+    finally:
+        asyncio.run_coroutine_threadsafe(relay.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+
+
+def run(times: float) -> list[str]:
+    """All faults; what went wrong."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="liftpy-alerts-")))
+        (folder / "prometheus").mkdir()
+        server = stack.enter_context(NatsServer())
+        relay, loop = stack.enter_context(relay_to(int(server.url.rpartition(":")[2])))
+        has_disk = stack.enter_context(small_disk(folder / "data" / STRUCK))
+        power = PowerCut(folder / "data", folder / "shadow")
+        cluster = stack.enter_context(
+            DevCluster(
+                4,
+                data=folder / "data",
+                nats_url=server.url,
+                settings={**SETTINGS, **power.environment},
+                node_nats_urls={STRUCK: relay.url},
+            )
+        )
+        with sync.connect(server.url) as client:
+            client.create_stream("s", "ev", replicas=3)
+            leader = client.stream("s").partitions[0].leader
+            if leader == STRUCK:
+                client.elect_leader("s", 0, next(n for n in client.stream("s").partitions[0].isr if n != STRUCK))
+        prometheus = Prometheus(folder / "prometheus", times)
+        prometheus.follow(cluster)
+        stack.enter_context(prometheus.running())
+        stack.enter_context(Load(server.url).running())
+        rounds = Rounds(cluster, prometheus)
+        rounds.quiet("at the start")
+        node, ballast = cluster.nodes[STRUCK], folder / "data" / STRUCK / "ballast"
+
+        def again() -> None:
+            node.start()
+            node.wait_ready()
+
+        def do(work: Any) -> None:
+            asyncio.run_coroutine_threadsafe(work, loop).result(10)
+
+        def fill() -> None:
+            free = shutil.disk_usage(ballast.parent).free
+            with ballast.open("wb") as file:
+                for _ in range(max(0, free - _DISK_BYTES // 50) // 65_536):
+                    file.write(bytes(65_536))
+
+        rounds.strike("kill", node.kill, again)
+        slow = Rule(FLUSH_SLOW, f"{STRUCK}/streams/*.log", ALL, value=_SLOW_MS)
+        rounds.strike("slow disk", lambda: power.fail(slow), power.heal)
+        rounds.strike("cut", lambda: do(relay.cut(silent=False)), lambda: do(relay.heal()))
+        if has_disk:
+            rounds.strike("disk full", fill, ballast.unlink)
+        else:
+            print("disk full: left out, no file system of its own can be made here")
+        return rounds.wrong
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faster", type=float, default=20.0, help="by what the rules' times are divided")
+    options = parser.parse_args()
+    if shutil.which("prometheus") is None:
+        print("there is no prometheus on the PATH: Debian's package prometheus has it")
+        return 2
+    wrong = run(options.faster)
+    print("\n".join(wrong) or "right")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""``python -m tests.system.backup.dying create|restore URL NATS STEP [SCRATCH]``: do it, and be killed by SIGKILL before that step."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from liftpy.client import connect
+from sidecar.backup.looking import read_image
+from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from sidecar.backup.store import Store
+from sidecar.backup.taking import TakeOptions, take_backup
+from sidecar.settings import Target
+
+CREATE_STEPS = ("begin", "barrier", "pieces", "image", "check", "manifest", "end")
+RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "open", "leave", "remove", "cursors")
+PIECE_BYTES = 50_000
+
+
+def wishes_for(store: Store) -> list[RestoreWish]:
+    """All streams of the newest backup, under their names."""
+    manifest = store.newest()
+    image = read_image(store, manifest)
+    return [
+        RestoreWish(
+            name=s.name,
+            into=s.name,
+            subject=image.streams[s.name].subject,
+            config=image.streams[s.name].config,
+            replicas=image.streams[s.name].replica_count,
+        )
+        for s in manifest.streams
+    ]
+
+
+async def main(what: str, url: str, nats: str, dies_at: str, scratch: str) -> None:
+    """As the module says."""
+
+    def step(name: str) -> None:
+        if name == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    store = Store.at(url)
+    async with connect(nats) as client:
+        if what == "create":
+            await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES), step=step)
+        else:
+            options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch))
+            await Restore(client, store, store.newest(), wishes_for(store), options, step).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

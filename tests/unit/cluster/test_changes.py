@@ -1,0 +1,96 @@
+"""What leads from one image to another, as a worker process replays it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from cluster_driver import Driver
+
+from liftpy.cluster.changes import entry_between, records_between
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.records import record_from_pb
+from liftpy.cluster.replay import replay_all
+from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.wire._pb import cluster_pb2 as pb
+
+
+def _shown(image: ClusterImage) -> tuple[object, ...]:
+    """What a worker goes by."""
+    return (
+        image.index, dict(image.nodes), dict(image.streams), image.controllers, image.feature_level,
+        {node: dict(streams) for node, streams in image.hosted.items()}, dict(image.leader_counts),
+    )  # fmt: skip
+
+
+def _led_on(old: ClusterImage, new: ClusterImage) -> ClusterImage:
+    entry = entry_between(old, new)
+    assert entry is not None
+    read = pb.FeedEntry.FromString(entry.SerializeToString())
+    assert read.previousIndex == old.index
+    return replace(replay_all(old, [record_from_pb(record) for record in read.records]), index=read.index)
+
+
+def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
+    match rng.randrange(8):
+        case 0:
+            name = f"s{len(names)}"
+            driver.create(name, partitions=rng.randint(1, 4))
+            names.append(name)
+        case 1 if len(names) > 1:
+            driver.ask(deleteStream=pb.DeleteStream(name=names.pop(rng.randrange(1, len(names)))))
+        case 2:
+            driver.restart(rng.choice("abc"))
+        case 3:
+            driver.fence("c")
+        case 4:
+            driver.register("d")
+        case 5:
+            driver.change_isr(["b", "c"], number=0)
+        case 6:
+            driver.ask(deleteStream=pb.DeleteStream(name="orders"))
+            driver.create()
+        case _:
+            driver.ask(addPartitions=pb.AddPartitions(name="orders", partitions=rng.randint(2, 6)))
+
+
+def test_whatever_happens_a_worker_comes_to_the_same_image() -> None:
+    """Also where it is shown only some of the images."""
+    rng = random.Random(7)
+    for _ in range(30):
+        driver, names = Driver(("a", "b", "c")), ["orders"]
+        driver.create(partitions=2)
+        shown = decode_snapshot(encode_snapshot(driver.fsm.image, operations=False))
+        at = driver.fsm.image
+        for _ in range(25):
+            _strike(driver, rng, names)
+            if rng.random() < 0.5:
+                new = driver.fsm.image
+                shown, at = _led_on_from(shown, at, new), new
+                assert _shown(shown) == _shown(new)
+
+
+def _led_on_from(shown: ClusterImage, old: ClusterImage, new: ClusterImage) -> ClusterImage:
+    """The records are made of the node's images, and replayed on the worker's."""
+    entry = entry_between(old, new)
+    assert entry is not None
+    return replace(replay_all(shown, [record_from_pb(record) for record in entry.records]), index=entry.index)
+
+
+def test_nothing_that_changed_is_nothing_to_say() -> None:
+    driver = Driver(("a",))
+    driver.create()
+    image = driver.fsm.image
+    assert records_between(image, image) == []
+    assert records_between(image, replace(image, index=image.index + 1)) == []
+
+
+def test_an_image_that_was_given_up_goes_as_a_whole() -> None:
+    driver = Driver(("a", "b", "c"))
+    driver.create(partitions=2)
+    old = driver.fsm.image
+    driver.change_isr(["b", "c"], number=1)
+    new = driver.fsm.image
+    assert _shown(_led_on(old, new)) == _shown(new)
+    assert records_between(replace(new, index=new.index + 1), new) is None, "an older index"
+    assert records_between(new, replace(old, index=new.index)) is None, "the epoch of a partition has fallen"

@@ -1,0 +1,45 @@
+"""Which process of a node hosts which partition."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.shares import MOST_WORKERS, WHOLE, WorkerShare, share_of
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, MOST_WORKERS])
+def test_every_partition_is_one_processs_and_a_stream_is_spread_evenly(count: int) -> None:
+    shares = [WorkerShare(number, count) for number in range(count)]
+    for stream in ("orders", "a", "with-dash_9"):
+        held = [[share.number for share in shares if share.holds(stream, partition)] for partition in range(3 * count)]
+        assert all(len(one) == 1 for one in held)
+        assert sorted(one[0] for one in held) == sorted(3 * list(range(count)))
+        for partition, (number,) in enumerate(held):
+            assert number == share_of(stream, partition, count)
+            assert [s.number for s in shares if s.holds_folder(f"{stream}-s17/{partition}")] == [number], (
+                "its log is the same one's"
+            )
+
+
+def test_streams_of_one_partition_are_spread_too() -> None:
+    numbers = {share_of(f"stream{n}", 0, 4) for n in range(64)}
+    assert numbers == {0, 1, 2, 3}
+
+
+def test_the_share_of_a_partition_never_changes() -> None:
+    """Two processes of one node agree without a word, and so do two versions of it."""
+    assert [share_of("orders", n, 2) for n in range(4)] == [0, 1, 0, 1]
+    assert [share_of("orders", n, 5) for n in range(4)] == [2, 3, 4, 0]
+
+
+def test_a_node_of_one_process_holds_everything_and_strange_folders_are_looked_at_once() -> None:
+    assert WHOLE.holds("x", 4)
+    assert WHOLE.holds_folder("lost+found/0")
+    for name in ("strange/0", "orders-s1/x", "orders-s1"):
+        assert [number for number in range(3) if WorkerShare(number, 3).holds_folder(name)] == [0]
+
+
+@pytest.mark.parametrize(("number", "of"), [(0, 0), (1, 1), (-1, 2), (0, MOST_WORKERS + 1)])
+def test_there_is_no_such_share(number: int, of: int) -> None:
+    with pytest.raises(ValueError, match="share"):
+        WorkerShare(number, of)

@@ -1,0 +1,405 @@
+"""The pages: what they show is what nodes have said, names stay text, nobody is asked while nobody looks, and all of it is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import tomllib
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.errors import UnavailableError
+from liftpy.figures_text import figure, look_up
+from liftpy.glance import ASKED, Glance
+from liftpy.history import NAMES, History, asked_rows
+from liftpy.scraped import together
+from liftpy.timeline import MARKS, MOST_MARKS, marks, marks_of
+from sidecar.status import serving, viewing
+from sidecar.status.pages import NODE_COLUMNS
+from sidecar.status.runbooks import as_html, names, runbook
+from sidecar.status.serving import Live, Serving, http
+from sidecar.status.site import Site, static
+from sidecar.status.viewing import FORGOTTEN_S, Viewing
+
+ROOT = Path(__file__).resolve().parents[3]
+HOSTILE = '<img src=x onerror="alert(1)">'
+VENDORED = {
+    "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot.LICENSE": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+"""Of the npm package uplot 1.6.32."""
+NODES = ("n1", "n2", "n3")
+WALL_S = 1_700_000_000.4
+
+
+def a_partition(number: int, role: str = "LEADER", **more: Any) -> dict[str, Any]:
+    return {
+        "stream": "s", "partition": number, "urgency": 7, "role": role, "leader": "n1", "epoch": 3, "isr": ["n1", "n2"],
+        "replicas": ["n1", "n2"], "newest": 100 + number, "high_watermark": 99 + number, "start": 0, "log_bytes": 5000,
+        "records_in": 100, "bytes_in": 1000, "lag_records": 1, "lag_s": 0.25, "waiting_acks": 2, **more,
+    }  # fmt: skip
+
+
+class Cluster:
+    """Stands for nodes that are asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.silent: set[str] = set()
+        self.records = 0
+        self.stream = "s"
+        self.events: list[dict[str, Any]] = []
+        self.histories = {node: History() for node in NODES}
+
+    def glance(self, node: str) -> Glance:
+        return Glance(
+            node=node, version="0.1.0", incarnation=1, is_controller=True, metadata_leader="n1", records_in=self.records, leads=2,
+            nodes=dict.fromkeys(NODES, "live"), index=9, streams=3, term=4, members=dict.fromkeys(NODES, 0), feature_level=1, speaks=2,
+        )  # fmt: skip
+
+    async def node_ids(self) -> list[str]:
+        return list(NODES)
+
+    async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        if node in self.silent:
+            raise UnavailableError(f"{node} does not answer")
+        if asked == ASKED:
+            self.asked.append((node, "glance"))
+            return dict(json.loads(self.glance(node).encode()))
+        [(kind, said)] = json.loads(asked).items()
+        self.asked.append((node, kind))
+        if kind == "history":
+            rows = asked_rows(self.histories[node], said)
+            return {"history": rows.as_object() if rows is not None else None}
+        if kind == "partitions":
+            rows = [a_partition(number, stream=self.stream) for number in range(2)]
+            return {"partitions": {"rows": rows, "more": False, "count": 2}}
+        if kind == "streams":
+            row = {"subject": "x", "urgency": 4, "partitions": 2, "replicas": 3, "offline": 0, "electing": 0, "under_min_isr": 0,
+                   "under_replicated": 1}  # fmt: skip
+            return {"streams": {"rows": [{"stream": self.stream, **row}], "more": False, "count": 1}}
+        if kind == "events":
+            behind = [one for one in self.events if [one["index"], one["number"]] > said["after"]]
+            last = [behind[-1]["index"], behind[-1]["number"]] if behind else None
+            return {"events": {"events": behind, "more": False, "after": last}}
+        return {}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s, self.wall_s = 50.0, WALL_S
+
+    def go_on(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.wall_s += seconds
+
+
+def a_site(cluster: Cluster, clock: Clock | None = None) -> tuple[Site, Viewing]:
+    clock = clock or Clock()
+    made = Viewing("ns", cluster, None, lambda: clock.now_s, lambda: clock.wall_s)
+    return Site(made), made
+
+
+async def body(site: Site, path: str, query: bytes = b"") -> bytes:
+    found = site.respond(path, query)
+    assert found is not None
+    answer = found if isinstance(found, bytes) else await found
+    assert isinstance(answer, bytes)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+class Figures(HTMLParser):
+    """Each figure of a page with its path, and what elements there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.figures: dict[str, tuple[str, str]] = {}
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._at = ("", "")
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        said = dict(attrs)
+        self.tags.append((tag, said))
+        self._at = (str(said["data-v"]), str(said["data-f"])) if "data-v" in said else ("", "")
+
+    def handle_data(self, data: str) -> None:
+        if self._at[0]:
+            self.figures[self._at[0]] = (self._at[1], data)
+            self._at = ("", "")
+
+
+@pytest.mark.parametrize("path", ["/", "/node/n2", "/stream/s"])
+async def test_every_number_of_a_page_is_the_one_of_its_json(path: str) -> None:
+    cluster, clock = Cluster(), Clock()
+    site, _ = a_site(cluster, clock)
+    await body(site, path)
+    clock.go_on(1.0)
+    cluster.records = 1234
+    text = (await body(site, path)).decode()
+    shown = json.loads(await body(site, "/api/cluster.json" if path == "/" else f"/api{path}.json"))
+    found = Figures(text).figures
+    assert len(found) >= 3
+    for name, (kind, said) in found.items():
+        assert said == figure(kind, look_up(shown, name)), name
+    if path == "/":
+        assert found["cluster.now.records_in_s"][1] == figure("rate", 3 * 1234)
+        assert found["cluster.metadata.term"][1] == "4"
+        assert found["cluster.feature.todo"][1] == "liftpy upgrade finalize"
+
+
+async def test_what_a_node_says_is_text_wherever_it_stands() -> None:
+    cluster = Cluster()
+    cluster.stream = HOSTILE
+    cluster.events = [
+        {"kind": HOSTILE, "index": 1, "number": 0, "time_ns": int(WALL_S) * 10**9, "node": HOSTILE, "detail": HOSTILE}
+    ]
+    site, _ = a_site(cluster)
+    for path in ("/", "/node/n1", "/stream/s", "/events"):
+        text = (await body(site, path)).decode()
+        assert "<img" not in text
+        tags = {tag for tag, _ in Figures(text).tags}
+        assert tags <= {
+            "html", "head", "meta", "title", "link", "script", "body", "a", "header", "span", "nav", "main", "section", "p", "ul", "li",
+            "dl", "dt", "dd", "div", "b", "small", "h1", "h2", "table", "thead", "tbody", "tr", "th", "td", "footer", "figure",
+            "figcaption", "button", "noscript",
+        }  # fmt: skip
+        assert not [name for _, said in Figures(text).tags for name in said if name.startswith("on") or name == "style"]
+    assert "&lt;img" in (await body(site, "/")).decode()
+
+
+async def test_without_scripts_the_same_tables_are_there() -> None:
+    text = (await body(a_site(Cluster())[0], "/")).decode()
+    assert text.count("<th ") >= len(NODE_COLUMNS)
+    assert all(f'<a href="/node/{node}">{node}</a>' in text for node in NODES)
+    assert "under-replicated" in text
+    assert "<noscript>" in text
+
+
+async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(viewing, "EVERY_S", 0.01)
+    cluster, clock = Cluster(), Clock()
+    site, made = a_site(cluster, clock)
+    assert cluster.asked == []
+    await asyncio.gather(*(body(site, "/api/cluster.json") for _ in range(8)))
+    assert cluster.asked.count(("n1", "glance")) == 1
+    clock.go_on(2.0)
+    await asyncio.gather(*(body(site, "/api/cluster.json") for _ in range(8)))
+    assert cluster.asked.count(("n1", "glance")) == 2
+    assert cluster.asked.count(("n1", "events")) + cluster.asked.count(("n2", "events")) == 2, "one controller"
+    assert made._task is not None
+    clock.go_on(FORGOTTEN_S)
+    async with asyncio.timeout(10):
+        await made._task
+    assert made.cluster()["cluster"]["rows"] == [], "and then all is forgotten"
+
+
+async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> None:
+    cluster, clock = Cluster(), Clock()
+    for second in range(int(WALL_S) - 20, int(WALL_S)):
+        for history in cluster.histories.values():
+            history.put(second, [5.0] * len(NAMES))
+    site, made = a_site(cluster, clock)
+    await body(site, "/")
+    rows = json.loads(await body(site, "/api/history.json", b"step=1"))
+    assert (rows["count"], len(rows["series"])) == (20, 24)
+    assert made.history(1).columns[0][-1] == 15.0
+    cluster.silent.add("n3")
+    clock.go_on(1.0)
+    shown = json.loads(await body(site, "/api/cluster.json"))
+    assert (shown["cluster"]["word"], shown["cluster"]["nodes"]["silent"]) == ("DEGRADED", 1)
+    assert made.history(1, "n3").count == 20
+    assert json.loads(await body(site, "/api/timeline.json"))["nodes"] == list(NODES)
+
+
+async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewers() -> None:
+    cluster, clock = Cluster(), Clock()
+    site, made = a_site(cluster, clock)
+    found = site.respond("/api/live", b"view=cluster")
+    assert found is not None
+    assert not isinstance(found, bytes)
+    live = await found
+    assert isinstance(live, Live)
+    first = json.loads(await anext(live.events))
+    assert {"seq", "cluster", "page", "tail", "timeline"} <= set(first)
+    assert made.viewers == 1
+    async with asyncio.timeout(10):
+        second = json.loads(await anext(live.events))
+    assert second["seq"] == first["seq"] + 1
+    await live.events.aclose()
+    assert made.viewers == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/nothing", b"", None), ("/static/../desk.py", b"", None), ("/static/page.py", b"", None), ("/runbook/../x", b"", None),
+        ("/cluster", b"", None), ("/node/", b"", 400),
+        ("/node/a%2Fb", b"", 400), ("/stream/%3Cb%3E", b"", 400), ("/api/x.json", b"", None),
+        ("/node/n1", b"after=7", 400), ("/", b"after=%5B1%5D", 400), ("/api/history.json", b"step=2", 400),
+        ("/events", b"since=x", 400),
+        ("/node/n1", b"after=%5B%5B%5B", 400), ("/api/live", b"view=node/", 400), ("/api/live", b"view=x", None),
+    ],
+)  # fmt: skip
+async def test_what_is_not_there_is_not_there(path: str, query: bytes, status: int | None) -> None:
+    found = a_site(Cluster())[0].respond(path, query)
+    if found is not None and not isinstance(found, bytes):
+        try:
+            found = await found
+        except ValueError:
+            found = None
+        assert isinstance(found, bytes)
+    assert found is None if status is None else int(found.split()[1]) == status  # type: ignore[union-attr]
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------------
+async def test_eight_are_live_and_more_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_LIVE", 2)
+    ended: list[int] = []
+
+    async def forever() -> Any:
+        try:
+            while True:
+                yield b"{}"
+                await asyncio.sleep(0.01)
+        finally:
+            ended.append(1)
+
+    async def live() -> Live:
+        return Live(forever())
+
+    made = Serving(lambda request: live())
+    port = await made.open("127.0.0.1", 0)
+    visitors = []
+    for number in range(3):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await reader.readline()).split()[1] == (b"200" if number < 2 else b"503")
+        visitors.append(writer)
+    for writer in visitors:
+        writer.close()
+    async with asyncio.timeout(10):
+        while made.connections:
+            await asyncio.sleep(0.01)
+    assert (made.live_count, len(ended)) == (0, 2)
+    await made.close()
+
+
+def test_a_browser_may_use_what_is_ours_and_nothing_else() -> None:
+    head = http("200 OK", "text/html", b"x").partition(b"\r\n\r\n")[0].decode()
+    fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
+    policy = dict(part.split(" ", 1) for part in fields["Content-Security-Policy"].split("; "))
+    ours = {"script-src": "'self'", "style-src": "'self'", "connect-src": "'self'", "img-src": "'self' data:"}
+    assert {name: value for name, value in policy.items() if value != "'none'"} == ours
+    assert {"default-src", "frame-ancestors", "base-uri", "form-action"} <= set(policy)
+    assert fields["X-Content-Type-Options"] == "nosniff"
+
+
+# ---- what pages are made of ------------------------------------------------------------------------------------------------
+def test_what_is_vendored_is_what_was_taken_and_modules_are_small() -> None:
+    found = static()
+    assert {name: hashlib.sha256(found[name]).hexdigest() for name in VENDORED} == VENDORED
+    assert b"MIT License" in found["uPlot.LICENSE"]
+    for name, text in found.items():
+        if not name.startswith("uPlot"):
+            assert text.count(b"\n") < 600, name
+            assert not re.search(rb"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|https?://", text), name
+
+
+def test_runbooks_are_pages_and_each_that_is_named_is_there() -> None:
+    assert names() == {one.stem for one in (ROOT / "docs" / "runbooks").glob("*.md")}
+    for name in names():
+        text = runbook(name)
+        assert not re.search(r"```|^#+ ", text, re.MULTILINE), name
+        for page in re.findall(r'href="/runbook/([^"]*)"', text):
+            assert page in names()
+    assert as_html("# A <b>\n\nsee `x < y` and [z](under-replicated.md)") == (
+        '<h1>A &lt;b&gt;</h1><p>see <code>x &lt; y</code> and <a href="/runbook/under-replicated">z</a></p>'
+    )
+
+
+def test_colours_can_be_told_apart_dark_and_light() -> None:
+    def light(colour: str) -> float:
+        colour = colour if len(colour) == 7 else "#" + "".join(2 * letter for letter in colour[1:])
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(one: str, other: str) -> float:
+        above, below = sorted((light(one), light(other)), reverse=True)
+        return (above + 0.05) / (below + 0.05)
+
+    text = static()["page.css"].decode()
+    schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in re.findall(r":root \{([^}]*)\}", text)]
+    assert len(schemes) == 2
+    for colours in schemes:
+        for ground in ("paper", "ground"):
+            for ink in ("ink", "quiet", "accent", "ok", "warn", "bad"):
+                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+        for sign in ("ok", "warn", "bad"):
+            assert contrast(colours[sign], colours[f"{sign}-soft"]) >= 4.5, sign
+            assert contrast(colours["paper"], colours[sign]) >= 4.5, sign
+
+
+# ---- figures, marks, metrics -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("rate", 0, "0"), ("rate", 0.04, "0.0"), ("rate", 9.94, "9.9"), ("rate", 1234.5, "1,235"), ("rate", 99_999.4, "99,999"),
+        ("rate", 123_456, "123 k"), ("rate", 12_345_678, "12.3 M"), ("bytes", 0, "0 B"), ("bytes", 999.4, "999 B"),
+        ("bytes", 1500, "1.50 kB"),
+        ("bytes", 2**40, "1.10 TB"), ("span", 0, "0 ms"), ("span", 0.00025, "0.25 ms"), ("span", 0.0123, "12.3 ms"),
+        ("span", 0.25, "250 ms"),
+        ("span", 0.9996, "1.0 s"), ("span", 12.04, "12.0 s"), ("share", 0.125, "13 %"), ("age", 59.9, "59 s"),
+        ("age", 3700, "1 h 1 min"),
+        ("age", 3600 * 49, "2 days"), ("int", 1_234_567, "1,234,567"), ("int", None, "–"),
+        ("text", "", "–"), ("text", True, "yes"),
+        ("text", "<b>", "<b>"), ("rate", {"x": 1}, "–"),
+    ],
+)  # fmt: skip
+def test_a_figure_in_words(kind: str, value: Any, said: str) -> None:
+    assert figure(kind, value) == said
+
+
+def test_an_event_stands_in_the_rows_of_those_that_it_is_about() -> None:
+    assert marks_of({"kind": "election", "was": "n1", "now": "n2"}) == [("n2", "election")]
+    assert marks_of({"kind": "isr_changed", "was": "n1 n2 n3", "now": "n1 n2"}) == [("n3", "isr")]
+    assert marks_of({"kind": "node_fenced", "node": "n1"}) == [("n1", "fenced")]
+    assert marks_of({"kind": "partition_offline", "was": "n1", "now": ""}) == [("n1", "offline")]
+    versions = {"was": "incarnation 1 of 0.1.0", "node": "n1", "kind": "node_registered"}
+    assert marks_of({**versions, "now": "incarnation 2 of 0.1.0"}) == [("n1", "restart")]
+    assert marks_of({**versions, "now": "incarnation 2 of 0.2.0"}) == [("n1", "upgrade")]
+    assert marks_of({"kind": "stream_created", "stream": "s"}) == [("", "other")]
+    many = [
+        {"kind": kind, "now": "n2", "time_ns": 5 * 10**9 + number}
+        for number, kind in enumerate(("election", "unclean_election"))
+    ]
+    assert marks(many, 10) == [(0, "n2", MARKS[0], 2)], "the most severe, and how many"
+    beyond = [{"kind": "node_fenced", "node": "n1", "time_ns": number * 10**9} for number in range(MOST_MARKS + 5)]
+    assert len(marks(beyond, 1)) == MOST_MARKS
+    assert marks(beyond, 1)[-1][0] == MOST_MARKS + 4
+
+
+def test_metrics_of_all_nodes_are_one_text_and_none_speaks_for_another() -> None:
+    text = '# HELP liftpy_x X.\n# TYPE liftpy_x counter\nliftpy_x_total{a="1"} 3.0\nliftpy_y 4.0\n'
+    more = 'liftpy_y 1.0\nevil{node="n1"} 7\n{}\nx y z\nliftpy_info{node="z\\"3",rack="r"} 1.0\n'
+    made = together({"n2": text, "n1": text.replace("3.0", "5.0"), 'z"3': more})
+    assert made.splitlines() == [
+        "# HELP liftpy_x X.", "# TYPE liftpy_x counter", 'liftpy_x_total{a="1",node="n1"} 5.0', 'liftpy_x_total{a="1",node="n2"} 3.0',
+        'liftpy_y{node="n1"} 4.0', 'liftpy_y{node="n2"} 4.0', 'liftpy_y{node="z\\"3"} 1.0', 'liftpy_info{node="z\\"3",rack="r"} 1.0',
+    ]  # fmt: skip
+
+
+def test_the_wheel_holds_what_pages_are_made_of() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["sidecar"]
+    held = {path for pattern in data for path in (ROOT / "sidecar").glob(pattern) if path.is_file()}
+    folder = ROOT / "sidecar" / "status" / "static"
+    assert {path for path in folder.iterdir() if path.is_file()} | set((folder / "runbooks").glob("*.md")) <= held

@@ -1,0 +1,444 @@
+"""Worker processes of a node, without processes: what each may use, what they say to each other, what is joined of what they tell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client.credentials import Credentials
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import ReplicationConfig
+from liftpy.errors import ConfigError, CorruptionError, LiftError, ProtocolError, StorageError
+from liftpy.health import Signs
+from liftpy.ingest.node_room import LEAST_LIMIT_BYTES
+from liftpy.instruments import Histogram
+from liftpy.shares import WorkerShare, share_of
+from liftpy.wire._pb import cluster_pb2 as cluster
+from liftpy.wire._pb import replication_pb2 as pb
+from liftpy.wire.worker_frames import Frame, FrameKind, FrameReader, encode
+from sidecar.restarting import momentary, never_again
+from sidecar.settings import NodeSettings
+from sidecar.status.figures import Figures
+from sidecar.status.names import TABLE
+from sidecar.workers import handle as handles
+from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
+from sidecar.workers.handle import WorkerError, WorkerHandle, failure_of
+from sidecar.workers.merging import AGES, LEAST, MOST, OWN, add_figures, joined_page, joined_rows
+from sidecar.workers.parent import Workers
+from sidecar.workers.quiet import SharedQuiet, taken_apart
+from sidecar.workers.relayed import RelayedGroup
+from sidecar.workers.sharing import SHARED_OUT, settings_from_json, settings_to_json, shared_out
+from sidecar.workers.telling import figures_to_json
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------------------
+def test_what_is_a_nodes_is_shared_out_and_what_is_not_stays() -> None:
+    whole = NodeSettings("n1", Path("/d"), workers=4, memory_limit_bytes=1 << 30, scrub_bytes_per_s=1000)
+    own = shared_out(whole)
+    for name in SHARED_OUT:
+        assert getattr(own.replication, name) == getattr(whole.replication, name) // 4, name
+    assert (own.memory_limit_bytes, own.scrub_bytes_per_s) == (1 << 28, 250)
+    fields = vars(ReplicationConfig)["__dataclass_fields__"]
+    changed = {name for name in fields if getattr(own.replication, name) != getattr(whole.replication, name)}
+    assert changed == set(SHARED_OUT)
+    single = NodeSettings("n1", Path("/d"))
+    assert shared_out(single) is single
+
+
+def test_a_share_is_never_below_what_the_settings_allow_and_none_stays_none() -> None:
+    replication = ReplicationConfig(
+        ingest_buffer_bytes=8192, node_unreplicated_bytes=512, node_derived_bytes=512, node_standby_bytes=512,
+        copy_bytes_per_second=0, copy_least_bytes_per_second=1,
+    )  # fmt: skip
+    own = shared_out(
+        NodeSettings(
+            "n1", Path("/d"), workers=64, memory_limit_bytes=LEAST_LIMIT_BYTES, scrub_bytes_per_s=0, replication=replication
+        )
+    )
+    assert own.replication == replication
+    assert (own.memory_limit_bytes, own.scrub_bytes_per_s) == (LEAST_LIMIT_BYTES, 0)
+
+
+def test_a_worker_is_told_all_settings_as_they_are(tmp_path: Path) -> None:
+    settings = NodeSettings(
+        "n1", tmp_path, nats=("nats://a:1", "nats://b:2"), controllers=("n1", "n2"), workers=2, metrics_streams=("a-*",),
+        credentials=Credentials(user="u", password="p"), replication=ReplicationConfig(lease_s=1.5), offer_files=True,
+    )  # fmt: skip
+    assert settings_from_json(json.loads(json.dumps(settings_to_json(settings)))) == settings
+    with pytest.raises(ConfigError):
+        settings_from_json({})
+
+
+# ---- joining --------------------------------------------------------------------------------------------------------------------
+def test_every_gauge_says_how_it_is_joined() -> None:
+    """One that is new has to be thought of: a sum of ages, or of one thing that all processes see, would be no truth."""
+    named = OWN | MOST | LEAST | AGES
+    assert named <= set(TABLE)
+    once = {name for name in TABLE if name.startswith(("metadata_", "cluster_", "disk_", "feature_", "failover_"))}
+    assert once <= OWN
+    ages = {name for name in TABLE if name.endswith(("_seconds", "_age")) and TABLE[name].kind == "gauge"}
+    assert ages <= MOST | AGES
+
+
+def _figures(count: float) -> Figures:
+    found = Figures()
+    for name in ("ingest_records_total", "cluster_streams", "replica_lag_seconds", "nats_connected", "scrub_age_seconds"):
+        found.put(name, count)
+    found.put("partitions", count, "leader")
+    for name in ("commit_duration_seconds", "failover_duration_seconds"):
+        found.histograms[name] = {(): Histogram()}
+        found.histograms[name][()].observe(0.001, int(count))
+    return found
+
+
+def test_figures_of_processes_are_joined_as_each_wants_it() -> None:
+    found, held = _figures(3), _figures(3).histograms["commit_duration_seconds"][()]
+    found.histograms["commit_duration_seconds"][()] = held
+    add_figures(found, json.loads(json.dumps(figures_to_json(_figures(5)))))
+    numbers = {name: sum(row.values()) for name, row in found.numbers.items()}
+    assert numbers == {
+        "ingest_records_total": 8, "cluster_streams": 3, "replica_lag_seconds": 5, "nats_connected": 3, "scrub_age_seconds": 5,
+        "partitions": 8,
+    }  # fmt: skip
+    assert [sum(found.histograms[name][()].counts) for name in found.histograms] == [8, 3]
+    assert sum(held.counts) == 3, "the process's own goes on by itself"
+    larger = _figures(5)
+    add_figures(larger, figures_to_json(_figures(3)))
+    assert (sum(larger.numbers["replica_lag_seconds"].values()), sum(larger.numbers["nats_connected"].values())) == (5, 3)
+    never = _figures(3)
+    add_figures(never, figures_to_json(_figures(-1)))
+    assert never.numbers["scrub_age_seconds"] == {(): -1}
+    add_figures(found, {})
+    assert sum(found.numbers["partitions"].values()) == 8
+
+
+def _page(worker: int, *rows: tuple[str, int]) -> dict[str, Any]:
+    traffic = {"connected": True, "max_payload_bytes": 100, "in_msgs": 1, "errors": {"late": 1}}
+    return {
+        "node": "n1", "partitions": [{"stream": stream, "partition": number} for stream, number in rows], "more": False,
+        "process": {"pid": worker}, "counters": {"both": 1, f"own{worker}": 1}, "refused": {}, "coordinators": [{"partition": worker}],
+        "failed_partitions": {f"s/{worker}": "why"}, "connections": {"reads": {}}, "flush_times": {"p50_ms": worker},
+        "copies": {"copied_bytes": 2}, "flush_place": {"on_loop": True, "moves": 1}, "descriptors": {"open": 5, "partition_budget": 9},
+        "scrub": {"findings": 1, "position": 7}, "derived": {"size_bytes": 3, "held": {"ids": 3}, "refused": {}}, "nats": traffic,
+    }  # fmt: skip
+
+
+def test_pages_are_one_page_in_order_and_as_long_as_asked() -> None:
+    own, other = _page(0, ("a", 0), ("a", 2), ("b", 1)), _page(1, ("a", 1), ("a", 3))
+    page = joined_page(own, [(1, {**other, "answers": True}), (2, {"answers": False})], ("a", 0), 3)
+    assert [(row["stream"], row["partition"]) for row in page["partitions"]] == [("a", 1), ("a", 2), ("a", 3)]
+    assert page["more"], "b/1 is left"
+    assert page["workers"] == [
+        {"worker": 0, "answers": True, "pid": 0}, {"worker": 1, "answers": True, "pid": 1}, {"worker": 2, "answers": False},
+    ]  # fmt: skip
+    assert page["counters"] == {"both": 2, "own0": 1, "own1": 1}
+    assert (page["descriptors"], page["scrub"]) == ({"open": 10, "partition_budget": 9}, {"findings": 2, "position": 7})
+    assert page["nats"] == {"connected": True, "max_payload_bytes": 100, "in_msgs": 2, "errors": {"late": 2}}
+    assert (page["flush_times"], page["flush_place"]) == ({"p50_ms": 1}, {"on_loop": True, "moves": 2})
+    assert set(page["failed_partitions"]) == {"s/0", "s/1"}
+    assert set(page["connections"]) == {"reads", "reads.1"}
+
+
+def test_the_most_urgent_partitions_of_all_processes_come_first() -> None:
+    def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
+        listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]
+        return {"rows": listed, "more": more, "count": len(rows) + 10, "problems": 1}
+
+    found = joined_rows(told((1, 4), (5, 0)), [told((0, 3), (5, 1))], 3)
+    assert [(row["urgency"], row["partition"]) for row in found["rows"]] == [(0, 3), (1, 4), (5, 0)]
+    assert (found["more"], found["count"], found["problems"]) == (True, 24, 2)
+    assert not joined_rows(told((1, 4)), [told((0, 3))], 3)["more"]
+    assert joined_rows(told((1, 4)), [told((0, 3), more=True)], 3)["more"]
+
+
+# ---- quiet fetches ------------------------------------------------------------------------------------------------------------
+class _Talk:
+    """As ``QuietTalk``: what is in ``lost`` was not counted."""
+
+    def __init__(self, lost: set[int]) -> None:
+        self.lost, self.answered = lost, list[list[int]]()
+
+    def asked(self, reply: bytes, body: Any) -> pb.QuietFetches:
+        return pb.QuietFetches.FromString(bytes(body))
+
+    def over(self, question: pb.QuietFetches) -> list[int]:
+        return [place for place, fetch in enumerate(question.fetches) if fetch.partition in self.lost]
+
+    def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
+        self.answered.append(over)
+
+
+class _Hand:
+    """As a WorkerHandle, in this process."""
+
+    def __init__(self, talk: _Talk | None) -> None:
+        self._talk = talk
+
+    async def ask(self, kind: FrameKind, body: bytes, timeout_s: float) -> bytes | None:
+        if self._talk is None:
+            return None
+        question = pb.QuietFetches.FromString(body)
+        return pb.QuietFetchesAnswer(over=self._talk.over(question), count=len(question.fetches)).SerializeToString()
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_one_question_about_partitions_of_all_processes_gets_one_answer(silent: bool) -> None:
+    question = pb.QuietFetches(replicaID="n2", incarnation=1, question=5)
+    for number in range(9):
+        question.fetches.add(stream="orders", partition=number)
+    parts = taken_apart(question, 3)
+    assert {share: [share_of("orders", place, 3) for place in places] for share, places in parts.items()} == {
+        share: [share] * 3 for share in range(3)
+    }
+    lost = {2, 3, 7}
+    talk = _Talk(lost)
+    shared: Any = SharedQuiet(talk, [_Hand(_Talk(lost)), _Hand(None if silent else _Talk(lost))])  # type: ignore[arg-type, list-item]
+    shared.received(b"reply", question.SerializeToString())
+    async with asyncio.timeout(30):
+        while not talk.answered:
+            await asyncio.sleep(0)
+    assert talk.answered == [sorted(lost | (set(parts[2]) if silent else set()))], "who is silent has counted nothing"
+
+
+# ---- the worker's end ---------------------------------------------------------------------------------------------------------
+class _Ended(BaseException):
+    pass
+
+
+def _leave(code: int) -> None:
+    raise _Ended(code)
+
+
+def test_the_channel_answers_pings_while_the_loop_turns_and_ends_with_the_node() -> None:
+    ours, theirs = socket.socketpair()
+    left, on_loop = threading.Event(), list[tuple[Callable[[Frame], None], Frame]]()
+    codes: list[int] = []
+
+    def leave(code: int) -> None:
+        codes.append(code)
+        left.set()
+
+    channel = Channel(theirs, leave)
+    ours.sendall(encode(FrameKind.SETUP, 0, b"{}") + encode(FrameKind.HEARD, 3))
+    assert channel.setup() == b"{}"
+    heard: list[Frame] = []
+    channel.start(30.0, lambda call, frame: on_loop.append((call, frame)), heard.append)
+    reader = FrameReader()
+
+    def said(count: int) -> list[FrameKind]:
+        found: list[FrameKind] = []
+        while len(found) < count:
+            found += [frame.kind for frame in reader.feed(ours.recv(1000))]
+        return found
+
+    assert said(1) == [FrameKind.HELLO]
+    ours.sendall(encode(FrameKind.PING))
+    assert said(1) == [FrameKind.PONG]
+    for call, frame in on_loop:
+        call(frame)
+    assert heard == [Frame(FrameKind.HEARD, 3, b"")]
+    channel._session_s = 0.0  # the loop has not turned for a session
+    ours.sendall(encode(FrameKind.PING) + encode(FrameKind.PING))
+    channel.send(FrameKind.SETTLED)
+    assert said(1) == [FrameKind.SETTLED], "and no pong: the node must not take it for well"
+    ours.close()
+    assert left.wait(30)
+    assert codes[0] == EXIT_NODE_ENDED, "whatever its loop does"
+
+
+def test_a_node_that_says_no_frames_is_none_and_one_that_does_not_read_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(b"x" * 100)
+    with pytest.raises(_Ended, match=str(EXIT_NODE_ENDED)):
+        Channel(theirs, _leave).setup()
+    monkeypatch.setattr("sidecar.workers.channel.MOST_UNSENT_BYTES", 1000)
+    channel = Channel(theirs, _leave)
+    for _ in range(8):
+        channel.send(FrameKind.SIGNS, 0, bytes(100))
+    with pytest.raises(_Ended):
+        channel.send(FrameKind.SIGNS, 0, bytes(300))
+    for one in (ours, theirs):
+        one.close()
+
+
+async def test_the_group_of_a_worker_follows_what_it_is_told_and_nothing_else() -> None:
+    said: list[tuple[FrameKind, int, bytes]] = []
+    group = RelayedGroup(lambda kind, token, body: said.append((kind, token, body)))
+    shown: list[int] = []
+    group.watch(lambda old, new: shown.append(new.index))
+    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    for wrong in (3, 5):
+        with pytest.raises(ProtocolError):
+            group.entry_told(cluster.FeedEntry(previousIndex=wrong, index=9).SerializeToString())
+    assert (shown, group.image.index) == ([4], 4)
+    asking = asyncio.ensure_future(group.propose(cluster.ControlRequest(barrier=cluster.Barrier()), 2.5))
+    await asyncio.sleep(0)
+    ((kind, token, body),) = said
+    assert (kind, body[:4]) == (FrameKind.PROPOSE, (2500).to_bytes(4, "big"))
+    group.answered(token + 1, b"")
+    group.answered(token, cluster.ControlResponse(index=8).SerializeToString())
+    assert (await asking).index == 8
+    assert not group.decides, "data is deleted only when a controller says so"
+
+
+# ---- the node's end -----------------------------------------------------------------------------------------------------------
+class _Node:
+    """As ``Workers``."""
+
+    def __init__(self) -> None:
+        self.failures: list[Exception] = []
+
+    def worker_failed(self, error: Exception) -> None:
+        self.failures.append(error)
+
+
+class _Channel:
+    def __init__(self) -> None:
+        self.said: list[Frame] = []
+        self.waiting = 0
+
+    def write(self, data: bytes) -> None:
+        self.said += FrameReader().feed(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+
+class _Process:
+    pid, killed = 7, 0
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+def _hand(most_silent: int = 3) -> tuple[WorkerHandle, _Node, Any, _Process]:
+    node, channel, process = _Node(), _Channel(), _Process()
+    hand = WorkerHandle(WorkerShare(1, 2), node, most_silent)  # type: ignore[arg-type]
+    hand._process = process  # type: ignore[assignment]
+    hand.connection_made(channel)  # type: ignore[arg-type]
+    return hand, node, channel, process
+
+
+def test_a_worker_that_leaves_pings_unanswered_is_killed_and_takes_the_node_down() -> None:
+    hand, node, channel, process = _hand()
+    for _ in range(10):
+        hand.beat()
+    assert channel.said == [], "one that starts can't answer yet"
+    hand.data_received(encode(FrameKind.HELLO))
+    for _ in range(3):
+        for _ in range(3):
+            hand.beat()
+        hand.data_received(encode(FrameKind.PONG))
+    assert (len(channel.said), node.failures) == (9, [])
+    for _ in range(4):
+        hand.beat()
+    (failure,) = node.failures
+    assert "stands still" in str(failure)
+    assert process.killed == 1, "it must not speak for the node when it goes on"
+    hand.beat()
+    hand.connection_lost(None)
+    assert len(node.failures) == 1
+
+
+def test_a_worker_that_ends_or_says_what_is_no_frame_takes_the_node_down() -> None:
+    hand, node, _, process = _hand()
+    hand.connection_lost(None)
+    assert [str(error) for error in node.failures] == ["worker 1 (process 7) has ended"]
+    for wrong in (b"x" * 50, encode(FrameKind.STOP), encode(FrameKind.SIGNS, 0, b"no JSON")):
+        hand, node, _, process = _hand()
+        hand.data_received(wrong)
+        assert (len(node.failures), process.killed) == (1, 1), wrong
+
+
+def test_a_worker_that_does_not_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand, node, channel, process = _hand()
+    channel.waiting = handles.MOST_UNSENT_BYTES
+    hand.send(FrameKind.HEARD, 1)
+    assert not node.failures
+    channel.waiting += 1
+    hand.send(FrameKind.HEARD, 1)
+    assert (len(node.failures), process.killed) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(StorageError("full"), "momentary"), (CorruptionError("damaged"), "never"), (LiftError("a bug"), "a restart may help")],
+)
+def test_a_workers_failure_ends_the_node_as_its_own_would(error: LiftError, kind: str) -> None:
+    body = json.dumps({"text": str(error), "momentary": momentary(error), "never_again": never_again(error)}).encode()
+    made = failure_of(2, body)
+    assert (momentary(made), never_again(made)) == (kind == "momentary", kind == "never")
+    assert "worker 2" in str(made)
+    assert isinstance(made, WorkerError) == (kind == "a restart may help")
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------------------------
+class _Group:
+    def __init__(self) -> None:
+        self.image = ClusterImage(index=3)
+        self.watchers: list[Any] = []
+
+    def watch(self, watcher: Any) -> None:
+        self.watchers.append(watcher)
+
+
+def test_a_lease_is_passed_on_behind_the_image_that_it_was_given_for() -> None:
+    """A worker that reads slowly sees what its node has lost before it sees that leases run on."""
+    workers = Workers(NodeSettings("n1", Path("/d"), workers=2), lambda error: None, lambda reason: None)
+    (hand,) = workers.handles
+    channel = _Channel()
+    hand.connection_made(channel)  # type: ignore[arg-type]
+    workers.metadata_heard(1)
+    assert channel.said == [], "before it knows of anything there are no leases"
+    group: Any = _Group()
+    workers.begin(9, group)
+    (watcher,) = group.watchers
+    watcher(group.image, ClusterImage(index=5))
+    workers.metadata_heard(2)
+    watcher(None, ClusterImage(index=4))
+    said = [(frame.kind, frame.token) for frame in channel.said]
+    assert said == [
+        (FrameKind.IMAGE, 0),
+        (FrameKind.BEGIN, 9),
+        (FrameKind.ENTRY, 0),
+        (FrameKind.HEARD, 2),
+        (FrameKind.IMAGE, 0),
+    ]
+    entry = cluster.FeedEntry.FromString(channel.said[2].body)
+    assert (entry.previousIndex, entry.index) == (3, 5)
+
+
+def test_health_is_the_whole_nodes() -> None:
+    workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
+    own = Signs(nats=True, opened=True, registered=True, longest_flush_s=1.0, opening=1, stopped_for_space=1)
+    starting = workers.joined(own)
+    assert (starting.nats, starting.opened) == (False, False), "who has said nothing yet is not ready"
+    assert workers.unsynced == "worker 1: it starts"
+    well = {"longest_flush_s": 4.0, "nats": True, "opening": 2, "opened": True, "stopped_for_space": 3, "unsynced": ""}
+    workers.handles[0].signs, workers.handles[1].signs = well, {**well, "unsynced": "1 of 2"}
+    joined = workers.joined(own)
+    assert (joined.longest_flush_s, joined.opening, joined.stopped_for_space) == (4.0, 5, 7)
+    assert (joined.nats, joined.opened, joined.registered) == (True, True, True)
+    assert workers.unsynced == "worker 2: 1 of 2"
+    workers.handles[0].signs = {**well, "nats": False}
+    assert not workers.joined(own).nats
+
+
+def test_a_node_of_one_process_has_no_workers() -> None:
+    own = Signs(nats=True)
+    workers = Workers(NodeSettings("n1", Path("/d")), lambda error: None, lambda reason: None)
+    assert (workers.handles, workers.joined(own), workers.unsynced) == ([], own, "")
+    with pytest.raises(ConfigError, match=r"outside 1\.\.64"):
+        NodeSettings("n1", Path("/d"), workers=65)
+    with pytest.raises(ConfigError, match="workers"):
+        NodeSettings("n1", Path("/d"), workers=0)

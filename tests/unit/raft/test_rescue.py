@@ -1,0 +1,310 @@
+"""Rescue: the newest journal that is left, everything beyond a leap, nothing written in part; and what must not go on is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from liftpy.cluster.cluster_events import EventTrail
+from liftpy.cluster.codec import image_from_bytes, image_to_bytes
+from liftpy.cluster.feed import FeedProducer
+from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.replay import check_partition
+from liftpy.cluster.rescued import LEAP, rescued_image
+from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
+from liftpy.partition import PartitionStatus
+from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.cli.controllers_rescue import rescue as command
+from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.metadata.opening import MemberFolder, MemberLog
+from sidecar.raft.journal import GroupJournal
+from sidecar.raft.library import check_library
+from sidecar.raft.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
+from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from tests.unit.cluster.cluster_driver import Driver
+
+TERM = 4
+NODES = ("n1", "n2", "n3")
+
+
+@pytest.fixture(scope="module")
+def history() -> list[bytes]:
+    """Registrations, streams, an election, a fence: entries from 1 on."""
+    driver = Driver(NODES, elections=True)
+    driver.create("orders", partitions=2, replicationFactor=3)
+    driver.create("clicks", replicationFactor=2)
+    driver.restart("n1")
+    driver.create("late")
+    return driver.log
+
+
+def image_of(entries: list[bytes]) -> ClusterImage:
+    fsm = ClusterFsm(elections=True)
+    for number, entry in enumerate(entries, 1):
+        fsm.apply(entry, number)
+    return fsm.image
+
+
+def controller(folder: Path, node_id: str, entries: list[bytes], *, last_term: int = TERM, snapshot_at: int = 0) -> Path:
+    """A data folder of a controller that has stopped; entries up to ``snapshot_at`` lie in its snapshot."""
+    data = DataFolder(folder / node_id)
+    data.store_identity(NodeIdentity(node_id, 7, 7))
+    data.raft.mkdir()
+    journal = GroupJournal(data.raft / "journal")
+    if snapshot_at:
+        last, previous = (b"\0" + entries[snapshot_at - 1], snapshot_at, TERM), (b"\1", snapshot_at - 1, TERM)
+        held = encode_snapshot(image_of(entries[:snapshot_at]))
+        (data.raft / "snapshot").write_bytes(encode_snapshot_file(SnapshotFile(last, previous, NODES, held)))
+    for number, entry in enumerate(entries, 1):
+        if number >= snapshot_at - 1:
+            journal.add(b"\0" + entry, number, TERM if number < len(entries) else last_term)
+    journal.setCurrentTerm(last_term, None)
+    journal.close()
+    (data.raft / "member").write_text(node_id)
+    data.close()
+    return data.path
+
+
+def read(*folders: Path) -> list[Survivor]:
+    with locked(list(folders)) as held:
+        return [read_survivor(folder, "liftpy") for folder in held]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "lock"}
+
+
+# ---- the image ---------------------------------------------------------------------------------------------------------------
+def test_nothing_that_a_lost_entry_gave_is_given_again(history: list[bytes]) -> None:
+    """The group went on for a while behind the log that is left [C1, C2]."""
+    whole = image_of(history)
+    for length in range(1, len(history)):
+        before = image_of(history[:length])
+        after = rescued_image(before, ("n3", "n1"), 5)
+        lost = [p for stream in whole.streams.values() for p in stream.partitions]
+        counters = after.counters
+        assert counters.next_leader_epoch > max([p.leader_epoch for p in lost], default=0)
+        assert counters.next_epoch > max([p.epoch for p in lost], default=0)
+        assert counters.next_incarnation > max(node.incarnation for node in whole.nodes.values())
+        assert counters.next_stream_uid >= whole.counters.next_stream_uid
+        given = [p for stream in after.streams.values() for p in stream.partitions]
+        assert len({p.leader_epoch for p in given}) == len({p.epoch for p in given}) == len(given)
+        for partition in given:
+            check_partition(partition)
+            assert partition.status is PartitionStatus.OFFLINE
+            assert LEAP < partition.leader_epoch < counters.next_leader_epoch
+            assert LEAP < partition.epoch < counters.next_epoch
+        assert after.index == before.index + LEAP
+        assert after.controllers.voters == ("n1", "n3")
+        assert after.controllers.index == after.index
+        assert all(node.fenced for node in after.nodes.values())
+        assert image_from_bytes(image_to_bytes(after)) == after, "the derived maps are those of a new image"
+
+
+def test_who_is_in_sync_stays_so_and_a_copy_begins_again(history: list[bytes]) -> None:
+    before = image_of(history)
+    after = rescued_image(before, ("n1",), 5)
+    for name, stream in before.streams.items():
+        now = after.streams[name]
+        assert (now.uid, now.config) == (stream.uid, stream.config)
+        assert [p.isr for p in now.partitions] == [p.isr for p in stream.partitions]
+    assert not any(p.joining for stream in after.streams.values() for p in stream.partitions)
+
+
+def test_the_rescued_group_elects_who_comes_back(history: list[bytes]) -> None:
+    fsm = ClusterFsm(elections=True)
+    fsm.image = rescued_image(image_of(history), ("n1",), 5)
+    known = fsm.image.nodes["n2"]
+    register = pb.RegisterNode(nodeId="n2", previousIncarnation=known.incarnation, cleanStop=True)
+    request = pb.ControlRequest(registerNode=register, operationId=bytes(16), timeNs=9)
+    answer = pb.ControlResponse.FromString(fsm.apply(request.SerializeToString(), fsm.image.index + 1))
+    assert answer.node.incarnation >= LEAP
+    chosen = [p for p in fsm.image.streams["orders"].partitions if p.candidate == "n2" or p.leader == "n2"]
+    assert chosen
+    assert all(p.leader_epoch > LEAP for p in chosen)
+
+
+# ---- which log ---------------------------------------------------------------------------------------------------------------
+def test_the_newest_log_is_taken(history: list[bytes], tmp_path: Path) -> None:
+    """By term first: a longer log of an older term may hold what was never committed."""
+    short = controller(tmp_path, "n1", history[:5])
+    long = controller(tmp_path, "n2", history)
+    later = controller(tmp_path, "n3", history[:6], last_term=TERM + 1)
+    one, two, three = read(short, long, later)
+    assert [(s.node_id, s.term, s.index) for s in (one, two, three)] == [
+        ("n1", TERM, 5),
+        ("n2", TERM, len(history)),
+        ("n3", TERM + 1, 6),
+    ]
+    assert newest([one, two]) is two
+    assert newest([one, two, three]) is three
+    assert one.parts_from(two) == 0
+    assert two.parts_from(three) == 6, "they hold different entries there"
+    assert two.digest != one.digest
+    assert two.image == image_of(history)
+
+
+@pytest.mark.parametrize("at", [2, 5, 7])
+def test_a_snapshot_and_the_journal_behind_it_give_the_same(history: list[bytes], tmp_path: Path, at: int) -> None:
+    (found,) = read(controller(tmp_path, "n1", history, snapshot_at=at))
+    (plain,) = read(controller(tmp_path, "n2", history))
+    assert (found.index, found.term, found.digest) == (plain.index, plain.term, plain.digest)
+
+
+def test_looking_changes_nothing(history: list[bytes], tmp_path: Path) -> None:
+    folder = controller(tmp_path, "n1", history, snapshot_at=4)
+    before = tree(folder)
+    read(folder)
+    assert tree(folder) == before
+
+
+def test_two_logs_that_end_alike_and_differ_are_refused(history: list[bytes], tmp_path: Path) -> None:
+    other = [*history[:-1], history[0]]
+    one, two = read(controller(tmp_path, "n1", history), controller(tmp_path, "n2", other))
+    with pytest.raises(InvariantError, match="different images"):
+        newest([one, two])
+
+
+def test_a_damaged_journal_is_named_and_not_used(history: list[bytes], tmp_path: Path) -> None:
+    folder = controller(tmp_path, "n1", history)
+    journal = GroupJournal(folder / "raft" / "journal")
+    journal.add(b"\0more", len(history) + 1, TERM)
+    journal.close()
+    data = bytearray((folder / "raft" / "journal").read_bytes())
+    data[60] ^= 1
+    (folder / "raft" / "journal").write_bytes(data)
+    with pytest.raises(CorruptionError, match="damaged"):
+        read(folder)
+
+
+def test_what_can_not_be_rescued_from(history: list[bytes], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no data folder"):
+        read(tmp_path / "nothing")
+    ordinary = DataFolder(tmp_path / "n9")
+    ordinary.store_identity(NodeIdentity("n9"))
+    with pytest.raises(FolderLockedError):
+        read(tmp_path / "n9")
+    ordinary.close()
+    with pytest.raises(ConfigError, match="no journal"):
+        read(tmp_path / "n9")
+    lost = controller(tmp_path, "n1", history, snapshot_at=5)
+    (lost / "raft" / "snapshot").unlink()
+    with pytest.raises(CorruptionError, match="a snapshot is lost"):
+        read(lost)
+
+
+# ---- what is written ---------------------------------------------------------------------------------------------------------
+def rescued(folders: list[Path], voters: tuple[str, ...], out: Path | None = None) -> dict[str, Path]:
+    with locked(folders) as held:
+        survivors = [read_survivor(f, "liftpy") for f in held if (f.raft / "journal").is_file()]
+        return rescue(newest(survivors), held, voters, out, 77)
+
+
+def test_each_new_controller_opens_and_tells_of_the_loss(history: list[bytes], tmp_path: Path) -> None:
+    check_library()
+    old, gone = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:5])
+    before = tree(gone)
+    written = rescued([old, gone], ("n1", "n4"), tmp_path / "out")
+    assert written == {"n1": old / "raft", "n4": tmp_path / "out" / "n4" / "raft"}
+    for node, folder in written.items():
+        trail = EventTrail()
+        log = MemberLog(MemberFolder(node, ("n1", "n2"), folder), ClusterFsm(), FeedProducer(), lambda *_: None, events=trail)
+        assert log.core.controllers.voters == ("n1", "n4")
+        assert log.core.raftCurrentTerm == TERM + LEAP
+        assert not log.core.on_probation, "it has a vote"
+        log._load(str(folder / "snapshot"))
+        assert [entry[1] for entry in log.journal] == [log.image.index - 1, log.image.index]
+        assert log.image.index == len(history) + LEAP
+        assert sorted(log.image.streams) == sorted(image_of(history).streams)
+        (event,) = trail.behind((0, 0), 0, 9)
+        assert (event.kind, event.time_ns, event.index) == ("data_loss", 77, log.image.index)
+        assert f"behind entry {len(history)} of term {TERM}" in event.detail
+        log.journal.abandon()
+    assert not (gone / "raft").exists(), "who is none any more comes back as an ordinary node"
+    assert {f"raft/{name.partition('/')[2]}" if "/" in name else name for name in tree(gone)} == set(before)
+    assert (old / BEFORE / "journal").is_file()
+    with pytest.raises(ConfigError, match="earlier rescue"):
+        rescued([old], ("n1",))
+
+
+def test_the_loss_is_told_of_as_long_as_its_snapshot_holds(history: list[bytes], tmp_path: Path) -> None:
+    folder = rescued([controller(tmp_path, "n1", history)], ("n1",))["n1"]
+    later = decode_snapshot_file((folder / "snapshot").read_bytes())
+    fsm = ClusterFsm()
+    fsm.restore(later.image)
+    request = pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="n5"), operationId=bytes(16), timeNs=9)
+    fsm.apply(request.SerializeToString(), fsm.image.index + 1)
+    last, previous = (b"\1", fsm.image.index, later.last[2]), later.last
+    moved = SnapshotFile(last, previous, later.nodes, fsm.snapshot(), later.controllers)
+    (folder / "snapshot").write_bytes(encode_snapshot_file(moved))
+    trail = EventTrail()
+    log = MemberLog(MemberFolder("n1", ("n1",), folder), ClusterFsm(), FeedProducer(), lambda *_: None, events=trail)
+    log._load(str(folder / "snapshot"))
+    assert log.image.index == fsm.image.index
+    assert trail.behind((0, 0), 0, 9) == []
+    log.journal.abandon()
+
+
+def test_a_rescue_that_dies_leaves_the_old_log_or_the_new_one(
+    history: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each of its renames; what it was killed in is done again."""
+    source = controller(tmp_path / "source", "n1", history)
+    for dies_at in range(2):
+        folder = tmp_path / f"try{dies_at}" / "n1"
+        shutil.copytree(source, folder)
+        calls = 0
+        rename = Path.rename
+
+        def dying(self: Path, target: Any, rename: Callable[..., Path] = rename, dies_at: int = dies_at) -> Path:
+            nonlocal calls
+            if self.name.startswith("raft"):
+                calls += 1
+                if calls > dies_at:
+                    raise KeyboardInterrupt
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", dying)
+        with pytest.raises(KeyboardInterrupt):
+            rescued([folder], ("n1",))
+        monkeypatch.undo()
+        if dies_at:
+            with pytest.raises(ConfigError, match="a rescue has put one aside"):
+                read(folder)
+            (folder / BEFORE).rename(folder / "raft")
+        assert read(folder)[0].index == len(history)
+        assert rescued([folder], ("n1",)) == {"n1": folder / "raft"}
+
+
+def test_the_command_wants_the_name_of_the_cluster(history: list[bytes], tmp_path: Path) -> None:
+    one, two = controller(tmp_path, "n1", history), controller(tmp_path, "n2", history[:3])
+    before = tree(tmp_path)
+
+    def run(*words: str, typed: str = "") -> Any:
+        given = ["--data", str(one), "--data", str(two), *words]
+        return CliRunner().invoke(command, given, input=typed, standalone_mode=False)
+
+    looked = run("--json")
+    rows = json.loads(looked.output)["survivors"]
+    assert [(row["node"], row["index"], row["taken"]) for row in rows] == [("n1", len(history), True), ("n2", 3, False)]
+    assert "is the beginning of that" in run().output
+    for words, typed in (
+        (("--as", "n1"), "other\n"),
+        (("--as", "n1", "--yes", "other"), ""),
+        (("--as", "n1,n7", "--yes", "liftpy"), ""),
+    ):
+        refused = run(*words, typed=typed)
+        assert isinstance(refused.exception, LiftError), refused
+    assert tree(tmp_path) == before, "nothing was changed"
+    done = run("--as", "n1,n7", "--out", str(tmp_path / "out"), typed="liftpy\n")
+    assert done.exception is None
+    assert "put it into the data folder of n7" in done.output
+    assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
