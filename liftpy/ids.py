@@ -18,6 +18,8 @@ _RIGHTS_TOKEN = re.compile(r"""[^\s.*>"'\\\x00-\x1f\x7f]+""")
 MAX_SUBJECT_LENGTH = 255
 _SHOWN_LENGTH = 80
 
+PROBE_STREAM = "_liftpy-probe"
+"""The one stream of the cluster that operators make: `liftpy health --probe` publishes into it."""
 NO_OFFSET = -1
 """Value of an inclusive offset (``newest_offset``, ``high_watermark``) when there is no record."""
 

@@ -19,7 +19,7 @@ from enum import Enum
 
 from liftpy.cluster.features import UNSUPPORTED
 from liftpy.cluster.requests import AskedBy, kind_of
-from liftpy.ids import is_internal, shown
+from liftpy.ids import PROBE_STREAM, is_internal, shown
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import PARTITION_WORDS
 from liftpy.wire.unknown import has_unknown_fields
@@ -44,7 +44,7 @@ _GUARDED = {
 }
 """Kind of request -> its field that names a stream, which must not be an internal one."""
 RESERVED = "_liftpy"
-"""Names of streams that begin so are made by the cluster alone, whatever is said."""
+"""Names of streams that begin so are made by the cluster alone, whatever is said; but for the one that operators probe with."""
 _NO_KIND = "a request of an unknown kind"
 
 
@@ -57,7 +57,7 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
     asked_by = kind_of(request).asked_by
     if asked_by is AskedBy.READERS:
         return ""
-    if request.HasField("createStream") and request.createStream.name.startswith(RESERVED):
+    if request.HasField("createStream") and (name := request.createStream.name).startswith(RESERVED) and name != PROBE_STREAM:
         return (
             f"stream {shown(request.createStream.name)} can't be made: names that begin with {RESERVED} are the cluster's own"
         )

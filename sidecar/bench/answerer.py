@@ -6,18 +6,19 @@ With it the load generator is measured alone: a bare socket, all answers to what
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
-
-from sidecar.bench.publisher import INBOX
+from collections import Counter
 
 _ANSWER = b'{"stream":"bench","seq":1}'
+_LONGEST_BYTES = 256
+"""Of the line before a message's payload, and more."""
 
 
 def answer(port: int, subject: str) -> None:
     """For ever."""
-    reply = b"PUB %s %d\r\n%s\r\n" % (INBOX, len(_ANSWER), _ANSWER)
-    mark = b"MSG %s 1 %s " % (subject.encode(), INBOX)
+    asking = re.compile(rb"MSG %s 1 (_INBOX\S+) \d" % re.escape(subject.encode()))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(4096)
@@ -28,11 +29,13 @@ def answer(port: int, subject: str) -> None:
         tail = b""
         while received := connection.recv(1 << 20):
             data = tail + received
-            if (count := data.count(mark) - tail.count(mark)) > 0:
-                connection.sendall(reply * count)
+            asked = Counter(asking.findall(data))
+            asked.subtract(asking.findall(tail))
+            replies = (b"PUB %s %d\r\n%s\r\n" % (inbox, len(_ANSWER), _ANSWER) * count for inbox, count in asked.items())
+            connection.sendall(b"".join(replies))
             if b"PING\r\n" in received:
                 connection.sendall(b"PONG\r\n")
-            tail = data[-len(mark) + 1 :]
+            tail = data[-_LONGEST_BYTES:]
 
 
 if __name__ == "__main__":

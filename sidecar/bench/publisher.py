@@ -17,7 +17,7 @@ import time
 
 from sidecar.bench.dialects import DIALECTS, PLAIN, Dialect
 
-INBOX = b"_INBOX.peer.%d" % os.getpid()
+INBOX = b"_INBOX.peer%d" % os.getpid()
 """Of this process alone: several may publish side by side."""
 _BLOCK = 250
 _SILENCE_S = 20.0

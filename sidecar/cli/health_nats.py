@@ -11,6 +11,7 @@ import nats.errors
 
 from liftpy.client import Client
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.ids import PROBE_STREAM as PROBE
 from liftpy.strict_json import load_json
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.options import connection_options, json_option
@@ -18,7 +19,6 @@ from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
 _TIMEOUT_S = 3.0
-PROBE = "_liftpy-probe"
 _PROBE_SUBJECT = "liftpy-probe"
 
 

@@ -66,8 +66,8 @@ class EventsDesk:
         fresh = self.trail.look(MOST_AT_ONCE)
         if self.trail.dropped:
             self.counters[BEYOND] = self.trail.dropped
-        if self.trail.lost or self.trail.dropped:
-            self.counters[LOST] = self.trail.lost + self.trail.dropped
+        if self.trail.written is not None and (lost := self.trail.lost + self.trail.dropped):
+            self.counters[LOST] = lost
         if not self._leads():
             return
         now_ns = time.time_ns()

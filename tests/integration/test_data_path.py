@@ -273,7 +273,7 @@ async def test_the_status_page_and_the_metrics_are_on_loopback(bench: Any, strea
         "publish_unknown_losses_total",
     ):
         assert f"\nliftpy_{name} " in metrics
-    assert f"<td>{stream_name}</td>" in await asyncio.to_thread(get, "/")
+    assert f'href="/stream/{stream_name}"' in await asyncio.to_thread(get, "/")
 
 
 async def test_the_bus_knows_who_is_there_and_a_node_answers_without_a_report(bench: Any) -> None:

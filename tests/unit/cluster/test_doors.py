@@ -127,5 +127,7 @@ def test_nobody_speaks_for_somebody_else(door: Door, name: str) -> None:
 @pytest.mark.parametrize("internal", [False, True])
 def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> None:
     said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-mine"), internal=internal))
+    probed = pb.ControlRequest(createStream=pb.CreateStream(name="_liftpy-probe"), internal=internal)
+    assert (refusal(Door.ADMIN, "", probed) == "") is internal, "operators probe with it"
     assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
     assert refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""

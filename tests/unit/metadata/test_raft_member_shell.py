@@ -45,6 +45,7 @@ def a_member(**log: Any) -> tuple[Any, list[Any]]:
 
     made: Any = RaftMember.__new__(RaftMember)
     made.node_id = "n1"
+    made._event_writer = None
     sessions = part("sessions", counters=Counter({"stale": 2}))
     given: dict[str, Any] = {
         "leader_id": "n1", "leads": True, "is_member": True, "peers": {}, "applied_index": 5, "held": {"journal_bytes": 8},

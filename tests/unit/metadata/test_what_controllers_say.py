@@ -419,7 +419,7 @@ async def test_who_is_no_controller_follows_the_feed_and_who_is_one_joins(
         kind, given, more = joined[1]
         assert joined[2:] == ["started"]
         if len(controllers) == 2:
-            assert (kind, more) == ("Group", {"elections": settings.elections})
+            assert (kind, more) == ("Group", {"elections": settings.elections, "connect": link._connect_for_events})
             opened, connection, spoken, config, _, is_inbox = given
             assert (opened.node_id, opened.members, opened.folder) == ("n1", controllers, tmp_path / "raft")
             assert (connection, spoken, config, is_inbox) == (link._connection, subjects, settings.replication, inboxes.allows)

@@ -154,7 +154,7 @@ def test_a_principal_is_called_like_no_word_of_the_protocol(word: str) -> None:
 def test_each_row_of_rights_has_a_builder_of_that_name_and_a_pattern() -> None:
     for use in USES:
         assert not use.built_by or use.built_by == "data_subject" or hasattr(Subjects, use.built_by), use
-        assert "." in use.pattern or use.pattern in ("{data}", "{ns}-groups"), use
+        assert "." in use.pattern or use.pattern in ("{data}", "{ns}-groups", "{ns}-events"), use
 
 
 def test_a_services_own_user_and_a_node() -> None:
@@ -167,7 +167,7 @@ def test_a_services_own_user_and_a_node() -> None:
     )  # fmt: skip
     assert rights.responses == (1, 5)
     node = rights_of(AccessRole.NODE, Scope("ns", data_subjects=("orders", "orders.*")))
-    groups = ("ns-groups", "ns-groups.*", "_INBOX_liftpy-groups.>")
+    groups = ("ns-groups", "ns-groups.*", "ns-events", "_INBOX_liftpy-groups.>")
     assert node.publish == ("ns.>", *groups, "$SYS.REQ.ACCOUNT.PING.CONNZ", "_INBOX.>")
     assert node.subscribe == ("ns.>", "orders", "orders.*", *groups)
     assert node.responses == (1000, 30)
