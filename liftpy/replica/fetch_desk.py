@@ -50,6 +50,7 @@ class FetchDesk:
             progress = self.followers.setdefault(replica, FollowerProgress(caught_up_ns=now_ns, last_asked_ns=now_ns))
             progress.live_is(live.get(replica, 0), now_ns)
             progress.copy_is(state.copy_of(replica))
+            progress.membership_is(replica in state.isr)
 
     def fetch_received(self, event: FetchReceived, now_ns: int) -> RefusalReason | None:
         """Count the fetch; the reason if it is not to be answered with data. The caller moves HW, then calls ``answer``."""

@@ -31,7 +31,9 @@ class FollowerProgress:
     position: int | None = None
     """Inclusive: newest offset that it has flushed, as its last fetch said; None: unknown in this epoch."""
     was_caught_up: bool = False
-    """It has been at the log end in this epoch, under this incarnation."""
+    """It has been at the log end in this epoch, under this incarnation, and since it last left the ISR."""
+    in_isr: bool = False
+    """As the image shows."""
     last_fetch_ns: int = 0
     last_asked_ns: int = 0
     """Of its last request of any kind, in any epoch; at first: when the leader began. One that comes back has not been silent yet."""
@@ -71,6 +73,13 @@ class FollowerProgress:
             self.incarnation = incarnation
             self.last_request_id, self.doubted_ns = 0, None
             self._forget()
+
+    def membership_is(self, in_isr: bool) -> None:
+        """The image shows it in the ISR, or not. One that has left has to fetch again before it may come back: it may have left by
+        itself, for its disk failed, and be caught up no more than the dead are."""
+        if self.in_isr and not in_isr:
+            self.was_caught_up = False
+        self.in_isr = in_isr
 
     def copy_is(self, copy_epoch: int) -> None:
         """It makes this copy, 0: it is a replica. What it had of another one it may have deleted, in the same process."""

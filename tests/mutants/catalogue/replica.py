@@ -194,6 +194,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/replica/progress.py",
+        ("who has left is caught up", "        if self.in_isr and not in_isr:\n", "        if False:\n", "a replica whose disk failed is put back into the ISR over and over"),
         ("a request id may repeat", "self.last_request_id < request_id <= reach:", "self.last_request_id <= request_id <= reach:", "a fetch that was delivered twice moves a position back"),
         ("doubts end at once", "return now_ns - self.doubted_ns > DOUBT_NS", "return now_ns - self.doubted_ns >= 0", "a forged fetch makes HW rise"),
         ("a new process keeps its position", "            self.last_request_id, self.doubted_ns = 0, None\n            self._forget()\n", "            self.last_request_id, self.doubted_ns = 0, None\n", "HW counts what a process has lost"),
