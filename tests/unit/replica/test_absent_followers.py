@@ -117,3 +117,18 @@ def test_it_can_be_switched_off() -> None:
 def test_a_follower_does_not_care_who_is_absent() -> None:
     follower = Stepped("b").follows()
     assert follower.step(ev.ReplicaAbsent(replica="c")) == []
+
+
+def test_who_has_left_the_isr_by_itself_comes_back_only_when_it_has_fetched_again() -> None:
+    """A replica whose disk failed says so, and does no more; it was caught up a moment ago [L8]."""
+    leader = Stepped("a").leads(state(leader_epoch=2, epoch=1, isr="abc"))
+    leader.publish(2)
+    leader.fetch("b", 1)
+    leader.fetch("c", 1)
+    leader.told(state(leader_epoch=2, epoch=2, isr="ab"))
+    assert not leader.has(do.ProposeIsr)
+    leader.publish(1)
+    leader.fetch("b", 2)
+    assert not leader.has(do.ProposeIsr)
+    leader.fetch("c", 2)
+    assert leader.only(do.ProposeIsr).isr == frozenset("abc"), "it lives"

@@ -589,18 +589,3 @@ def test_without_a_lease_nobody_is_answered_who_repeats_what_is_committed() -> N
     assert acks(leader) == [(AckPolicy.LEADER, 2), (AckPolicy.ALL, 2)]
     follower = Stepped("b").opened()
     assert follower.step(ev.DuplicateReceived(last_offset=1)) == []
-
-
-def test_who_has_left_the_isr_by_itself_comes_back_only_when_it_has_fetched_again() -> None:
-    """A replica whose disk failed says so, and does no more; it was caught up a moment ago [L8]."""
-    leader = Stepped("a").leads(state(leader_epoch=2, epoch=1, isr="abc"))
-    leader.publish(2)
-    leader.fetch("b", 1)
-    leader.fetch("c", 1)
-    leader.told(state(leader_epoch=2, epoch=2, isr="ab"))
-    assert not leader.has(do.ProposeIsr)
-    leader.publish(1)
-    leader.fetch("b", 2)
-    assert not leader.has(do.ProposeIsr)
-    leader.fetch("c", 2)
-    assert leader.only(do.ProposeIsr).isr == frozenset("abc"), "it lives"
