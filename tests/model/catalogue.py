@@ -63,7 +63,7 @@ _REPLICA_SMALL = {
     "one publish": _replica(2, publishes=1, leader_epochs=1),
     "a power cut": _replica(1, depth=9, **_POWER_CUT),
     "a session ends": _replica(1, depth=9, **_SESSION_ENDS),
-    "the ISR changes": _replica(1, depth=9, **_ISR_CHANGES),
+    "the ISR changes": _replica(1, depth=11, **{**_ISR_CHANGES, "unanswered": 0}),
 }
 _REPLICA_FULL = {
     "one publish": _replica(3, publishes=2, leader_epochs=1),

@@ -13,6 +13,7 @@ from liftpy.errors import NotAllowedError, NotFoundError, UnavailableError
 from sidecar.cli import events as command
 from sidecar.cli.events import EventPages
 from sidecar.cli.main import main
+from tests.only_in import only_in
 
 
 class Controllers:
@@ -165,7 +166,7 @@ def test_lines_are_for_people_or_machines(
     controllers = Controllers(2)
     controllers.begins = {"n1": (1, 1 << 62)}
     monkeypatch.setattr(command, "with_client", lambda target, work: asyncio.run(work(controllers)))
-    monkeypatch.setattr(command.time, "time_ns", lambda: 3600 * 10**9 + 150)
+    only_in(monkeypatch, command, "time", time_ns=lambda: 3600 * 10**9 + 150)
     with pytest.raises(SystemExit) as ended:
         main(["events", *(["--json"] if as_json else [])])
     assert not ended.value.code

@@ -21,6 +21,7 @@ from liftpy.service.rules import parameters_digest
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.batch import Record
 from sidecar.cli import service
+from tests.only_in import only_in
 from tests.unit.cli.test_cli_with_a_cluster import run
 
 service_orders, service_call, service_query, rights = (
@@ -249,7 +250,7 @@ async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
     monkeypatch.setattr(service, "_connect", connect)
     monkeypatch.setattr(service, "Client", FakeClient)
     monkeypatch.setattr(service, "Transport", lambda connection: connection)
-    monkeypatch.setattr(service.asyncio, "sleep", sleep)
+    only_in(monkeypatch, service, "asyncio", sleep=sleep)
     target: Any = SimpleNamespace(namespace="ns")
     found = await service._all_partitions(ServiceSettings("s", "in", "n1", Path("d")), target)
     assert (list(found), slept, closed) == ([0, 1, 2], [0.5] * 3, ["closed"])
@@ -320,7 +321,7 @@ async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.
 
     client: Any = Client()
     client.transport.publish = publish
-    monkeypatch.setattr(service_orders.asyncio, "sleep", sleep)
+    only_in(monkeypatch, service_orders, "asyncio", sleep=sleep)
     assert await service_orders.store_now(client, "bank", "s", 0, (), 30.0, "ns") == {"n1": 8}
     assert slept == [0.2, 0.2]
 

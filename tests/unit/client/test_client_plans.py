@@ -29,6 +29,7 @@ from liftpy.errors import ConfigError, InvalidNameError, LiftError, NotFoundErro
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from tests.only_in import only_in
 
 _Error = pb.ControlResponse.Error
 PLAN = pb.PlacementPlan(
@@ -421,7 +422,7 @@ async def test_a_wait_for_nodes_is_never_longer_than_what_is_left(monkeypatch: p
 
     made, _, _ = led_client(stream=[image(waiting=1)] * 9)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
-    monkeypatch.setattr(client_module.asyncio, "sleep", sleep)
+    only_in(monkeypatch, client_module, "asyncio", sleep=sleep)
     with pytest.raises(UnavailableError):
         await made.until_ready(image(waiting=1), 0.625)
     assert slept == [0.25, 0.25, 0.125]

@@ -17,6 +17,7 @@ from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.problems import FIRST, MOST_ROWS, PROBLEMS, partitions_question, streams_question, urgency
 from sidecar.status import answers as module
 from sidecar.status.answers import MOST_WAITING, PER_SECOND, PageAnswers, RestedAnswers, question_of
+from tests.only_in import only_in
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered
 
 
@@ -225,7 +226,7 @@ async def test_walks_leave_the_loop_to_others_every_2_ms(monkeypatch: pytest.Mon
         now[0] += 0.001
         return now[0]
 
-    monkeypatch.setattr(module.time, "monotonic", later)
+    only_in(monkeypatch, module, "time", monotonic=later)
     turns = [0]
 
     async def others() -> None:

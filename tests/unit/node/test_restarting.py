@@ -17,6 +17,7 @@ from sidecar.cli import sidecar as command
 from sidecar.leaving import leave_the_process_in
 from sidecar.restarting import EXIT_TO_REPAIR, count_restart, momentary, pause_s
 from sidecar.settings import restarted_environment, restarts_in_a_row
+from tests.only_in import only_in
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -91,7 +92,7 @@ def test_the_deadline_of_the_stop_does_not_end_the_pause_before_the_next_start(
 
     monkeypatch.setattr(command, "run_loop", stopped)
     monkeypatch.setattr(command.LOGS, "configure", lambda *given: None)
-    monkeypatch.setattr(command.time, "sleep", pause)
+    only_in(monkeypatch, command, "time", sleep=pause)
     monkeypatch.setattr(command.os, "execve", lambda *arguments: None)
     command.sidecar.main(["--node-id", "n1", "--controllers", "n1", "--data", str(tmp_path)], standalone_mode=False)
     assert seen == [True]

@@ -10,6 +10,7 @@ import pytest
 
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import SPACE_AGAIN_BYTES, Housekeeping
+from tests.only_in import only_in
 
 MIB = 1 << 20
 LARGE = 1 << 40
@@ -31,7 +32,7 @@ def test_it_looks_for_space_where_a_full_disk_has_stopped_a_partition(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, no_space: bool, total: int, free: int, uptime_s: float, comes_back: bool
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr(housekeeping.time, "monotonic", lambda: now[0])
+    only_in(monkeypatch, housekeeping, "time", monotonic=lambda: now[0])
     monkeypatch.setattr(housekeeping.shutil, "disk_usage", lambda _: SimpleNamespace(total=total, free=free))
     workers: Any = [SimpleNamespace(key="orders/0", executor=SimpleNamespace(no_space=no_space))]
     reasons: list[str] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from sidecar.partition import set as partitions_module
 from sidecar.partition.chatter import Chatter
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.housekeeping import Housekeeping
+from tests.only_in import only_in
 from tests.unit.partition.shell_parts import KEY
 from tests.unit.partition.test_partition_set import Fed, partitions
 from tests.unit.partition.test_rounds_of_housekeeping import Keeping, Kept
@@ -100,15 +100,11 @@ async def test_the_scrub_rests_so_many_times_as_long_as_it_worked(tmp_path: Path
     clock = iter(range(1000, 2000, 3))
     monkeypatch.setattr(scrub_module, "time", SimpleNamespace(monotonic=lambda: float(next(clock)), time=time.time))
     rested: list[float] = []
-    here, real = threading.get_ident(), asyncio.sleep
 
     async def rest(seconds: float) -> None:
-        if threading.get_ident() != here:  # the loop of a cluster that an earlier test's module still has
-            await real(seconds)
-        else:
-            rested.append(seconds)
+        rested.append(seconds)
 
-    monkeypatch.setattr(scrub_module.asyncio, "sleep", rest)
+    only_in(monkeypatch, scrub_module, "asyncio", sleep=rest)
     one = partition(tmp_path, "a")
     scrub, _ = scrub_of(tmp_path, one)
     await scrub._scan(one, one.log.segments[0], 0, FAST, 19)
@@ -190,7 +186,7 @@ async def test_who_steps_aside_waits_no_longer_than_who_asks(monkeypatch: pytest
 
     node._node.links.taken = settled
     node._aside[KEY] = None
-    monkeypatch.setattr(partitions_module.asyncio, "sleep", rest)
+    only_in(monkeypatch, partitions_module, "asyncio", sleep=rest)
     await node._step_aside(one, lambda: waits.append("done"))
     aside_s, done, back_s = waits
     assert done == "done"

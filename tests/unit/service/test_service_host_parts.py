@@ -20,6 +20,7 @@ from liftpy.service.routing import Route
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.batch import Record
+from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Sum
 from tests.unit.service.test_service_host import Bus, order
 
@@ -231,7 +232,7 @@ async def test_what_is_wrong_is_said_and_the_worst_of_it(running: Any) -> None:
 async def test_the_figures_are_those_of_the_parts(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server, _, _ = running
     now_s = [100.0]
-    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
     keeper, outbox = server._keeper, server.machine.outbox
     keeper.stored_count, keeper.state_bytes, keeper.saved_s = 5, 600, 90.5
     outbox.emitted_end = 4
@@ -280,7 +281,7 @@ async def test_it_hears_its_node_for_a_lease_and_is_caught_up_past_what_was_comm
     made.log.append(3)
     await bus.until(lambda: server.machine.position == 3)
     now_s = [1000.0]
-    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
     await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=2))
     assert (server._hears(), server._caught_up()) == (True, True)
     await bus.tell(order(bus, 1, leaseMs=1500, highWatermark=3, leads=True))
@@ -301,7 +302,7 @@ async def test_a_leader_whose_lease_ends_leads_no_more(running: Any, monkeypatch
     server, bus, _ = running
     server.machine.outbox.known = True
     now_s = [1000.0]
-    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    only_in(monkeypatch, host, "time", monotonic=lambda: now_s[0])
     await bus.tell(order(bus, 2, role=pb.SERVICE_LEADER, leaseMs=1500))
     assert server._leads()
     now_s[0] = 1001.49
@@ -466,7 +467,7 @@ async def test_who_is_not_registered_asks_soon_whatever_its_heartbeat(tmp_path: 
         if len(waits) == 4:
             raise asyncio.CancelledError
 
-    monkeypatch.setattr(host.asyncio, "sleep", sleep)
+    only_in(monkeypatch, host, "asyncio", sleep=sleep)
     with pytest.raises(asyncio.CancelledError):
         await server._heartbeats()
     assert waits == [0.25, 0.25, 0.25, 9.0]

@@ -23,6 +23,7 @@ from liftpy.service.store import SnapshotStore
 from liftpy.wire import frames
 from liftpy.wire._pb import service_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from tests.only_in import only_in
 from tests.unit.service.test_service_feeding import FakeLog, Node
 
 WHO = Identity("sum", "in", "u1", 0)
@@ -414,7 +415,7 @@ async def test_what_is_read_stays_open_and_what_is_not_is_let_go(
     bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [1000.0]
-    monkeypatch.setattr(giving.time, "monotonic", lambda: now_s[0])
+    only_in(monkeypatch, giving, "time", monotonic=lambda: now_s[0])
     old = Peer(bus, "n2", tmp_path, snapshot_piece_bytes=4096)
     await old.keeper.save(snapshot(30, b"x" * 9000))
     (kept,) = old.keeper.offers()
@@ -477,7 +478,7 @@ async def test_a_peer_that_gives_too_little_in_ten_seconds_is_left(
     (digest,) = await old.has(snapshot(30, b"x" * 9000))
     bus.agree((30, digest, 1))
     now_s = [1000.0]
-    monkeypatch.setattr(fetching.time, "monotonic", lambda: now_s[0])
+    only_in(monkeypatch, fetching, "time", monotonic=lambda: now_s[0])
 
     def late(node: str, question: Any, answer: Any) -> Any:
         now_s[0] += passed_s if question.digest else 0.0

@@ -28,6 +28,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import Subjects
+from tests.only_in import only_in
 
 WHO = Identity("shop", "orders", "u", 0)
 
@@ -82,7 +83,7 @@ class Acting:
         made = ServiceSettings("shop", "orders", "n1", Path("unused"), **settings)
         self.now_s = 1000.0
         self.runner: Any = EffectRunner(self, made, lambda: machine, lambda: True, lambda: self.emitted)  # type: ignore[arg-type]
-        monkeypatch.setattr(acting.time, "monotonic", lambda: self.now_s)
+        only_in(monkeypatch, acting, "time", monotonic=lambda: self.now_s)
 
     async def append(self, *given: Any) -> int:
         if self.error is not None:
@@ -236,7 +237,7 @@ async def test_it_rests_until_a_timer_is_due_and_may_be_told(
 ) -> None:
     machine = machine_of(b"timer %d" % round(timer_s * 10**9)) if timer_s is not None else machine_of()
     bench = Acting(machine, monkeypatch, tick_s=tick_s)
-    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s + ticked_s if ticked_s else bench.now_s - 60
     assert bench.runner._rest_s(machine) == pytest.approx(rest_s)
     assert bench.runner._rest_s(None) == 30.0
@@ -287,7 +288,7 @@ async def test_an_effect_is_run_when_it_is_asked_for_and_when_this_service_leads
 async def test_a_timer_wakes_it_only_where_it_is_due_before_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = machine_of()
     bench = Acting(machine, monkeypatch, tick_s=1.0)
-    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
     machine.on_work = bench.runner.wake
 
     def wakes(value: bytes) -> bool:
@@ -313,7 +314,7 @@ async def test_a_tick_is_written_where_a_timer_is_due_by_the_clock_and_nothing_c
 ) -> None:
     machine = machine_of(b"timer %d" % (timer_s * 10**9)) if timer_s is not None else machine_of()
     bench = Acting(machine, monkeypatch, tick_s=tick_s)
-    monkeypatch.setattr(acting.time, "time_ns", lambda: 100 * 10**9)
+    only_in(monkeypatch, acting, "time", time_ns=lambda: 100 * 10**9)
     bench.runner._ticked_s = bench.now_s - passed_s
     await bench.runner._tick(machine)
     assert bench.appended == [("orders", 0, b"", None, (("Lift-Service-Tick", b"shop"),), "u")] * ticks
@@ -355,7 +356,7 @@ def message(reply: str = "r", headers: dict[str, str] | None = None, data: bytes
 async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     bus = Answers()
     server = server_of(bus, machine_of())
-    monkeypatch.setattr(answering.time, "monotonic", lambda: 5.0)
+    only_in(monkeypatch, answering, "time", monotonic=lambda: 5.0)
     await server._arrived(message(reply=""))
     await server._arrived(message(headers={"Lift-At-Least": "-1"}))
     assert (server.waiting_count, server.refused_count, server._arrival.is_set()) == (0, 1, False)

@@ -12,6 +12,7 @@ from liftpy.errors import UnavailableError
 from liftpy.spark import watching
 from liftpy.spark.planning import PartitionView
 from liftpy.spark.watching import Watch
+from tests.only_in import only_in
 
 VIEW = PartitionView(
     stream="s", uid="u1", partition=0, replicas=("n1",), leader="n1", leader_epoch=3, log_start_offset=0, end_offset=10
@@ -102,20 +103,17 @@ def test_nodes_that_do_not_wait_are_asked_now_and_then(monkeypatch: pytest.Monke
     pauses: list[float] = []
 
     async def body(watch: Watch, leader: Leader) -> None:
-        sleep = asyncio.sleep
-
         async def pause(seconds: float) -> None:
             pauses.append(seconds)
-            await sleep(0)
+            await asyncio.sleep(0)
 
-        monkeypatch.setattr(watching.asyncio, "sleep", pause)
+        only_in(monkeypatch, watching, "asyncio", sleep=pause)
         for end, wanted in ((10, watching.POLL_S), (11, watching.PAUSE_S)):
             pauses.clear()
             leader.answers.put_nowait(replace(VIEW, end_offset=end))
             for _ in range(100):
-                await sleep(0)
+                await asyncio.sleep(0)
             assert pauses == [wanted]
-        monkeypatch.setattr(watching.asyncio, "sleep", sleep)
 
     run(body)
 
