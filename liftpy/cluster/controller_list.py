@@ -137,6 +137,8 @@ class GroupView:
     """Why no change may be proposed at this moment; ''."""
     halted: str = ""
     """Why nothing may be decided at all; ''."""
+    untold: frozenset[str] = frozenset()
+    """Voters that have not told the digest of their image where the leader has its newest one."""
     levels: Mapping[str, LevelRange | None] = field(default_factory=dict)
     """Of the other members, the feature levels that they say they speak; None: nothing in this session."""
 

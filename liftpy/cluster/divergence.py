@@ -57,8 +57,9 @@ class AppliedDigests:
             self._keep(node_id, *checkpoint)
 
     def forget(self, node_id: str) -> None:
-        """Its session has ended: its next process may hold another image."""
+        """Its session has ended: its next process may hold another image, or nothing, and then the majority needs who differs."""
         self._held.pop(node_id, None)
+        self.agreed = NONE
         self._found = {(who, index) for who, index in self._found if who != node_id}
 
     def _keep(self, node_id: str, index: int, digest: bytes) -> None:
@@ -71,6 +72,10 @@ class AppliedDigests:
         """Whether this member has another digest where the leader says that a majority agrees."""
         own = self._held[self._node_id].get(agreed[0])
         return own is not None and own != agreed[1]
+
+    def untold(self, voters: Iterable[str]) -> frozenset[str]:
+        """Leader: who of them has not told its digest at this member's newest place."""
+        return frozenset(node_id for node_id in voters if self.newest[0] not in self._held.get(node_id, ()))
 
     def judge(self, voters: Iterable[str]) -> bool:
         """Leader: compare what the voters have told. Whether this member itself is beside a majority."""

@@ -225,13 +225,21 @@ class MetadataDuties:
         self, request: pb.ControlRequest, image: ClusterImage, now_ns: int, confirmed_ns: int
     ) -> pb.ControlResponse | None:
         """The answer to what would change nothing; None where the log has to say so."""
-        if not self._leading or now_ns - confirmed_ns > self._confirmed_within_ns or request.operationId in self._in_log:
+        if not (self._leading and self.is_confirmed(now_ns, confirmed_ns)) or self.is_logged(request.operationId):
             return None
         response = without_log(image, request, image.time_ns, self._rules)
         if response is not None:
             self._answered["control requests that change nothing"] += 1
             response.operationId, response.index = request.operationId, image.index
         return response
+
+    def is_confirmed(self, now_ns: int, confirmed_ns: int) -> bool:
+        """Whether nobody else can lead the group."""
+        return now_ns - confirmed_ns <= self._confirmed_within_ns
+
+    def is_logged(self, operation_id: bytes) -> bool:
+        """Whether an entry of it is in the log that is not applied yet, or may be."""
+        return operation_id in self._in_log
 
     def logged(self, operation_id: bytes) -> bool:
         """The operation is put into the log: if it is asked for again before it is applied, the log answers. Whether it is for the

@@ -34,6 +34,7 @@ from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.fsm import again
+from liftpy.cluster.halting import barriers, catches_up, refused
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.leaderless import Leaderless
 from liftpy.cluster.level_check import levels_answer
@@ -235,18 +236,22 @@ class MetadataMember:
         if image is not self._image:
             self._image = image
             self._duties.image_changed(image, now_ns)
-        deadline_ns = None if self._log.view().halted else self._duties.next_deadline_ns()
+        view = self._log.view()
+        deadline_ns = None if view.halted else self._duties.next_deadline_ns()
         if deadline_ns is not None and deadline_ns <= now_ns and self._own_orders < MAX_DUTY_ORDERS:
             for request in self._duties.due(now_ns):
                 self._own_orders += 1
                 decided.append(Order(request, own=True))
+        for barrier in barriers(view, self._own_orders):
+            self._own_orders += 1
+            decided.append(Order(barrier, own=True))
         if online:
             decided += self._looks(now_ns)
         for question in self._duties.questions():
             if online and len(self._asking) < MAX_QUESTIONS:
                 self._asking.add(question)
                 decided.append(question)
-        birth = self._birth.due(image, self._log.view(), now_ns)
+        birth = self._birth.due(image, view, now_ns)
         if birth is not None:
             self._own_orders += 1
             decided.append(Order(birth, own=True))
@@ -299,11 +304,13 @@ class MetadataMember:
     # ---- requests ------------------------------------------------------------------------------------------------------
     def request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
         """The leader's answer, or what has to be ordered first; None on any other member. Where the controllers hold different images,
-        and no majority agrees, nothing is ordered."""
+        and no majority agrees, nothing is ordered that decides anything (``halting.py``)."""
         decided = self._request(request, timeout_ns, now_ns)
-        if isinstance(decided, Order) and (halted := self._log.view().halted):
-            return error_response(request, pb.ControlResponse.UNAVAILABLE, halted)
-        return decided
+        view = self._log.view()
+        if not (isinstance(decided, Order) and view.halted) or catches_up(request, view):
+            return decided
+        logged = self._term != self._log.term or self._duties.is_logged(request.operationId)
+        return refused(request, view, confirmed=self._duties.is_confirmed(now_ns, self._log.confirmed_ns()), logged=logged)
 
     def _request(self, request: pb.ControlRequest, timeout_ns: int, now_ns: int) -> pb.ControlResponse | Order | None:
         log = self._log

@@ -222,9 +222,10 @@ class MemberLog:
         live = frozenset(i for i in heard if i == now.learner or core.match_index(i)) | {self.node_id}
         caught_up = bool(now.learner) and core.match_index(now.learner) >= core.raftCommitIndex
         levels = {i: self.transport.levels.get(i) for i in now.members if i != self.node_id}
-        return GroupView(
-            now, self.leader_id, live, caught_up, core.blocked, self.transport.checkpoints.halted if core.leads else "", levels
-        )
+        checkpoints = self.transport.checkpoints
+        halted = checkpoints.halted if core.leads else ""
+        untold = checkpoints.untold(now.voters) if halted else frozenset[str]()
+        return GroupView(now, self.leader_id, live, caught_up, core.blocked, halted, untold, levels)
 
     @property
     def is_member(self) -> bool:

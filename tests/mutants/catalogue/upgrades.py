@@ -286,6 +286,68 @@ MUTANTS = [
         tests=("tests/unit/cluster/test_divergence.py",),
     ),
     *rows(
+        "liftpy/cluster/divergence.py",
+        (
+            "who has told another place has told",
+            "if self.newest[0] not in self._held.get(node_id, ())",
+            "if not self._held.get(node_id, ())",
+            "halted for ever, as no place of all is ever reached",
+        ),
+        (
+            "agreed with who is gone",
+            "        self._held.pop(node_id, None)\n        self.agreed = NONE\n",
+            "        self._held.pop(node_id, None)\n",
+            "who differs puts its folder aside while the majority's is lost",
+        ),
+        tests=("tests/unit/cluster/test_halting.py",),
+    ),
+    *rows(
+        "liftpy/cluster/halting.py",
+        (
+            "the halted leader logs nothing of its own",
+            "    if view.halted and view.untold & view.live:\n",
+            "    if False:\n",
+            "members without a digest at the place never tell one: halted for ever",
+        ),
+        (
+            "it waits for who is not there",
+            "view.untold & view.live:",
+            "view.untold:",
+            "the log is filled for as long as somebody is down",
+        ),
+        (
+            "as many as ever",
+            "range(MAX_BARRIERS - under_way)",
+            "range(MAX_BARRIERS)",
+            "the leader's queue grows with every tick",
+        ),
+        (
+            "halted, and a controller that catches up waits for ever",
+            'return request.HasField("barrier") and',
+            "return False and",
+            "its digest would be the majority's",
+        ),
+        (
+            "halted, and barriers of nodes are committed",
+            "request.sender in view.now.members and ",
+            "",
+            "a cluster that decides nothing looks healthy",
+        ),
+        (
+            "a halted leader that may have a successor refuses",
+            "    if not confirmed:\n",
+            "    if False:\n",
+            "the successor applies what was refused",
+        ),
+        (
+            "halted, what is logged already is refused",
+            "OUTCOME_UNKNOWN if logged else",
+            "UNAVAILABLE if logged else",
+            "what was refused is applied",
+        ),
+        tests=("tests/unit/cluster/test_halting.py",),
+    ),
+    *rows(
         "liftpy/cluster/digests.py",
         (
             "the index is not in it",

@@ -14,6 +14,8 @@ from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 _SHOWS, _FINALIZES = 2, 3
 """Seeds: in which the unguarded change shows, and in which the level is finalized."""
 _TURNS = 0
+_NO_MAJORITY = (25, 78)
+"""In which no majority agrees until a member on probation counts; and until members that were sent a snapshot have told a digest."""
 
 
 @pytest.mark.timeout(120)
@@ -40,3 +42,9 @@ def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
     assert seen["controllers with another image"] >= 1
     with patch.object(AppliedDigests, "differs_from", lambda *_: False):
         assert run_seed(_TURNS, Counter(), DivergedRun), "and who does not look goes on with it"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", _NO_MAJORITY)
+def test_where_no_majority_agrees_one_is_found(seed: int) -> None:
+    assert run_seed(seed, Counter(), DivergedRun) == ""

@@ -1,0 +1,126 @@
+"""The controllers hold different images and no majority agrees: nothing is decided, and what finds a majority goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_metadata_member import MAX_BYTES, Log, Member
+
+from liftpy.cluster.controller_list import ControllerList, GroupView
+from liftpy.cluster.divergence import EVERY, NONE, AppliedDigests
+from liftpy.cluster.halting import MAX_BARRIERS
+from liftpy.cluster.member import EntryOutcome, Order
+from liftpy.config import NS_PER_S
+from liftpy.wire._pb import cluster_pb2 as pb
+
+Error = pb.ControlResponse
+VOTERS = ControllerList(("n1", "n2", "n3"))
+WHY = "the controllers n1, n2 hold different images"
+D, E = b"d" * 8, b"e" * 8
+
+
+def halted(live: str = "n1 n2", untold: str = "") -> Member:
+    """n1 leads and is in office; of the controllers n3 does not acknowledge."""
+    made = Member()
+    made.log.view_ = GroupView(VOTERS, "n1", frozenset(live.split()))
+    made.lead()
+    made.log.view_ = replace(made.log.view_, halted=WHY, untold=frozenset(untold.split()))
+    return made
+
+
+def create() -> pb.ControlRequest:
+    return pb.ControlRequest(createStream=pb.CreateStream(name="s", subject="s", partitions=1), operationId=b"c" * 16)
+
+
+def barrier(sender: str) -> pb.ControlRequest:
+    return pb.ControlRequest(barrier=pb.Barrier(), sender=sender)
+
+
+def error_of(made: Member, request: pb.ControlRequest) -> pb.ControlResponse.Error:
+    answer = made.ask(request)
+    assert isinstance(answer, pb.ControlResponse)
+    return answer.error
+
+
+def own_barriers(made: Member) -> list[Order]:
+    return [d for d in made.tick() if isinstance(d, Order) and d.request.HasField("barrier")]
+
+
+def test_nothing_is_decided_and_who_asks_is_told_why() -> None:
+    made = halted()
+    answer = made.ask(create())
+    assert isinstance(answer, pb.ControlResponse)
+    assert (answer.error, answer.detail) == (Error.UNAVAILABLE, WHY)
+
+
+def test_that_nothing_comes_of_it_is_said_only_where_nothing_can() -> None:
+    """[D8] An entry of the same operation may be in this log, or in that of a leader which this one has not heard of yet."""
+    made = halted()
+    made.log.view_ = replace(made.log.view_, halted="")
+    order = made.ask(create())
+    assert isinstance(order, Order)
+    made.member.entry(order, 1, MAX_BYTES)
+    made.log.view_ = replace(made.log.view_, halted=WHY)
+    assert error_of(made, create()) == Error.OUTCOME_UNKNOWN, "it is in the log, and not applied yet"
+    made.member.ended(order, EntryOutcome.NEVER, None, made.log.now_ns)
+    assert error_of(made, create()) == Error.UNAVAILABLE
+
+    new = halted()
+    new.log.term += 1
+    assert error_of(new, create()) == Error.OUTCOME_UNKNOWN, "the leader before may have logged it"
+
+
+def test_who_may_have_a_successor_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = halted()
+    monkeypatch.setattr(Log, "confirmed_ns", lambda log: log.now_ns - NS_PER_S)
+    assert made.ask(create()) is None
+
+
+def test_a_controller_that_catches_up_gets_its_barrier_and_nobody_else_does() -> None:
+    made = halted()
+    assert isinstance(made.ask(barrier("n3")), Order), "without it its digest would be missing for ever"
+    assert error_of(made, barrier("n2")) == Error.UNAVAILABLE, "it counts"
+    assert error_of(made, barrier("d7")) == Error.UNAVAILABLE, "no controller"
+    asked = create()
+    asked.sender = "n3"
+    assert error_of(made, asked) == Error.UNAVAILABLE
+
+
+def test_the_leader_fills_the_log_until_all_that_are_heard_have_told_their_digests() -> None:
+    made = halted(untold="n2 n3")
+    first = own_barriers(made)
+    assert len(first) == MAX_BARRIERS
+    assert own_barriers(made) == [], "so many at the same time"
+    made.do(first[0])
+    assert len(own_barriers(made)) == 1
+    made.log.view_ = replace(made.log.view_, untold=frozenset(("n3",)))
+    made.do(first[1])
+    assert own_barriers(made) == [], "n3 is not there: nothing is to be learned"
+    assert own_barriers(halted()) == []
+    well = halted(untold="n2")
+    well.log.view_ = replace(well.log.view_, halted="")
+    assert own_barriers(well) == []
+
+
+def test_who_has_not_told_its_digest_at_the_leaders_newest_place() -> None:
+    made = AppliedDigests("a")
+    assert made.untold(("a", "b")) == {"a", "b"}
+    made.applied(EVERY - 1, EVERY, D)
+    made.told("b", (EVERY, E))
+    made.told("c", (2 * EVERY, E))
+    assert made.untold(("a", "b", "c", "d")) == {"c", "d"}
+    made.applied(2 * EVERY - 1, 2 * EVERY, D)
+    assert made.untold(("a", "b", "c", "d")) == {"b", "d"}
+
+
+def test_a_majority_that_is_not_heard_any_more_puts_nobody_aside() -> None:
+    """Its folder may be gone: then the group needs the one that differs, until that has caught up."""
+    made = AppliedDigests("a")
+    made.applied(EVERY - 1, EVERY, D)
+    made.told("b", (EVERY, D))
+    made.told("c", (EVERY, E))
+    made.judge(("a", "b", "c"))
+    assert made.agreed == (EVERY, D)
+    made.forget("b")
+    assert made.agreed == NONE
