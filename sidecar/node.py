@@ -49,7 +49,7 @@ from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.descriptors import open_count, raise_limit
+from sidecar.disk.descriptors import raise_limit, used
 from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
@@ -88,6 +88,7 @@ from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
+from sidecar.tracing.node_tracing import tracing_of
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet
 from sidecar.workers.sharing import shared_out
@@ -115,7 +116,8 @@ class Node:
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
-        self._cluster_watch = ClusterWatch(self.instruments.failovers)
+        self._tracing = tracing_of(settings, self.counters)
+        self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
         self._loop_watch = LoopWatch(
             self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
         )
@@ -187,6 +189,7 @@ class Node:
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._loop_watch.start()
+        self._tracing.start()
         self.supervisor.start(self.health.live, self.health.ready, self._doing)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder.path)
@@ -209,6 +212,7 @@ class Node:
             await asyncio.shield(recovery)
             elsewhere = await self._workers.recovered()
             self.instruments.recovery_s = time.monotonic() - began
+            self._tracing.recovered(self.instruments.recovery_s, self._recovered)
         finally:
             await end_tasks([recovery])
         held = self._recovered.names.__contains__
@@ -298,6 +302,7 @@ class Node:
 
     def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.group is not None and self.group.is_controller:
+            self._tracing.leads_group = self.group.leader == self.settings.node_id
             self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
@@ -367,6 +372,7 @@ class Node:
             reads=self._read_tools(links),
             flush_place=self._flush_place,
             instruments=self.instruments,
+            tracing=self._tracing,
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
@@ -435,15 +441,7 @@ class Node:
 
     def _descriptors(self) -> dict[str, int]:
         """For status: open files, and what their limit allows."""
-        maps = self._folder.maps if self._folder is not None else OpenMaps()
-        return {
-            "limit": self._budget.limit,
-            "open": open_count(),
-            "partition_budget": self._budget.partitions,
-            "maps": len(maps),
-            "maps_bound": maps.bound,
-            "maps_opened": maps.opened,
-        }
+        return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
@@ -557,6 +555,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tracing.close()
         self._loop_watch.close()
         self._unwatch()
         took_s = time.monotonic() - began

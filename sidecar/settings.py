@@ -26,6 +26,8 @@ The file::
     workers = 1                             # LIFTPY_WORKERS, --workers: processes that the node's partitions are shared out among
     memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes on their way, 0: 25 % of the cgroup or machine
     log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
+    trace = "off"                           # LIFTPY_TRACE; otlp: spans of this node for messages whose sender records them
+    trace_endpoint = ""                     # LIFTPY_TRACE_ENDPOINT; URL of a collector, "": as OTEL_EXPORTER_OTLP_ENDPOINT says
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
@@ -92,6 +94,7 @@ class NodeSettings:
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
     ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
+    ``trace``: "otlp": this node's spans of messages whose sender records them go to ``trace_endpoint``; "off": none are made.
     ``workers``: processes of the node, this one among them; they share its partitions out among themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
@@ -114,6 +117,8 @@ class NodeSettings:
     memory_limit_bytes: int = 0
     log_format: str = "text"
     metrics_streams: tuple[str, ...] = ()
+    trace: str = "off"
+    trace_endpoint: str = field(default="", repr=False)
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
@@ -150,6 +155,10 @@ class NodeSettings:
             )
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format = {self.log_format!r}: use text or json")
+        if self.trace not in ("off", "otlp"):
+            raise ConfigError(f"trace = {self.trace!r}: use off or otlp")
+        if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
+            raise ConfigError("trace_endpoint: use a URL, such as http://127.0.0.1:4318/v1/traces")
         check_inbox_prefixes(self.inbox_prefixes)
         if self.jetstream_api:
             check_name(self.jetstream_api, "jetstream_api")

@@ -54,7 +54,7 @@ from sidecar.metadata.identity import NodeFile, WorkerMarks
 from sidecar.partition.chatter import CHATTER
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.driver import ReplicaDriver
-from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.executor import Tools
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
@@ -67,6 +67,7 @@ from sidecar.partition.services import PartitionServices
 from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
+from sidecar.tracing.node_tracing import Tracing, executor_of, feed_of
 
 logger = logging.getLogger("liftpy.partition")
 
@@ -102,6 +103,7 @@ class NodeTools:
     flush_times: NodeFlushTimes
     flush_place: FlushPlace
     instruments: Instruments
+    tracing: Tracing
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
@@ -136,7 +138,8 @@ class PartitionWorker:
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
-        self.feed = self._driver.feed
+        self._traces = node.tracing.of(key)
+        self.feed = feed_of(self._driver.feed, self._traces)
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
@@ -185,10 +188,13 @@ class PartitionWorker:
             hand_over=self._hand_over,
             compacted=config.is_cleaned,
         )
-        self.executor = Executor(self._tools(node))
+        self.executor = executor_of(self._tools(node), self._traces, self._followers)
         self.executor.on_failure = self._storage_failed
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
+
+    def _followers(self) -> frozenset[str]:
+        return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
         return ReplicaSource(

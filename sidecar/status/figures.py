@@ -27,6 +27,7 @@ from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.raft.transport import DIVERGENCES
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
+from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
 _LOOKED_AT_ONCE = 64
@@ -135,6 +136,7 @@ class NodeFigures:
         for level in (*LEVELS, "critical"):
             found.put("log_messages_total", LOGS.suppression.messages[level], level)
         found.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        found.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
         for name, label in INCIDENTS.items():
             found.put("incidents_total", counters.get(name, 0), label)
         return found
