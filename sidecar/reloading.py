@@ -34,7 +34,7 @@ class Reloaded:
     wait: tuple[str, ...]
 
 
-class Given(Protocol):
+class SettingsSource(Protocol):
     """Where the settings come from."""
 
     @property
@@ -52,7 +52,7 @@ Parts = Callable[[], tuple[Partitions | None, Scrub | None]]
 class Reloading:
     """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log."""
 
-    def __init__(self, settings: NodeSettings, given: Given | None, parts: Parts) -> None:
+    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts) -> None:
         self.running = settings
         """What holds now."""
         self.read = settings

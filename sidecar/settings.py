@@ -216,13 +216,6 @@ class GivenSettings:
         return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
 
 
-def load_node_settings(
-    config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> NodeSettings:
-    """The settings of a node; raise ConfigError for anything unknown, missing or wrong. As ``GivenSettings``."""
-    return GivenSettings(config_file, flags, environment).load()
-
-
 def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
     credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
     replication = _merge(ReplicationConfig, table.pop("replication", {}), environment, {}, _REPLICATION_PREFIX, "[replication]")

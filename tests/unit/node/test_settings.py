@@ -10,7 +10,7 @@ import pytest
 from liftpy.client.credentials import Credentials
 from liftpy.errors import ConfigError
 from sidecar import settings
-from sidecar.settings import NodeSettings, Target, address_of, load_node_settings, target_from
+from sidecar.settings import GivenSettings, NodeSettings, Target, address_of, target_from
 
 WHOLE = """
 node_id = "n1"
@@ -38,7 +38,7 @@ def load(
         assert folder is not None
         path = folder / "node.toml"
         path.write_text(text)
-    return load_node_settings(path, flags or {}, env or {})
+    return GivenSettings(path, flags or {}, env or {}).load()
 
 
 def test_the_whole_file(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_error_names_what_is_wrong(text: str, names: str, tmp_path: Path) -> 
 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="can't be read"):
-        load_node_settings(Path("/nonexistent/node.toml"), {}, {})
+        GivenSettings(Path("/nonexistent/node.toml"), {}, {}).load()
 
 
 def test_the_password_is_never_shown() -> None:
