@@ -1,4 +1,4 @@
-"""The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
+"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
 
 Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
 register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -53,7 +52,6 @@ from sidecar.disk.descriptors import raise_limit, used
 from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
 from sidecar.leaving import leave_the_process_in
 from sidecar.logs import LOGS
@@ -66,7 +64,6 @@ from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
 from sidecar.partition.counted import NodeCounts, StreamLabels
 from sidecar.partition.deletions import Deletions
-from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
@@ -79,9 +76,9 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
-from sidecar.reloading import Again, Reloading
+from sidecar.reloading import Reloading
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
-from sidecar.settings import NodeSettings, supervised, was_said_to_be_open
+from sidecar.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
 from sidecar.status.health import Health, LastHeard
 from sidecar.status.loop_watch import LoopWatch
@@ -108,10 +105,10 @@ class Node:
     """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
     settings are of one process already."""
 
-    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: Again | None = None) -> None:
+    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
+        self.reloading = Reloading(settings, again, lambda: (self.partitions, self._scrub))
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = shared_out(settings) if share is None else settings
-        self.reloading = Reloading(settings, again or (lambda: settings), lambda: (self.partitions, self._scrub))
         self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
@@ -131,6 +128,8 @@ class Node:
             lambda: self._workers.unsynced,
         )
         self.supervisor = Supervisor(*supervised())
+        self.status.answers.settings = self.reloading.shown
+        self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
         self._metadata_heard = LastHeard()
         self._opened = False
         """What the image showed at the start."""
@@ -565,35 +564,3 @@ class Node:
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
-
-
-async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: Again | None = None) -> int:
-    """Run one node until SIGTERM (hand over first) or SIGINT (at once); SIGHUP: settings are read ``again``. Returns the exit code. A
-    failed start is raised, unless it was a momentary failure of the disk."""
-    retain_freed_memory()
-    look_seldom()
-    node = Node(settings, again=again)
-    loop = asyncio.get_running_loop()
-
-    def stop(hand_over: bool) -> None:
-        leave_the_process_in(HARD_STOP_S)
-        node.request_stop(hand_over=hand_over)
-
-    loop.add_signal_handler(signal.SIGTERM, stop, True)
-    loop.add_signal_handler(signal.SIGINT, stop, False)
-    loop.add_signal_handler(signal.SIGHUP, node.reloading.signalled, node.supervisor)
-    starting = attended(node.start())
-    stopping = attended(node.wait())
-    try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            if momentary(failure := starting.exception()):
-                assert isinstance(failure, Exception)
-                node.fatal(failure)
-            else:
-                say_ready(starting.result())
-            await stopping
-    finally:
-        await end_tasks([starting, stopping])
-        code = await node.stop()
-    return code

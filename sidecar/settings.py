@@ -61,12 +61,14 @@ DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
 STATUS_OFF = -1
 _PREFIX = "LIFTPY_"
+_REPLICATION_PREFIX = _PREFIX + "REPLICATION_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 """Not a setting: what a node that starts itself again says to its next life."""
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
 """Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
+_SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -188,20 +190,45 @@ def address_of(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def load_node_settings(
-    config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> NodeSettings:
-    """The settings of a node; raise ConfigError for anything unknown, missing or wrong.
+class GivenSettings:
+    """Where a node's settings come from. ``flags``: setting -> value as given on the command line, None where it was not given;
+    credentials flat among them. ``sources``: of the last ``load``: name, dotted in a section -> ``flag``, ``env`` or ``file``; others
+    have their defaults."""
 
-    ``flags``: setting -> value as given on the command line, None where it was not given; credentials flat among them.
-    """
-    environment = os.environ if environment is None else environment
-    table = _read_file(config_file)
+    def __init__(
+        self, config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._file = config_file
+        self._flags = flags
+        self._environment = os.environ if environment is None else environment
+        self.sources: Mapping[str, str] = {}
+
+    def load(self) -> NodeSettings:
+        """Read and check them, whole; raise ConfigError for anything unknown, missing or wrong."""
+        table = _read_file(self._file)
+        settings = _loaded(dict(table), self._flags, self._environment)
+        own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
+        credentials = self._sources(table.get("credentials", {}), Credentials, _PREFIX, self._flags)
+        replication = self._sources(table.get("replication", {}), ReplicationConfig, _REPLICATION_PREFIX, {})
+        self.sources = {
+            **own,
+            **{f"credentials.{name}": source for name, source in credentials.items()},
+            **{f"replication.{name}": source for name, source in replication.items()},
+        }
+        return settings
+
+    def _sources(
+        self, table: Mapping[str, Any], cls: type[Any], prefix: str, flags: Mapping[str, Any], skip: tuple[str, ...] = ()
+    ) -> dict[str, str]:
+        found = {name: "file" for name in table if name not in skip}
+        found |= {f.name: "env" for f in fields(cls) if self._environment.get(prefix + f.name.upper())}
+        return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
+
+
+def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
     credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
-    replication = _merge(
-        ReplicationConfig, table.pop("replication", {}), environment, {}, _PREFIX + "REPLICATION_", "[replication]"
-    )
-    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=("credentials", "replication"))
+    replication = _merge(ReplicationConfig, table.pop("replication", {}), environment, {}, _REPLICATION_PREFIX, "[replication]")
+    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=_SECTIONS)
     missing = [name for name in ("node_id", "data") if not values.get(name)]
     if missing:
         name = missing[0]
@@ -291,7 +318,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"the configuration file can't be read: {error}") from None
     except RecursionError:
         raise ConfigError(f"{config_file} is nested too deeply") from None
-    for name in ("credentials", "replication"):
+    for name in _SECTIONS:
         if not isinstance(table.get(name, {}), dict):
             raise ConfigError(f"{config_file}: {name} must be a section")
     return table

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,13 +81,21 @@ async def consume_as_member(client: Client, member: GroupReading) -> None:
         write = write_out if member.output is None else files.enter_context(lines_to(member.output))
         async with client.group(member.group, [member.stream], options=member.options) as group:
             while (part := await group.take()) is not None:
-                writing = attended(asyncio.to_thread(write, lines(part)))  # whoever reads may be slow: heartbeats go on
+                written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
+                writing = attended(
+                    asyncio.to_thread(_write, write, lines(part), written)
+                )  # who reads may be slow: heartbeats go on
                 try:
                     await asyncio.shield(writing)
                 finally:  # Ctrl-C, too
                     await asyncio.wait([writing], timeout=_LAST_S)
-                    if writing.done() and writing.exception() is None:
+                    if written.is_set():
                         group.finished(part)
+
+
+def _write(write: Callable[[Iterator[bytes]], None], lines: Iterator[bytes], written: threading.Event) -> None:
+    write(lines)
+    written.set()
 
 
 def write_out(lines: Iterator[bytes]) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 import nats.errors
 
-from liftpy.client.node_answers import object_of
+from liftpy.client.node_answers import RELOAD, object_of
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
@@ -86,6 +86,8 @@ class StatusDesk:
         """None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
+        self.on_reload: Callable[[], dict[str, Any]] = lambda: {"error": "this process has no settings of its own"}
+        """Reads the settings again, and says what came of it."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
@@ -141,6 +143,13 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
 
         bus.listen(subjects.control_level(self._settings.node_id), told)
+
+        def reload(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            if any(rule.allows(reply) for rule in inboxes):
+                said = self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+                bus.send(reply.decode(), (json.dumps(said).encode(),))
+
+        bus.listen(subjects.control_settings(self._settings.node_id), reload)
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))

@@ -47,6 +47,7 @@ def otlp_exporter(endpoint: str) -> Exporter:
     """OTLP over HTTP; '': where the environment says (OTEL_EXPORTER_OTLP_ENDPOINT), or to this host."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each attempt that fails; what is lost is counted
     return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
 
 
@@ -75,6 +76,8 @@ class SpanThread:
         self._failed = 0
         """Written by the thread alone."""
         self._failed_seen = 0
+        self._refused = False
+        """By the collector, the last time."""
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._collected = _Collected()
@@ -142,11 +145,13 @@ class SpanThread:
                 self._make(tree)
             result = self._exporter.export(spans)
             failed = getattr(result, "name", "SUCCESS") != "SUCCESS"
-        except Exception as error:
-            logger.debug("spans are not exported: %r", error)
+        except Exception:  # requests' and urllib3's own errors, of several kinds
             failed = True
         if failed:
             self._failed += size
+        if failed and not self._refused:
+            logger.warning("the collector takes no spans; those that are lost are counted (liftpy_trace_spans_dropped_total)")
+        self._refused = failed
         return True
 
     def _make(self, tree: SpanTree) -> None:

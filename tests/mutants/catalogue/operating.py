@@ -88,8 +88,24 @@ MUTANTS = [
         ("what needs a restart is taken over", "tuple(name for name in changed if name in self._live)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
         ("another node's file is taken", "        if found.node_id != self.running.node_id:\n", "        if False:\n", "a node takes over the settings of another one"),
         ("a wrong file ends the node", "        except ConfigError as error:\n", "        except KeyError as error:\n", "a typing error in a file stops a node that runs"),
-        ("settings are shown with passwords", '            if field.name in ("credentials", "nats"):\n', "            if False:\n", "whoever sees the status sees passwords"),
         tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/settings_names.py",
+        ("settings are shown with passwords", "    if name in SECRET:\n", "    if False:\n", "whoever sees the status sees passwords"),
+        ("a URL is shown with its password", "[shown(url) for url in value]", "list(value)", "whoever sees the status sees passwords"),
+        ("what waits is not told", "if waiting[name] != value else {}", "if False else {}", "an operator believes a setting to hold that does not"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/settings.py",
+        ("the file seems to win", 'return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}', "return found", "an operator edits a file that a flag overrules, and is told it comes from there"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/status/desk.py",
+        ("whoever says anything has settings read again", "self.on_reload() if payload == RELOAD else", "self.on_reload() if True else", "a stray message changes a node"),
+        tests=("tests/unit/node/test_status_desk.py",),
     ),
     *rows(
         "sidecar/logs.py",

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -23,6 +24,7 @@ from liftpy.errors import NotFoundError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
 from sidecar.cli.consume_group import write_out
 from sidecar.cli.main import main
+from tests.only_in import only_in
 
 MODULE = importlib.import_module("sidecar.cli.consume")
 _numbers = count(1)
@@ -214,6 +216,34 @@ def test_a_file_has_what_was_committed(
     assert sorted((row["partition"], row["offset"]) for row in rows) == [(p, n) for p in (0, 1) for n in range(10)]
     assert os.listdir(tmp_path) == [file.name]
     assert asyncio.run(positions(cluster, name)) == {0: 10, 1: 10}
+
+
+def test_what_was_printed_while_the_loop_stood_still_is_committed(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that is suspended, or out of breath: the time to wait for the last lines is over when they are long out."""
+    begun, suspended, written = threading.Event(), threading.Event(), threading.Event()
+    lines_out: list[bytes] = []
+
+    def write(lines: Iterator[bytes]) -> None:
+        begun.set()
+        assert suspended.wait(10)
+        lines_out.extend(lines)
+        written.set()
+
+    async def wait(_: Any, timeout: float) -> None:
+        """The loop turns no more until that time is over."""
+        suspended.set()
+        assert written.wait(10)
+        time.sleep(0.05)  # noqa: ASYNC251 - until the thread has said so
+
+    async def look(_: Client) -> bool:
+        return begun.is_set()
+
+    monkeypatch.setattr("sidecar.cli.consume_group.write_out", write)
+    only_in(monkeypatch, importlib.import_module("sidecar.cli.consume_group"), "asyncio", wait=wait)
+    assert consume(cluster, monkeypatch, look, name, "--group", name) == 130
+    assert sum(asyncio.run(positions(cluster, name)).values()) == len(lines_out) > 0
 
 
 def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

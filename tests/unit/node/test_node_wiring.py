@@ -13,12 +13,14 @@ import pytest
 
 import sidecar.disk.descriptors
 import sidecar.node
+import sidecar.running
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ids import PartitionKey
 from liftpy.replica.copying import pace_of
 from liftpy.wire._pb import replication_pb2, service_pb2
 from sidecar.disk.files import OpenMaps
-from sidecar.node import Node, run_node
+from sidecar.node import Node
+from sidecar.running import run_node
 from sidecar.settings import NodeSettings
 
 KINDS = (
@@ -341,7 +343,7 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
-        module = sidecar.node
+        module = sidecar.running
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))
