@@ -249,11 +249,14 @@ class Node:
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
-        if settings.jetstream_api:
-            self._jetstream = JetStreamDesk(links.reads, settings, self._inboxes, self.counters)
-            self._jetstream.open()
+        self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _serve_jetstream(self, links: Links) -> None:
+        if self.settings.jetstream_api:
+            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters)
+            self._jetstream.open()
 
     def _follow(self, group: MetadataGroup) -> None:
         self._watch_cluster(group.image, group.image)

@@ -110,14 +110,14 @@ class Executor:
     def append_batch(self, effect: do.AppendBatch) -> None:
         self._append(effect)
 
-    def _append(self, effect: do.AppendBatch) -> bytes | None:
-        """The batch, once it is in the log; None: the log has failed."""
+    def _append(self, effect: do.AppendBatch) -> bytes:
+        """The batch, once it is in the log; b"": the log has failed."""
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
         except StorageError as error:
             self.failed(error, effect.token)
-            return None
+            return b""
         self._t.ingest.appended(effect, batch)
         self._t.flusher.appended()
         return batch

@@ -16,10 +16,8 @@ from liftpy.trace.batches import NodeTraces, PartitionTraces
 from liftpy.trace.budget import SPANS_PER_S, SpanBudget
 from liftpy.trace.spans import Attributes, SpanTree
 from sidecar import clock
-from sidecar.partition.executor import Executor, Tools
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.settings import NodeSettings
-from sidecar.tracing.traced import Feed, TracedExecutor, watched
 
 if TYPE_CHECKING:
     from sidecar.tracing.exporting import Exporter, SpanThread
@@ -125,13 +123,3 @@ class NodeTracing(Tracing):
 def tracing_of(settings: NodeSettings, counters: Counter[str]) -> Tracing:
     """As ``trace`` says."""
     return Tracing() if settings.trace == "off" else NodeTracing(settings, counters)
-
-
-def executor_of(tools: Tools, traces: PartitionTraces | None, followers: Callable[[], frozenset[str]]) -> Executor:
-    """Of a partition that is traced, or not."""
-    return Executor(tools) if traces is None else TracedExecutor(tools, traces, followers)
-
-
-def feed_of(feed: Feed, traces: PartitionTraces | None) -> Feed:
-    """The same for what it is told."""
-    return feed if traces is None else watched(traces, feed)

@@ -25,7 +25,7 @@ class TracedExecutor(Executor):
     def append_batch(self, effect: do.AppendBatch) -> None:
         tools = self._t
         owed, batch = tools.acks.count, self._append(effect)
-        if batch is None:
+        if not batch:
             return
         end_offset = tools.log.log_end_offset
         self._traces.appended(
@@ -63,8 +63,10 @@ class TracedExecutor(Executor):
         self._traces.ended()
 
 
-def watched(traces: PartitionTraces, feed: Feed) -> Feed:
-    """``feed``, which notes flushes and followers' fetches on the way."""
+def feed_of(feed: Feed, traces: PartitionTraces | None) -> Feed:
+    """``feed``, which notes flushes and followers' fetches on the way, of a partition that is traced."""
+    if traces is None:
+        return feed
 
     def note(event: Event) -> None:
         if traces.follows:

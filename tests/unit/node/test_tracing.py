@@ -29,6 +29,7 @@ from sidecar.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
 from sidecar.tracing.node_tracing import DROPPED, NodeTracing, tracing_of
+from sidecar.tracing.traced import feed_of
 
 SENDER, OTHER = TraceContext(7, 8, 1), TraceContext(9, 10, 3)
 KEY = PartitionKey("orders", "u1", 3)
@@ -168,7 +169,7 @@ def test_off_nothing_is_traced() -> None:
     def feed(event: object) -> None:
         """Of a replica."""
 
-    assert node_tracing.feed_of(feed, None) is feed
+    assert feed_of(feed, None) is feed
     assert isinstance(tracing_of(settings(trace="otlp"), Counter()), NodeTracing)
 
 
