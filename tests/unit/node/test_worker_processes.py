@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -442,3 +443,17 @@ def test_a_node_of_one_process_has_no_workers() -> None:
         NodeSettings("n1", Path("/d"), workers=65)
     with pytest.raises(ConfigError, match="workers"):
         NodeSettings("n1", Path("/d"), workers=0)
+
+
+def test_workers_are_told_of_settings_whole() -> None:
+    settings = NodeSettings("n1", Path("/d"), workers=3)
+    workers = Workers(settings, lambda error: None, lambda reason: None)
+    channels = [_Channel(), _Channel()]
+    for handle, channel in zip(workers.handles, channels, strict=True):
+        handle.connection_made(channel)  # type: ignore[arg-type]
+    changed = replace(settings, log_level="debug", page_hosts=("a",))
+    workers.change_settings(changed)
+    for channel in channels:
+        (frame,) = channel.said
+        assert frame.kind is FrameKind.SETTINGS
+        assert settings_from_json(json.loads(frame.body)) == changed
