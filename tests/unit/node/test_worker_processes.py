@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
@@ -103,6 +104,7 @@ def test_figures_of_processes_are_joined_as_each_wants_it() -> None:
     found, held = _figures(3), _figures(3).histograms["commit_duration_seconds"][()]
     found.histograms["commit_duration_seconds"][()] = held
     add_figures(found, json.loads(json.dumps(figures_to_json(_figures(5)))))
+    assert found.pids == [os.getpid()] * 2
     numbers = {name: sum(row.values()) for name, row in found.numbers.items()}
     assert numbers == {
         "ingest_records_total": 8, "cluster_streams": 3, "replica_lag_seconds": 5, "nats_connected": 3, "scrub_age_seconds": 5,
