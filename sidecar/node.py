@@ -76,7 +76,7 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
-from sidecar.reloading import Reloading
+from sidecar.reloading import LiveParts, Reloading
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
 from sidecar.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
@@ -106,7 +106,7 @@ class Node:
     settings are of one process already."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
-        self.reloading = Reloading(settings, again, lambda: (self.partitions, self._scrub))
+        self.reloading = Reloading(settings, again, self._live_parts)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = shared_out(settings) if share is None else settings
         self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
@@ -176,6 +176,10 @@ class Node:
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)
+
+    def _live_parts(self) -> LiveParts:
+        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        return LiveParts(self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings)
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Of a service in this process; while there are no partitions nobody answers it."""

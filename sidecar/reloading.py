@@ -7,7 +7,7 @@ and waits for one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from liftpy.dataclass import dataclass
@@ -22,8 +22,19 @@ from sidecar.workers.sharing import shared_out
 
 logger = logging.getLogger("liftpy.node")
 
-LIVE = ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s")
-"""Settings that a running node takes over; with several worker processes all wait for a restart, as the others would not hear of it."""
+LIVE = (
+    "log_level",
+    "log_format",
+    "metrics_streams",
+    "page_hosts",
+    "scrub_bytes_per_s",
+    "replication.copy_bytes_per_second",
+    "replication.copy_least_bytes_per_second",
+    "replication.copy_share",
+    "replication.copy_piece_bytes",
+    "replication.preferred_leaders_every",
+)
+"""Settings that a running node takes over, in all of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,18 @@ class SettingsSource(Protocol):
         """Read and check them; raise ConfigError."""
 
 
-Parts = Callable[[], tuple[Partitions | None, Scrub | None]]
-"""Of the node, as far as they are there."""
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group."""
+
+    partitions: Partitions | None
+    scrub: Scrub | None
+    page_hosts: Callable[[Iterable[str]], None]
+    prefer: Callable[[float], None]
+    others: Callable[[NodeSettings], None]
+
+
+Parts = Callable[[], LiveParts]
 
 
 class Reloading:
@@ -55,10 +76,10 @@ class Reloading:
     def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts) -> None:
         self.running = settings
         """What holds now."""
+        self._preferred_every = settings.replication.preferred_leaders_every
         self.read = settings
         """What the file says; the next start takes all of it."""
         self._given = given
-        self._live = LIVE if settings.workers == 1 else ()
         self._parts = parts
 
     def reload(self) -> Reloaded:
@@ -68,25 +89,32 @@ class Reloading:
             raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
         new, held = flat(found), flat(self.running)
         changed = [name for name, value in new.items() if value != held[name]]
-        applied = tuple(name for name in changed if name in self._live)
+        applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
-        self._take_over(shared_out(running))
-        result = Reloaded(applied, tuple(name for name in changed if name not in self._live))
+        each = shared_out(running)
+        self.take_over(each)
+        self._parts().others(each)
+        result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
         logger.info(
             "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
         )
         return result
 
-    def _take_over(self, settings: NodeSettings) -> None:
-        """``settings``: of one process."""
+    def take_over(self, settings: NodeSettings) -> None:
+        """Of ``settings``, one process's, what is live."""
         LOGS.reconfigure(settings.log_level, settings.log_format)
-        partitions, scrub = self._parts()
-        if partitions is not None:
-            partitions.counts.labels.patterns = settings.metrics_streams
-        if scrub is not None:
-            scrub.change_rate(settings.scrub_bytes_per_s)
+        parts = self._parts()
+        if parts.partitions is not None:
+            parts.partitions.counts.labels.patterns = settings.metrics_streams
+            parts.partitions.copy_pace.change(settings.replication)
+        if parts.scrub is not None:
+            parts.scrub.change_rate(settings.scrub_bytes_per_s)
+        parts.page_hosts(settings.page_hosts)
+        if settings.replication.preferred_leaders_every != self._preferred_every:
+            self._preferred_every = settings.replication.preferred_leaders_every
+            parts.prefer(self._preferred_every)
 
     def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
         """SIGHUP, or ``liftpy settings reload``: what is wrong changes nothing. Returns what is said to who asked: ``applied`` and
@@ -103,4 +131,4 @@ class Reloading:
 
     def shown(self) -> list[dict[str, Any]]:
         """A row for each setting (``settings_names.rows``)."""
-        return rows(self.running, self.read, self._given.sources if self._given is not None else {}, self._live)
+        return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

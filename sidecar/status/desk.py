@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
@@ -79,7 +79,7 @@ class StatusDesk:
         self._settings = settings
         self.serving = Serving(self._respond)
         self.probes = Serving(self.probed)
-        self._names = frozenset(name.encode() for name in (*LOOPBACK, *settings.page_hosts))
+        self.change_hosts(settings.page_hosts)
         self._site: Site | None = None
         self.reporter: Reporter | None = None
         self.whole: Whole | None = None
@@ -98,6 +98,10 @@ class StatusDesk:
         self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
+
+    def change_hosts(self, hosts: Iterable[str]) -> None:
+        """Names under which the page may be asked for from now on, beside those of loopback."""
+        self._names = frozenset(name.encode() for name in (*LOOPBACK, *hosts))
 
     async def open_page(self) -> None:
         """Listen on loopback if a port is configured, and where probes ask; raise ConfigError when it is taken."""

@@ -6,6 +6,7 @@ What is summed over partitions and only grows includes what those counted that a
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import shutil
 import time
@@ -88,9 +89,10 @@ class Grown:
 
 
 class Figures:
-    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last."""
+    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last. ``pids``: the node's processes."""
 
     def __init__(self, bounded: BoundedLabels | None = None) -> None:
+        self.pids = [os.getpid()]
         self._bounded = bounded or BoundedLabels()
         self.numbers: dict[str, dict[Labels, float]] = {}
         self.histograms: dict[str, dict[Labels, Histogram]] = {}

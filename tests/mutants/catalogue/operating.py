@@ -85,10 +85,22 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/reloading.py",
-        ("what needs a restart is taken over", "tuple(name for name in changed if name in self._live)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
+        ("what needs a restart is taken over", "tuple(name for name in changed if name in LIVE)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
         ("another node's file is taken", "        if found.node_id != self.running.node_id:\n", "        if False:\n", "a node takes over the settings of another one"),
         ("a wrong file ends the node", "        except ConfigError as error:\n", "        except KeyError as error:\n", "a typing error in a file stops a node that runs"),
         tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/reloading.py",
+        ("the whole node's bounds go to each process", "each = shared_out(running)", "each = running", "a node of four processes reads four times as fast as it may"),
+        ("other processes are not told", "        self._parts().others(each)\n", "", "a setting holds in one process of several"),
+        ("a reload begins the looks anew", "        if settings.replication.preferred_leaders_every != self._preferred_every:\n", "        if True:\n", "leaderships never go home where somebody reloads often"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "liftpy/cluster/preferred.py",
+        ("who does not lead moves leaderships", "0 if self._every_ns and self._leads else None", "0 if self._every_ns else None", "two controllers move leaderships at once"),
+        tests=("tests/unit/cluster/test_preferred_leaders.py",),
     ),
     *rows(
         "sidecar/settings_names.py",

@@ -14,13 +14,16 @@ import pytest
 from liftpy.client.credentials import Credentials
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
+from liftpy.replica.copying import pace_of
 from sidecar import reloading as module
 from sidecar.partition.counted import StreamLabels
-from sidecar.reloading import LIVE, Reloaded, Reloading
+from sidecar.reloading import LIVE, LiveParts, Reloaded, Reloading
 from sidecar.settings import GivenSettings, NodeSettings
 from sidecar.settings_names import flat, rows, with_values
+from sidecar.workers.sharing import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))
+COPIES = ("copy_bytes_per_second", "copy_least_bytes_per_second", "copy_share", "copy_piece_bytes")
 
 
 class Told:
@@ -32,13 +35,26 @@ class Told:
         self.logs: list[tuple[str, str]] = []
         self.said: list[str] = []
         self.labels = StreamLabels(())
-        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels))
+        self.pace = pace_of(SETTINGS.replication)
+        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
+        self.hosts: list[tuple[str, ...]] = []
+        self.preferred: list[float] = []
+        self.others: list[NodeSettings] = []
         self.scrub: Any = SimpleNamespace(change_rate=self.rates.append)
         self.supervisor: Any = SimpleNamespace(
             reloading=lambda: self.said.append("reloading"), reloaded=lambda: self.said.append("reloaded")
         )
         monkeypatch.setattr(module, "LOGS", SimpleNamespace(reconfigure=lambda level, form: self.logs.append((level, form))))
-        self.reloading = Reloading(SETTINGS, self, lambda: (self.partitions, self.scrub))
+        self.reloading = Reloading(SETTINGS, self, self.parts)
+
+    def parts(self) -> LiveParts:
+        return LiveParts(
+            self.partitions,
+            self.scrub,
+            lambda hosts: self.hosts.append(tuple(hosts)),
+            self.preferred.append,
+            self.others.append,
+        )
 
     sources: ClassVar[dict[str, str]] = {"rack": "file"}
 
@@ -80,11 +96,19 @@ def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
     assert told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
 
 
-def test_with_several_processes_everything_waits(told: Told) -> None:
+def test_each_process_of_several_takes_its_share(told: Told) -> None:
     several = replace(SETTINGS, workers=2)
-    told.found = replace(SETTINGS, workers=2, log_level="debug")
-    assert Reloading(several, told, lambda: (told.partitions, told.scrub)).reload() == Reloaded((), ("log_level",))
-    assert set(told.logs) <= {("info", "text")}
+    told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")
+    reloading = Reloading(several, told, told.parts)
+    assert reloading.reload() == Reloaded(("log_level", "scrub_bytes_per_s"), ("rack",))
+    assert told.rates == [500]
+    (each,) = told.others
+    assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
+    rows = {row["name"]: row["value"] for row in reloading.shown()}
+    assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
+    worker = Reloading(shared_out(several), None, told.parts)
+    worker.take_over(each)
+    assert told.rates == [500, 500]
 
 
 def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
@@ -121,7 +145,7 @@ def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> None:
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
     given = GivenSettings(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
-    reloading = Reloading(given.load(), given, lambda: (told.partitions, told.scrub))
+    reloading = Reloading(given.load(), given, told.parts)
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
     with pytest.raises(ConfigError, match="nonsense"):
         reloading.reload()
@@ -156,4 +180,30 @@ def test_settings_are_shown_whole_and_without_secrets() -> None:
 
 
 def test_each_live_setting_is_one() -> None:
-    assert set(LIVE) <= set(NodeSettings.__dataclass_fields__)
+    assert set(LIVE) <= set(flat(SETTINGS))
+
+
+def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> None:
+    config = replace(
+        SETTINGS.replication,
+        copy_bytes_per_second=5_000_000,
+        copy_least_bytes_per_second=1_000_000,
+        copy_share=0.5,
+        copy_piece_bytes=65_536,
+        preferred_leaders_every=30.0,
+        session_s=3.0,
+    )
+    told.pace.copied_bytes = 7
+    told.found = replace(SETTINGS, page_hosts=("liftpy.example",), replication=config)
+    found = told.reloading.reload()
+    assert set(found.applied) == {
+        "page_hosts",
+        *(f"replication.{name}" for name in COPIES),
+        "replication.preferred_leaders_every",
+    }
+    assert found.wait == ("replication.session_s",)
+    assert told.hosts[-1] == ("liftpy.example",)
+    assert told.preferred == [30.0]
+    assert told.pace == replace(pace_of(config), copied_bytes=7), "what was copied stays counted"
+    told.reloading.reload()
+    assert told.preferred == [30.0], "only when it changes: a look begins anew"
