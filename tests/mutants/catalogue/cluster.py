@@ -92,8 +92,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/duties.py",
-        ("an operation under way is forecast", "or request.operationId in self._in_log:", "or not request.operationId:", "an answer says that nothing changed, and then something does"),
-        ("a forecast needs no majority", "now_ns - confirmed_ns > self._confirmed_within_ns or request", "request", "a metadata leader that was deposed answers"),
+        ("an operation under way is forecast", "or self.is_logged(request.operationId):", "or not request.operationId:", "an answer says that nothing changed, and then something does"),
+        ("a forecast needs no majority", "(self._leading and self.is_confirmed(now_ns, confirmed_ns))", "self._leading", "a metadata leader that was deposed answers"),
         ("a stopped node that runs is removed", "return node is not None and node.fenced and self._sessions.runs(node_id, now_ns)", "return False", "a forged stop and a removal take a running node out of the cluster"),
         ("only the first batch is sent", "for first in range(0, len(requests), SENT_TOGETHER)]", "for first in range(0, len(requests), SENT_TOGETHER)][:1]", "elections beyond eighty wait for their next turn"),
     ),

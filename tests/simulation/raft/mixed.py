@@ -156,7 +156,7 @@ class DivergedRun(Run):
                 Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
             return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
-        if everybody_is_well:
+        if everybody_is_well and len({m.log.image.index for m in self.up.values()}) == 1:
             self.faults.suspects.clear()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1
@@ -165,7 +165,7 @@ class DivergedRun(Run):
             self.faults.suspects.add(member.node_id)
 
     def _all_agree(self) -> bool:
-        return len({(m.log.image.index, m.log.image.digest) for m in self.up.values()}) == 1
+        return len({m.log.image.digest for m in self.up.values() if m.log.image.index == self.ghost.newest.index}) <= 1
 
     def _start(self, name: str, joins: object = None) -> None:
         if (self.folder / name / MARK).exists():
