@@ -118,4 +118,6 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.services", "%s: service %s is silent and forgotten until it registers ag"): "service.silent",
     ("liftpy.services", "%s: slow services hold up the promotion no longer; it goes o"): "service.slow_promotion",
     ("liftpy.services", "a frame on the services' subject can't be used: %s"): "service.unreadable_frame",
+    ("liftpy.tracing", "the collector takes no spans; those that are lost are counte"): "tracing.refused",
+    ("liftpy.tracing", "spans can't be made: %r"): "tracing.unmade",
 }

@@ -1,4 +1,4 @@
-"""The composition root: builds one node from its settings, runs it until it is told to stop, takes it down in good order.
+"""The composition root: builds one node from its settings, takes it down in good order (``running.py`` runs it).
 
 Up: lock and read the data folder, connect, see that no other process runs under this id, join the metadata group (or its feed),
 register a new incarnation, open the partitions that the image shows, say "ready". With ``workers`` above 1 further processes host
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -49,11 +48,10 @@ from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.data_folder import DataFolder
-from sidecar.disk.descriptors import open_count, raise_limit
+from sidecar.disk.descriptors import raise_limit, used
 from sidecar.disk.files import OpenMaps
 from sidecar.disk.flush_probe import probe_flushes
 from sidecar.disk.flush_times import NodeFlushTimes
-from sidecar.disk.heap import retain_freed_memory
 from sidecar.jetstream import JetStreamDesk
 from sidecar.leaving import leave_the_process_in
 from sidecar.logs import LOGS
@@ -66,7 +64,6 @@ from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
 from sidecar.partition.counted import NodeCounts, StreamLabels
 from sidecar.partition.deletions import Deletions
-from sidecar.partition.garbage import look_seldom
 from sidecar.partition.housekeeping import Housekeeping
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
@@ -79,15 +76,16 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
-from sidecar.reloading import Again, Reloading
+from sidecar.reloading import LiveParts, Reloading
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
-from sidecar.settings import NodeSettings, supervised, was_said_to_be_open
+from sidecar.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
 from sidecar.status.desk import StatusDesk
 from sidecar.status.health import Health, LastHeard
 from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
+from sidecar.tracing.node_tracing import tracing_of
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet
 from sidecar.workers.sharing import shared_out
@@ -107,15 +105,16 @@ class Node:
     """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
     settings are of one process already."""
 
-    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: Again | None = None) -> None:
+    def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
+        self.reloading = Reloading(settings, again, self._live_parts)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = shared_out(settings) if share is None else settings
-        self.reloading = Reloading(settings, again or (lambda: settings), lambda: (self.partitions, self._scrub))
         self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
-        self._cluster_watch = ClusterWatch(self.instruments.failovers)
+        self._tracing = tracing_of(settings, self.counters)
+        self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
         self._loop_watch = LoopWatch(
             self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
         )
@@ -129,6 +128,8 @@ class Node:
             lambda: self._workers.unsynced,
         )
         self.supervisor = Supervisor(*supervised())
+        self.status.answers.settings = self.reloading.shown
+        self.status.on_reload = lambda: self.reloading.signalled(self.supervisor)
         self._metadata_heard = LastHeard()
         self._opened = False
         """What the image showed at the start."""
@@ -176,6 +177,10 @@ class Node:
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)
 
+    def _live_parts(self) -> LiveParts:
+        prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
+        return LiveParts(self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings)
+
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Of a service in this process; while there are no partitions nobody answers it."""
         if self._services is not None:
@@ -187,6 +192,7 @@ class Node:
         settings = self.settings
         self._unwatch = fatal_on(asyncio.get_running_loop(), self.fatal)
         self._loop_watch.start()
+        self._tracing.start()
         self.supervisor.start(self.health.live, self.health.ready, self._doing)
         self._folder = folder = DataFolder(settings.data, OpenMaps(self._budget.maps))
         self._try_out_flushes(folder.path)
@@ -209,6 +215,7 @@ class Node:
             await asyncio.shield(recovery)
             elsewhere = await self._workers.recovered()
             self.instruments.recovery_s = time.monotonic() - began
+            self._tracing.recovered(self.instruments.recovery_s, self._recovered)
         finally:
             await end_tasks([recovery])
         held = self._recovered.names.__contains__
@@ -246,11 +253,14 @@ class Node:
         await self._membership.live(_LIVE_TIMEOUT_S)
         for name in unknown_folders(folder, self.group.image):
             logger.warning("the cluster does not know %s: its data is kept; remove the folder if it is not needed", name)
-        if settings.jetstream_api:
-            self._jetstream = JetStreamDesk(links.reads, settings, self._inboxes, self.counters)
-            self._jetstream.open()
+        self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _serve_jetstream(self, links: Links) -> None:
+        if self.settings.jetstream_api:
+            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters)
+            self._jetstream.open()
 
     def _follow(self, group: MetadataGroup) -> None:
         self._watch_cluster(group.image, group.image)
@@ -298,6 +308,7 @@ class Node:
 
     def _watch_cluster(self, old: ClusterImage, new: ClusterImage) -> None:
         if self.group is not None and self.group.is_controller:
+            self._tracing.leads_group = self.group.leader == self.settings.node_id
             self._cluster_watch.changed(new, clock.now_ns())
 
     def _try_out_flushes(self, folder: Path) -> None:
@@ -367,6 +378,7 @@ class Node:
             reads=self._read_tools(links),
             flush_place=self._flush_place,
             instruments=self.instruments,
+            tracing=self._tracing,
             fatal=self.fatal,
             repair=self.repair,
             step_aside=self._make_way,
@@ -435,15 +447,7 @@ class Node:
 
     def _descriptors(self) -> dict[str, int]:
         """For status: open files, and what their limit allows."""
-        maps = self._folder.maps if self._folder is not None else OpenMaps()
-        return {
-            "limit": self._budget.limit,
-            "open": open_count(),
-            "partition_budget": self._budget.partitions,
-            "maps": len(maps),
-            "maps_bound": maps.bound,
-            "maps_opened": maps.opened,
-        }
+        return used(self._budget, self._folder.maps if self._folder is not None else OpenMaps())
 
     def _deliver(self, stream: str, partition: int, uid: str, event: Any) -> None:
         if self.partitions is not None:
@@ -557,6 +561,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tracing.close()
         self._loop_watch.close()
         self._unwatch()
         took_s = time.monotonic() - began
@@ -566,35 +571,3 @@ class Node:
         if self._failure is not None:
             return EXIT_TO_REPAIR if momentary(self._failure) else EXIT_NEVER_AGAIN if never_again(self._failure) else 1
         return EXIT_TO_REPAIR if self._repairs else 0
-
-
-async def run_node(settings: NodeSettings, say_ready: Callable[[dict[str, Any]], None], again: Again | None = None) -> int:
-    """Run one node until SIGTERM (hand over first) or SIGINT (at once); SIGHUP: settings are read ``again``. Returns the exit code. A
-    failed start is raised, unless it was a momentary failure of the disk."""
-    retain_freed_memory()
-    look_seldom()
-    node = Node(settings, again=again)
-    loop = asyncio.get_running_loop()
-
-    def stop(hand_over: bool) -> None:
-        leave_the_process_in(HARD_STOP_S)
-        node.request_stop(hand_over=hand_over)
-
-    loop.add_signal_handler(signal.SIGTERM, stop, True)
-    loop.add_signal_handler(signal.SIGINT, stop, False)
-    loop.add_signal_handler(signal.SIGHUP, node.reloading.signalled, node.supervisor)
-    starting = attended(node.start())
-    stopping = attended(node.wait())
-    try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            if momentary(failure := starting.exception()):
-                assert isinstance(failure, Exception)
-                node.fatal(failure)
-            else:
-                say_ready(starting.result())
-            await stopping
-    finally:
-        await end_tasks([starting, stopping])
-        code = await node.stop()
-    return code

@@ -7,9 +7,8 @@ and waits for one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
@@ -17,13 +16,25 @@ from sidecar.logs import LOGS
 from sidecar.partition.scrub import Scrub
 from sidecar.partition.set import Partitions
 from sidecar.settings import NodeSettings
+from sidecar.settings_names import flat, rows, with_values
 from sidecar.supervisor import Supervisor
 from sidecar.workers.sharing import shared_out
 
 logger = logging.getLogger("liftpy.node")
 
-LIVE = ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s")
-"""Settings that a running node takes over; with several worker processes all wait for a restart, as the others would not hear of it."""
+LIVE = (
+    "log_level",
+    "log_format",
+    "metrics_streams",
+    "page_hosts",
+    "scrub_bytes_per_s",
+    "replication.copy_bytes_per_second",
+    "replication.copy_least_bytes_per_second",
+    "replication.copy_share",
+    "replication.copy_piece_bytes",
+    "replication.preferred_leaders_every",
+)
+"""Settings that a running node takes over, in all of its processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,82 +45,90 @@ class Reloaded:
     wait: tuple[str, ...]
 
 
-Again = Callable[[], NodeSettings]
-"""Reads and checks the settings; raises ConfigError."""
-Parts = Callable[[], tuple[Partitions | None, Scrub | None]]
-"""Of the node, as far as they are there."""
+class SettingsSource(Protocol):
+    """Where the settings come from."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Dotted name -> ``file``, ``env`` or ``flag``, of those that were read last."""
+
+    def load(self) -> NodeSettings:
+        """Read and check them; raise ConfigError."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveParts:
+    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group."""
+
+    partitions: Partitions | None
+    scrub: Scrub | None
+    page_hosts: Callable[[Iterable[str]], None]
+    prefer: Callable[[float], None]
+    others: Callable[[NodeSettings], None]
+
+
+Parts = Callable[[], LiveParts]
 
 
 class Reloading:
-    """``again``: reads and checks the settings, raises ConfigError; ``parts``: what takes them over, beside the log."""
+    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log."""
 
-    def __init__(self, settings: NodeSettings, again: Again, parts: Parts) -> None:
+    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts) -> None:
         self.running = settings
         """What holds now."""
+        self._preferred_every = settings.replication.preferred_leaders_every
         self.read = settings
         """What the file says; the next start takes all of it."""
-        self._again = again
-        self._live = LIVE if settings.workers == 1 else ()
+        self._given = given
         self._parts = parts
 
     def reload(self) -> Reloaded:
         """Read them again; raise ConfigError, with nothing changed, if one is wrong."""
-        found = shared_out(self._again())
+        found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
             raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
-        changed = [
-            field.name for field in fields(NodeSettings) if getattr(found, field.name) != getattr(self.running, field.name)
-        ]
-        applied = tuple(name for name in changed if name in self._live)
-        self.read, self.running = found, replace(self.running, **{name: getattr(found, name) for name in applied})
-        self._take_over(self.running)
-        result = Reloaded(applied, tuple(name for name in changed if name not in self._live))
+        new, held = flat(found), flat(self.running)
+        changed = [name for name, value in new.items() if value != held[name]]
+        applied = tuple(name for name in changed if name in LIVE)
+        running = with_values(self.running, {name: new[name] for name in applied})
+        self.read, self.running = found, running
+        each = shared_out(running)
+        self.take_over(each)
+        self._parts().others(each)
+        result = Reloaded(applied, tuple(name for name in changed if name not in LIVE))
         words = f"taken over: {', '.join(applied) or 'nothing'}"
         logger.info(
             "settings read again; %s", words + (f"; wait for a restart: {', '.join(result.wait)}" if result.wait else "")
         )
         return result
 
-    def _take_over(self, settings: NodeSettings) -> None:
+    def take_over(self, settings: NodeSettings) -> None:
+        """Of ``settings``, one process's, what is live."""
         LOGS.reconfigure(settings.log_level, settings.log_format)
-        partitions, scrub = self._parts()
-        if partitions is not None:
-            partitions.counts.labels.patterns = settings.metrics_streams
-        if scrub is not None:
-            scrub.change_rate(settings.scrub_bytes_per_s)
+        parts = self._parts()
+        if parts.partitions is not None:
+            parts.partitions.counts.labels.patterns = settings.metrics_streams
+            parts.partitions.copy_pace.change(settings.replication)
+        if parts.scrub is not None:
+            parts.scrub.change_rate(settings.scrub_bytes_per_s)
+        parts.page_hosts(settings.page_hosts)
+        if settings.replication.preferred_leaders_every != self._preferred_every:
+            self._preferred_every = settings.replication.preferred_leaders_every
+            parts.prefer(self._preferred_every)
 
-    def signalled(self, supervisor: Supervisor) -> None:
-        """SIGHUP: what is wrong is logged, and changes nothing."""
+    def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
+        """SIGHUP, or ``liftpy settings reload``: what is wrong changes nothing. Returns what is said to who asked: ``applied`` and
+        ``wait``, names of settings; or ``error``."""
         supervisor.reloading()
         try:
-            self.reload()
+            found = self.reload()
+            said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
             logger.error("settings are as they were: %s", error)
+            said = {"error": str(error)}
         supervisor.reloaded()
+        return said
 
-    def shown(self, sources: Mapping[str, str]) -> list[dict[str, Any]]:
-        """A row for each setting but secrets: ``name``, ``value`` that holds, ``read`` from the file where that differs,
-        ``source``, ``live``."""
-        rows = []
-        for field in fields(NodeSettings):
-            if field.name in ("credentials", "nats"):
-                continue  # passwords, and URLs with some
-            value, read = getattr(self.running, field.name), getattr(self.read, field.name)
-            rows.append(
-                {
-                    "name": field.name,
-                    "value": _plain(value),
-                    **({"read": _plain(read)} if read != value else {}),
-                    "source": sources.get(field.name, "default"),
-                    "live": field.name in self._live,
-                }
-            )
-        return rows
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return value if isinstance(value, (str, int, float, bool)) else str(value)
+    def shown(self) -> list[dict[str, Any]]:
+        """A row for each setting (``settings_names.rows``)."""
+        return rows(self.running, self.read, self._given.sources if self._given is not None else {}, LIVE)

@@ -26,6 +26,8 @@ The file::
     workers = 1                             # LIFTPY_WORKERS, --workers: processes that the node's partitions are shared out among
     memory_limit_bytes = 0                  # LIFTPY_MEMORY_LIMIT_BYTES; for publishes on their way, 0: 25 % of the cgroup or machine
     log_format = "text"                     # LIFTPY_LOG_FORMAT, --log-format: text or json, one object a line
+    trace = "off"                           # LIFTPY_TRACE; otlp: spans of this node for messages whose sender records them
+    trace_endpoint = ""                     # LIFTPY_TRACE_ENDPOINT; URL of a collector, "": as OTEL_EXPORTER_OTLP_ENDPOINT says
     log_level = "info"                      # LIFTPY_LOG_LEVEL, --log-level: debug, info, warning, error
     [credentials]                           # LIFTPY_CREDS_FILE, LIFTPY_USER, LIFTPY_PASSWORD, LIFTPY_TLS_CA_FILE...
     creds_file = "/etc/liftpy/node.creds"
@@ -59,12 +61,14 @@ DEFAULT_NATS = "nats://127.0.0.1:4222"
 DEFAULT_NAMESPACE = "liftpy"
 STATUS_OFF = -1
 _PREFIX = "LIFTPY_"
+_REPLICATION_PREFIX = _PREFIX + "REPLICATION_"
 _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 """Not a setting: what a node that starts itself again says to its next life."""
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
 """Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
+_SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -92,6 +96,7 @@ class NodeSettings:
     ``jetstream_api``: domain under which this node answers JetStream's stateless read API; '': it does not.
     ``host_groups``: whether the coordinators of consumer groups run here, where replicas of ``_groups`` are.
     ``offer_files``: whether readers are told this host and the folders of its partitions, to open the segment files themselves.
+    ``trace``: "otlp": this node's spans of messages whose sender records them go to ``trace_endpoint``; "off": none are made.
     ``workers``: processes of the node, this one among them; they share its partitions out among themselves.
     ``bootstrap_majority``: the operator's word, for the first start of the group, that controllers which can't be reached have never
     been members of it.
@@ -114,6 +119,8 @@ class NodeSettings:
     memory_limit_bytes: int = 0
     log_format: str = "text"
     metrics_streams: tuple[str, ...] = ()
+    trace: str = "off"
+    trace_endpoint: str = field(default="", repr=False)
     scrub_bytes_per_s: int = 1024 * 1024
     inbox_prefixes: tuple[str, ...] = DEFAULT_INBOX_PREFIXES
     jetstream_api: str = ""
@@ -150,6 +157,10 @@ class NodeSettings:
             )
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format = {self.log_format!r}: use text or json")
+        if self.trace not in ("off", "otlp"):
+            raise ConfigError(f"trace = {self.trace!r}: use off or otlp")
+        if self.trace_endpoint and not self.trace_endpoint.startswith(("http://", "https://")):
+            raise ConfigError("trace_endpoint: use a URL, such as http://127.0.0.1:4318/v1/traces")
         check_inbox_prefixes(self.inbox_prefixes)
         if self.jetstream_api:
             check_name(self.jetstream_api, "jetstream_api")
@@ -179,20 +190,45 @@ def address_of(listen: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def load_node_settings(
-    config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
-) -> NodeSettings:
-    """The settings of a node; raise ConfigError for anything unknown, missing or wrong.
+class GivenSettings:
+    """Where a node's settings come from. ``flags``: setting -> value as given on the command line, None where it was not given;
+    credentials flat among them. ``sources``: of the last ``load``: name, dotted in a section -> ``flag``, ``env`` or ``file``; others
+    have their defaults."""
 
-    ``flags``: setting -> value as given on the command line, None where it was not given; credentials flat among them.
-    """
-    environment = os.environ if environment is None else environment
-    table = _read_file(config_file)
+    def __init__(
+        self, config_file: Path | None, flags: Mapping[str, Any], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._file = config_file
+        self._flags = flags
+        self._environment = os.environ if environment is None else environment
+        self.sources: Mapping[str, str] = {}
+
+    def load(self) -> NodeSettings:
+        """Read and check them, whole; raise ConfigError for anything unknown, missing or wrong."""
+        table = _read_file(self._file)
+        settings = _loaded(dict(table), self._flags, self._environment)
+        own = self._sources(table, NodeSettings, _PREFIX, self._flags, skip=_SECTIONS)
+        credentials = self._sources(table.get("credentials", {}), Credentials, _PREFIX, self._flags)
+        replication = self._sources(table.get("replication", {}), ReplicationConfig, _REPLICATION_PREFIX, {})
+        self.sources = {
+            **own,
+            **{f"credentials.{name}": source for name, source in credentials.items()},
+            **{f"replication.{name}": source for name, source in replication.items()},
+        }
+        return settings
+
+    def _sources(
+        self, table: Mapping[str, Any], cls: type[Any], prefix: str, flags: Mapping[str, Any], skip: tuple[str, ...] = ()
+    ) -> dict[str, str]:
+        found = {name: "file" for name in table if name not in skip}
+        found |= {f.name: "env" for f in fields(cls) if self._environment.get(prefix + f.name.upper())}
+        return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}
+
+
+def _loaded(table: dict[str, Any], flags: Mapping[str, Any], environment: Mapping[str, str]) -> NodeSettings:
     credentials = _merge(Credentials, table.pop("credentials", {}), environment, flags, _PREFIX, "[credentials]")
-    replication = _merge(
-        ReplicationConfig, table.pop("replication", {}), environment, {}, _PREFIX + "REPLICATION_", "[replication]"
-    )
-    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=("credentials", "replication"))
+    replication = _merge(ReplicationConfig, table.pop("replication", {}), environment, {}, _REPLICATION_PREFIX, "[replication]")
+    values = _values(NodeSettings, table, environment, flags, _PREFIX, skip=_SECTIONS)
     missing = [name for name in ("node_id", "data") if not values.get(name)]
     if missing:
         name = missing[0]
@@ -282,7 +318,7 @@ def _read_file(config_file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"the configuration file can't be read: {error}") from None
     except RecursionError:
         raise ConfigError(f"{config_file} is nested too deeply") from None
-    for name in ("credentials", "replication"):
+    for name in _SECTIONS:
         if not isinstance(table.get(name, {}), dict):
             raise ConfigError(f"{config_file}: {name} must be a section")
     return table

@@ -31,7 +31,9 @@ TOP_LEVEL = {
     "pyspark_liftpy.py",  # Spark finds data sources only in top-level modules named pyspark_*
 }  # fmt: skip
 
-PURE = ("liftpy.wire", "liftpy.log", "liftpy.replica", "liftpy.cluster", "liftpy.ingest", "liftpy.group", "liftpy.backup")
+PURE = (
+    "liftpy.wire", "liftpy.log", "liftpy.replica", "liftpy.cluster", "liftpy.ingest", "liftpy.trace", "liftpy.group", "liftpy.backup",
+)  # fmt: skip
 BANNED_IN_PURE = {
     "asyncio", "socket", "threading", "time", "random", "os", "pathlib", "nats", "pysyncobj", "pyspark", "tenacity",
     "secrets", "uuid", "subprocess", "concurrent", "tempfile", "shutil", "signal",
@@ -47,7 +49,7 @@ FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
 LAYERS = (
     ("sidecar", "liftpy.testing.plugin"),
     ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "liftpy.backup", "pyspark_liftpy"),
-    ("liftpy.ingest",),
+    ("liftpy.ingest", "liftpy.trace"),
     ("liftpy.replica", "liftpy.cluster"),
     ("liftpy.log",),
     ("liftpy.wire",),

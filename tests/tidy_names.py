@@ -43,6 +43,7 @@ UNREFERENCED = {
     "liftpy.cluster.checks.check_image": _CHECKS,
     "liftpy.cluster.checks.check_step": _CHECKS,
     "liftpy.log.memory.MemoryStorage.fail_after": "for tests",
+    "sidecar.tracing.exporting._Collected.on_end": "OpenTelemetry's SDK calls it",
     "liftpy.testing.services.ServiceTest.run_effects": "for tests of applications",
     "liftpy.testing.services.run_in_child": "a line for another interpreter names it",
     "liftpy.spark.session.java_available": "for tests and applications: whether Spark can start here",
@@ -155,7 +156,8 @@ LARGE_CLASSES = {
     "sidecar.node.Node": "the composition root: one attribute for each part",
     "liftpy.testing.process.Process": "26: what one life of a simulated node has",
     "sidecar.partition.set.Partitions": "26: what runs, what is to run, and what they have counted",
-    "sidecar.partition.worker.NodeTools": "28: what all partitions of a node share",
+    "sidecar.settings.NodeSettings": "27: all that a node can be told",
+    "sidecar.partition.worker.NodeTools": "29: what all partitions of a node share",
 }
 
 

@@ -1,4 +1,4 @@
-"""What nodes answer of themselves: one JSON object."""
+"""What nodes are asked, and answer of themselves: one JSON object."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from liftpy.errors import ProtocolError
 from liftpy.strict_json import load_json
 from liftpy.wire import envelope
 from liftpy.wire.envelope import MessageType
+
+RELOAD = b'{"reload": true}'
+"""Have a node read its settings again."""
+SETTINGS = b'{"settings": true}'
+"""Have it say them."""
 
 
 def object_of(node_id: str, answer: bytes) -> dict[str, Any]:

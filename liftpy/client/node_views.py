@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from liftpy.client.admin import Admin
-from liftpy.client.node_answers import object_of, whole_status
+from liftpy.client.node_answers import RELOAD, SETTINGS, object_of, whole_status
 from liftpy.client.transport import Transport
+from liftpy.errors import ProtocolError
 from liftpy.glance import ASKED, Glance, glance_of
 from liftpy.ids import check_name
 from liftpy.wire.subjects import Subjects
@@ -44,6 +45,21 @@ class NodeViews:
         """Have a node log from ``level`` on for ``for_s``; needs an operator's rights. The answer may have an ``error``."""
         question = json.dumps({"level": level, "for_s": for_s}).encode()
         return object_of(node_id, await self._transport.request(self._subjects.control_level(node_id), question, timeout_s))
+
+    async def node_settings(self, node_id: str, timeout_s: float = 2.0) -> list[dict[str, Any]]:
+        """A row for each setting of a node: ``name``, ``value``, ``read`` where the file says another one that waits for a restart,
+        ``source`` (default, file, env, flag), ``default``, ``applies`` (live, restart); no secrets. Raises UnavailableError,
+        ProtocolError."""
+        said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
+        if not isinstance(said, list):
+            raise ProtocolError(f"{node_id} does not say its settings: it is of an older version, or only starts")
+        return said
+
+    async def reload_settings(self, node_id: str, timeout_s: float = 5.0) -> dict[str, Any]:
+        """Have a node read its settings again; needs an operator's rights. ``applied`` and ``wait``: names of what is live now, and of
+        what waits for a restart; or ``error``, and nothing has changed. Raises UnavailableError, ProtocolError."""
+        subject = self._subjects.control_settings(check_name(node_id, "node"))
+        return object_of(node_id, await self._transport.request(subject, RELOAD, timeout_s))
 
     async def controller_ids(self) -> list[str]:
         """Who forms the metadata group, its leader first where it has one; any controller says it. Raises UnavailableError."""

@@ -124,6 +124,10 @@ class MetadataDuties:
         self._sessions.resign()
         self._timers.resign()
 
+    def prefer(self, every_s: float) -> None:
+        """Look so often for leaderships that could go back; 0: never."""
+        self._preferred.change(every_s)
+
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """An entry was applied."""
         self._image = image

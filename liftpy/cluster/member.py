@@ -185,6 +185,10 @@ class MetadataMember:
         """See ``MetadataDuties``."""
         return Counter(self._duties.counters)
 
+    def prefer(self, every_s: float) -> None:
+        """See ``MetadataDuties``."""
+        self._duties.prefer(every_s)
+
     # ---- the leadership ------------------------------------------------------------------------------------------------
     def resign(self) -> None:
         """Grant no lease and propose nothing as the leader any more: the leadership is lost, or is about to be handed over."""

@@ -37,16 +37,25 @@ class PreferredLeaders:
     def __init__(self, every_s: float) -> None:
         self._every_ns = round(every_s * NS_PER_S)
         self._next_ns: int | None = None
+        self._leads = False
         self._seen: frozenset[PartitionKey] = frozenset()
 
     def lead(self, now_ns: int) -> None:
         """This node has become the metadata leader."""
         self._seen = frozenset()
+        self._leads = True
         self._next_ns = now_ns + self._every_ns if self._every_ns else None
 
     def resign(self) -> None:
         """This node does not lead the metadata group any more."""
         self._next_ns = None
+        self._leads = False
+
+    def change(self, every_s: float) -> None:
+        """From now on so often: the first look is at once, the second moves what is still misplaced."""
+        self._every_ns = round(every_s * NS_PER_S)
+        self._seen = frozenset()
+        self._next_ns = 0 if self._every_ns and self._leads else None
 
     def due(self, image: ClusterImage, now_ns: int) -> list[pb.ElectLeader]:
         """The transfers to propose now."""

@@ -9,6 +9,7 @@ without a leader until it is Online again; what the session or the report took b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from liftpy.cluster.diff import PartitionChange, diff
 from liftpy.cluster.image import ClusterImage, NodeImage
@@ -22,10 +23,14 @@ _ELECTING = (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND)
 
 
 class ClusterWatch:
-    """Give it each change of the image. ``failovers``: where their durations go, in s."""
+    """Give it each change of the image. ``failovers``: where their durations go, in s; ``tell``: is told of each, of its kind, and
+    since when the partition had no leader, monotonic ns."""
 
-    def __init__(self, failovers: Histogram | None = None) -> None:
+    def __init__(
+        self, failovers: Histogram | None = None, tell: Callable[[PartitionKey, str, int], None] | None = None
+    ) -> None:
         self.failovers = failovers or Histogram()
+        self._tell = tell
         self.elections: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
         self.folders_lost = 0
         """Nodes that came back with another data folder than before."""
@@ -69,6 +74,8 @@ class ClusterWatch:
             self.elections[kind] += 1
             if kind != "transfer":
                 self.failovers.observe((now_ns - since_ns) / NS_PER_S)
+                if self._tell is not None:
+                    self._tell(change.key, kind, since_ns)
 
 
 def _lost_its_folder(old: NodeImage | None, new: NodeImage) -> bool:

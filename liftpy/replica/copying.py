@@ -51,6 +51,12 @@ class CopyPace:
     _turn_ns: int = field(default=0, repr=False)
     """What the last turn took: the next one is taken to be like it until it is over."""
 
+    def change(self, config: ReplicationConfig) -> None:
+        """From the next turn on as these settings say; what has been copied stays counted."""
+        self.bytes_per_second, self.share = config.copy_bytes_per_second, config.copy_share
+        self.least_bytes_per_second, self.piece_bytes = config.copy_least_bytes_per_second, config.copy_piece_bytes
+        self._turn_ns = 0
+
     @property
     def fetch_bytes(self) -> int:
         """What a learner asks for at a time, beside what its partition grows by; 0: as much as any follower."""
@@ -134,12 +140,9 @@ class LearnerCopy:
 
 def pace_of(config: ReplicationConfig) -> CopyPace:
     """As the settings say."""
-    return CopyPace(
-        bytes_per_second=config.copy_bytes_per_second,
-        least_bytes_per_second=config.copy_least_bytes_per_second,
-        share=config.copy_share,
-        piece_bytes=config.copy_piece_bytes,
-    )
+    pace = CopyPace()
+    pace.change(config)
+    return pace
 
 
 def backlog_part(size_bytes: int, record_count: int, grown: int) -> int:

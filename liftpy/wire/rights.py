@@ -71,6 +71,7 @@ USES = (
     _use("control_admin", "{ns}.control.admin{principal}", (AccessRole.OPERATOR,)),
     _use("control_node", "{ns}.control.node.*", (AccessRole.NODE,)),
     _use("control_level", "{ns}.control.level.*", (AccessRole.OPERATOR,)),
+    _use("control_settings", "{ns}.control.settings.*", (AccessRole.OPERATOR,)),
     _use("control_events", "{ns}.control.events.*", (AccessRole.OPERATOR,)),
     _use("events", "{ns}.events.*", (AccessRole.NODE,), (AccessRole.OPERATOR,)),
     _use("raft", "{ns}.raft.*.*", (AccessRole.NODE,)),

@@ -66,6 +66,10 @@ class Subjects:
         """Operators have a node log more, or less, for a time."""
         return f"{self.namespace}.control.level.{node_id}"
 
+    def control_settings(self, node_id: str) -> str:
+        """Where operators have a node read its settings again."""
+        return f"{self.namespace}.control.settings.{node_id}"
+
     def control_events(self, node_id: str) -> str:
         """Operators ask a controller what happened in the cluster."""
         return f"{self.namespace}.control.events.{node_id}"

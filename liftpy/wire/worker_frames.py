@@ -25,7 +25,7 @@ MOST_IMAGE_BYTES = 512 * 1024 * 1024
 
 
 class FrameKind(IntEnum):
-    """What a frame says. Those up to LEVEL go to a worker, the others come from it."""
+    """What a frame says. Those up to SETTINGS go to a worker, the others come from it."""
 
     SETUP = 1
     """JSON: settings, share, what the node was before."""
@@ -49,6 +49,8 @@ class FrameKind(IntEnum):
     STOP = 11
     LEVEL = 12
     """JSON: level and for_s of the log."""
+    SETTINGS = 13
+    """JSON: settings of each process, of which those are taken over that a process can while it runs."""
     HELLO = 32
     RECOVERED = 33
     """JSON: what the recovery of its logs has found."""

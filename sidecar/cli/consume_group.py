@@ -82,7 +82,9 @@ async def consume_as_member(client: Client, member: GroupReading) -> None:
         async with client.group(member.group, [member.stream], options=member.options) as group:
             while (part := await group.take()) is not None:
                 written = threading.Event()  # the thread says it: a loop that did not turn for a while has not heard it yet
-                writing = attended(asyncio.to_thread(_write, write, lines(part), written))  # who reads may be slow: heartbeats go on
+                writing = attended(
+                    asyncio.to_thread(_write, write, lines(part), written)
+                )  # who reads may be slow: heartbeats go on
                 try:
                     await asyncio.shield(writing)
                 finally:  # Ctrl-C, too

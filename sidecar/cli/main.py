@@ -42,6 +42,7 @@ COMMANDS = {
     "page": ("sidecar.cli.page", "Serve the cluster's web page: state, last minutes, elections; needs no port of a node."),
     "events": ("sidecar.cli.events", "Show what happened in the cluster, and who asked for what."),
     "health": ("sidecar.cli.health", "Say whether a node, or the cluster, is live, ready, caught up; for probes and people."),
+    "settings": ("sidecar.cli.settings", "Show a node's settings, and have it read them again while it runs."),
     "log-level": ("sidecar.cli.log_level", "Have a node log more, or less, for a time."),
     "node": (
         "sidecar.cli.node",

@@ -15,7 +15,7 @@ import click
 from liftpy.errors import LiftError
 from sidecar.logs import LOGS
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, count_restart, never_again, pause_s
-from sidecar.settings import load_node_settings, restarted_environment, restarts_in_a_row
+from sidecar.settings import GivenSettings, restarted_environment, restarts_in_a_row
 from sidecar.tasks import run_loop
 
 logger = logging.getLogger("liftpy.node")
@@ -72,10 +72,11 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
     78 never restart without a person: the folder is another node's, of another version, or has lost what a controller needs,
     or the cluster is at a feature level that this version does not speak; 130 interrupted before it had started.
     """
-    settings = load_node_settings(config, flags)
+    given = GivenSettings(config, flags)
+    settings = given.load()
     LOGS.configure(settings.log_level, settings.log_format, settings.node_id)
     from sidecar.leaving import stay_in_the_process
-    from sidecar.node import run_node  # late: brings nats-py and PySyncObj
+    from sidecar.running import run_node  # late: brings nats-py and PySyncObj
 
     began = time.monotonic()
 
@@ -84,7 +85,7 @@ def sidecar(config: Path | None, as_json: bool, **flags: Any) -> int:
             print(json.dumps({"event": "ready", **facts}), flush=True)
 
     try:
-        code = run_loop(run_node(settings, say_ready, lambda: load_node_settings(config, flags)))
+        code = run_loop(run_node(settings, say_ready, given))
     except LiftError as error:
         if not never_again(error):
             raise

@@ -10,8 +10,12 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from liftpy.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from sidecar.disk.files import OpenMaps
 
 RESERVE = 256
 """For connections, the metadata group's files, temporary files, threads, libraries."""
@@ -52,3 +56,15 @@ def open_count() -> int:
         return len(os.listdir("/proc/self/fd")) - 1
     except OSError:
         return -1
+
+
+def used(budget: Budget, maps: OpenMaps) -> dict[str, int]:
+    """For status: what is open, and what their limit allows."""
+    return {
+        "limit": budget.limit,
+        "open": open_count(),
+        "partition_budget": budget.partitions,
+        "maps": len(maps),
+        "maps_bound": maps.bound,
+        "maps_opened": maps.opened,
+    }

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import nats.errors
 from nats.aio.client import Client
@@ -84,7 +85,7 @@ class GroupLink:
                 opened,
                 self._connection,
                 self._subjects,
-                settings.replication,
+                self._settings.replication,
                 fatal,
                 self._inboxes.allows,
                 elections=settings.elections,
@@ -102,6 +103,13 @@ class GroupLink:
         await self._group.start()
         rights.started()
         return self._group
+
+    def prefer(self, every_s: float) -> None:
+        """As ``RaftMember``; for those, too, that this node becomes."""
+        config = replace(self._settings.replication, preferred_leaders_every=every_s)
+        self._settings = replace(self._settings, replication=config)
+        if self._group is not None:
+            self._group.prefer(every_s)
 
     async def _connect_for_events(self) -> Client:
         return await open_connection(

@@ -266,6 +266,10 @@ class RaftMember:
             self._feed.producer.fit(self._connection.max_payload)
         self._log.transport.sessions.set_online(online)
 
+    def prefer(self, every_s: float) -> None:
+        """How often the metadata leader looks for leaderships that could go back; 0: never."""
+        self._member.prefer(every_s)
+
     def retire(self) -> None:
         """Take over from nobody, and don't campaign."""
         self._log.core.retired = True

@@ -265,6 +265,12 @@ class GroupRole:
             if group is not None:
                 group.bus_changed(online)
 
+    def prefer(self, every_s: float) -> None:
+        """As ``RaftMember``, where this is one or becomes one."""
+        for role in (self._current, self._next):
+            if isinstance(role, RaftMember):
+                role.prefer(every_s)
+
     def retire(self) -> None:
         """As ``MetadataGroup``; and no other role is taken."""
         self._stays = True

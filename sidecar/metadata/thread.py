@@ -157,6 +157,15 @@ class GroupThread:
         """As ``MetadataGroup``."""
         self.loop.call_soon_threadsafe(self.inner.distrust)
 
+    def prefer(self, every_s: float) -> None:
+        """As ``GroupLink``."""
+
+        def there() -> None:
+            if self._link is not None:
+                self._link.prefer(every_s)
+
+        self.loop.call_soon_threadsafe(there)
+
     async def start(self) -> None:
         """``open`` has done it."""
 

@@ -108,14 +108,19 @@ class Executor:
             self.on_failure(error)
 
     def append_batch(self, effect: do.AppendBatch) -> None:
+        self._append(effect)
+
+    def _append(self, effect: do.AppendBatch) -> bytes:
+        """The batch, once it is in the log; b"": the log has failed."""
         batch = self._t.ingest.seal(effect)
         try:
             self._t.log.append(batch, time.time_ns())
         except StorageError as error:
             self.failed(error, effect.token)
-            return
+            return b""
         self._t.ingest.appended(effect, batch)
         self._t.flusher.appended()
+        return batch
 
     def append_fetched(self, effect: do.AppendFetched) -> None:
         fetched = self._t.fetches.fetched.pop(effect.token)

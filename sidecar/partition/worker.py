@@ -41,6 +41,7 @@ from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
+from liftpy.trace.batches import PartitionTraces
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
@@ -67,6 +68,8 @@ from sidecar.partition.services import PartitionServices
 from sidecar.partition.states import FoundState, StateCheckpoints, found_state, restored
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
+from sidecar.tracing.node_tracing import Tracing
+from sidecar.tracing.traced import TracedExecutor, feed_of
 
 logger = logging.getLogger("liftpy.partition")
 
@@ -102,6 +105,7 @@ class NodeTools:
     flush_times: NodeFlushTimes
     flush_place: FlushPlace
     instruments: Instruments
+    tracing: Tracing
     fatal: Callable[[Exception], None]
     repair: Callable[[str], None]
     """Have the node stop and come back, because a log must be recovered; takes the reason."""
@@ -136,7 +140,7 @@ class PartitionWorker:
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
-        self.feed = self._driver.feed
+        self.feed = feed_of(self._driver.feed, traces := node.tracing.of(key))
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
@@ -185,10 +189,16 @@ class PartitionWorker:
             hand_over=self._hand_over,
             compacted=config.is_cleaned,
         )
-        self.executor = Executor(self._tools(node))
+        self.executor = self._executor(self._tools(node), traces)
         self.executor.on_failure = self._storage_failed
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
+
+    def _executor(self, tools: Tools, traces: PartitionTraces | None) -> Executor:
+        return Executor(tools) if traces is None else TracedExecutor(tools, traces, self._followers)
+
+    def _followers(self) -> frozenset[str]:
+        return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
         return ReplicaSource(

@@ -37,7 +37,7 @@ KEPT_S = 5.0
 """For so long a last answer may be given again, while there are too many questions."""
 MOST_WAITING = 64
 """Askers that wait for their answers; more of them hear nothing."""
-QUESTIONS = ("history", "partitions", "streams", "events", "metrics")
+QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings")
 NOT_TOLD = "request"
 """Who asked for what is told to operators alone (`liftpy events`)."""
 
@@ -71,6 +71,8 @@ class PageAnswers:
         """Joins rows of partitions with those of the node's other processes."""
         self.share = WHOLE
         """Which of the node's partitions are in this process."""
+        self.settings: Callable[[], list[dict[str, Any]]] = list
+        """A row for each setting, without secrets."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -92,9 +94,13 @@ class PageAnswers:
         elif reporter is None:
             return False
         else:
-            make = {"partitions": self._all_partitions, "streams": self._streams, "events": _events, "metrics": self._metrics}[
-                kind
-            ]
+            make = {
+                "partitions": self._all_partitions,
+                "streams": self._streams,
+                "events": _events,
+                "metrics": self._metrics,
+                "settings": self._settings,
+            }[kind]
             self._rested.ask(payload, lambda: self._made(kind, make, reporter, said), answer)
         return True
 
@@ -117,6 +123,9 @@ class PageAnswers:
     async def _metrics(self, reporter: Reporter, said: Any) -> str:
         found = await self._gather(reporter)
         return (await asyncio.to_thread(exposition, found)).decode()
+
+    async def _settings(self, _: Reporter, said: Any) -> list[dict[str, Any]]:
+        return self.settings()
 
     # ---- partitions --------------------------------------------------------------------------------------------------------
     async def _all_partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import parse_qsl
 
 import nats.errors
 
-from liftpy.client.node_answers import object_of
+from liftpy.client.node_answers import RELOAD, object_of
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
@@ -79,13 +79,15 @@ class StatusDesk:
         self._settings = settings
         self.serving = Serving(self._respond)
         self.probes = Serving(self.probed)
-        self._names = frozenset(name.encode() for name in (*LOOPBACK, *settings.page_hosts))
+        self.change_hosts(settings.page_hosts)
         self._site: Site | None = None
         self.reporter: Reporter | None = None
         self.whole: Whole | None = None
         """None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
+        self.on_reload: Callable[[], dict[str, Any]] = lambda: {"error": "this process has no settings of its own"}
+        """Reads the settings again, and says what came of it."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
         self._glances = GlanceDesk(self._glance)
@@ -96,6 +98,10 @@ class StatusDesk:
         self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
+
+    def change_hosts(self, hosts: Iterable[str]) -> None:
+        """Names under which the page may be asked for from now on, beside those of loopback."""
+        self._names = frozenset(name.encode() for name in (*LOOPBACK, *hosts))
 
     async def open_page(self) -> None:
         """Listen on loopback if a port is configured, and where probes ask; raise ConfigError when it is taken."""
@@ -141,6 +147,13 @@ class StatusDesk:
                 bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
 
         bus.listen(subjects.control_level(self._settings.node_id), told)
+
+        def reload(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+            if any(rule.allows(reply) for rule in inboxes):
+                said = self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+                bus.send(reply.decode(), (json.dumps(said).encode(),))
+
+        bus.listen(subjects.control_settings(self._settings.node_id), reload)
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))

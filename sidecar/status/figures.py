@@ -6,6 +6,7 @@ What is summed over partitions and only grows includes what those counted that a
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import shutil
 import time
@@ -27,6 +28,7 @@ from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.raft.transport import DIVERGENCES
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
+from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
 _LOOKED_AT_ONCE = 64
@@ -87,9 +89,10 @@ class Grown:
 
 
 class Figures:
-    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last."""
+    """Metric -> label values -> figure; the label ``stream``, where there is one, comes last. ``pids``: the node's processes."""
 
     def __init__(self, bounded: BoundedLabels | None = None) -> None:
+        self.pids = [os.getpid()]
         self._bounded = bounded or BoundedLabels()
         self.numbers: dict[str, dict[Labels, float]] = {}
         self.histograms: dict[str, dict[Labels, Histogram]] = {}
@@ -135,6 +138,7 @@ class NodeFigures:
         for level in (*LEVELS, "critical"):
             found.put("log_messages_total", LOGS.suppression.messages[level], level)
         found.put("log_suppressed_total", LOGS.suppression.left_out_count)
+        found.put("trace_spans_dropped_total", counters.get(DROPPED, 0))
         for name, label in INCIDENTS.items():
             found.put("incidents_total", counters.get(name, 0), label)
         return found

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -45,12 +46,37 @@ class _Shown(Collector):
         yield from self._families
 
 
-def text_of(families: list[Metric], *, process: bool = False) -> bytes:
-    """What Prometheus scrapes; ``process``: with what it shows of every process."""
+_OF_ALL = {"process_start_time_seconds": min, "process_max_fds": min}
+"""How these of several processes are joined; all else is a sum. As many descriptors as the first to run out may have."""
+
+
+class _Processes(Collector):
+    """What Prometheus's clients show of every process, of all that this node is made of: ``pids``, the own one among them."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._each = [ProcessCollector(registry=None, pid=partial(int, pid)) for pid in pids]
+
+    def collect(self) -> Iterator[Metric]:
+        """One of a kind; a process that has just ended shows nothing."""
+        found: dict[str, Metric] = {}
+        for collector in self._each:
+            for family in collector.collect():
+                held = found.setdefault(family.name, family)
+                if held is not family:
+                    join = _OF_ALL.get(family.name, sum)
+                    held.samples = [
+                        one._replace(value=join((one.value, other.value)))
+                        for one, other in zip(held.samples, family.samples, strict=True)
+                    ]
+        yield from found.values()
+
+
+def text_of(families: list[Metric], pids: Sequence[int] = ()) -> bytes:
+    """What Prometheus scrapes; ``pids``: with what it shows of every process, of these together."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Shown(families))
-    if process:
-        ProcessCollector(registry=registry)
+    if pids:
+        registry.register(_Processes(pids))
     return generate_latest(registry)
 
 
@@ -95,7 +121,7 @@ def _number(bound: float) -> str:
 
 def exposition(found: Figures) -> bytes:
     """The text of ``/metrics``."""
-    return text_of(families(found), process=True)
+    return text_of(families(found), found.pids)
 
 
 def by_partition(partitions: list[dict[str, Any]]) -> bytes:

@@ -179,6 +179,7 @@ TABLE: dict[str, Row] = {
         ("frames_refused_total", "reason", "Frames that were not taken."),
         ("log_messages_total", "level", "Lines that this process logged."),
         ("log_suppressed_total", "", "Lines that it left out, since there were too many like them."),
+        ("trace_spans_dropped_total", "", "Spans over the node's budget, beyond its queue, or not taken by the collector."),
         ("incidents_total", "kind", "Rare things that a node does or meets."),
     ),
     **_rows(

@@ -166,6 +166,8 @@ class WorkerNode(Node):
             case FrameKind.LEVEL:
                 asked = json.loads(frame.body)
                 LOGS.change_level(asked["level"], asked["for_s"], asyncio.get_running_loop().call_later)
+            case FrameKind.SETTINGS:
+                self.reloading.take_over(settings_from_json(json.loads(frame.body)))
             case FrameKind.CLOSE_SUBJECTS:
                 spawn(self._close_subjects(frame.token / 1000), "handing over")
             case FrameKind.STOP:

@@ -33,6 +33,7 @@ AGES = frozenset({"scrub_age_seconds"})
 
 def add_figures(found: Figures, told: dict[str, Any]) -> None:
     """Join ``found`` with what a worker told of its own (``figures_to_json``)."""
+    found.pids += told.get("pids", ())
     for name, labels, figure in told.get("numbers", ()):
         if name not in OWN:
             row = found.numbers.setdefault(name, {})

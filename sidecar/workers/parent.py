@@ -118,6 +118,11 @@ class Workers:
         for handle in self.handles:
             handle.send(FrameKind.LEVEL, 0, json.dumps({"level": level, "for_s": for_s}).encode())
 
+    def change_settings(self, settings: NodeSettings) -> None:
+        """``settings``: of each process; what is live of them."""
+        for handle in self.handles:
+            handle.send(FrameKind.SETTINGS, 0, json.dumps(settings_to_json(settings)).encode())
+
     # ---- Hears -------------------------------------------------------------------------------------------------------------
     def worker_proposes(self, worker: WorkerHandle, frame: Frame) -> None:
         """Pass it on, and the answer back."""

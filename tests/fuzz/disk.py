@@ -25,7 +25,7 @@ from sidecar.raft.journal import GroupJournal
 from sidecar.raft.lineage import FolderLineage
 from sidecar.raft.rescue import RESCUED, rescue_event
 from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
-from sidecar.settings import load_node_settings
+from sidecar.settings import GivenSettings
 from tests.fuzz import meanings
 from tests.fuzz.decoder import FOLDER, Decoder, damaged_json
 from tests.fuzz.metadata import _IMAGE
@@ -143,7 +143,7 @@ def _progress(data: bytes) -> Any:
 def _settings(data: bytes) -> Any:
     path = FOLDER / "liftpy.toml"
     path.write_bytes(data)
-    return load_node_settings(path, {}, {})
+    return GivenSettings(path, {}, {}).load()
 
 
 def _mend_snapshot_file(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ values written again, so that what is read of them has to be the same."""
 from __future__ import annotations
 
 import json
+import re
 import string
 import struct
 from dataclasses import fields
@@ -234,3 +235,15 @@ def check_spark_rows(batches: list[RecordBatch]) -> None:
         said = {"key": record.key, "value": record.value, "stream": "orders", "topic": "orders"}
         said |= {"partition": 3, "offset": record.offset}
         assert row == {**said, "leader_epoch": epoch}
+
+
+_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+
+
+def traceparent(value: bytes) -> tuple[int, int, int] | None:
+    """(trace, span, flags) of a W3C traceparent; None: it is none."""
+    found = _TRACEPARENT.fullmatch(value) if len(value) <= 512 else None
+    if found is None or found[1] == b"ff" or (found[1] == b"00" and found[5]):
+        return None
+    trace, span, flags = (int(found[n], 16) for n in (2, 3, 4))
+    return (trace, span, flags) if trace and span else None

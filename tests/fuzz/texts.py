@@ -21,7 +21,10 @@ from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
+from liftpy.trace.context import parse_traceparent
+from liftpy.trace.search import traced_in
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
+from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
 from sidecar.status import answers as page_answers
@@ -60,6 +63,15 @@ def _names(data: bytes) -> None:
             said = str(error)
         assert (said == "") is is_one, "a plain reading of the rule says otherwise"
         assert len(said) < 800, "a name is shown shortened"
+
+
+def _traceparent(data: bytes) -> None:
+    """A plain reading says the same; and whatever it is, the message that bears it is stored with it as it is."""
+    found = parse_traceparent(data)
+    assert found == meanings.traceparent(data), "a plain reading of the rule says otherwise"
+    batch = build_batch([b"v", b"w"], headers=[[("traceparent", data)], [("tracestate", data), ("x", b"")]])
+    assert traced_in(batch) == ((found,) if found is not None and found.sampled else ())
+    assert [r.headers for r in parse_batch(batch).records()] == [(("traceparent", data),), (("tracestate", data), ("x", b""))]
 
 
 _OPTIONS: dict[str, bytes] = {
@@ -194,6 +206,12 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.desk:_asked_after",),
+        ),
+        Decoder(
+            "traceparent",
+            [b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", b"cc-" + b"1" * 32 + b"-" + b"2" * 16 + b"-03-more"],
+            _traceparent,
+            covers=("liftpy.trace.context:parse_traceparent", "liftpy.trace.search:_sampled_values"),
         ),
         Decoder(
             "place in a page's list",

@@ -34,7 +34,7 @@ def show(node: str, line: str) -> None:
     print(f"{node} | {line}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_cluster() -> Iterator[DevCluster]:
     """Three nodes for tests that break nothing."""
     with DevCluster(3, on_line=show) as running:
@@ -48,7 +48,7 @@ def fragile_cluster() -> Iterator[DevCluster]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if problem := spark_problem():
         pytest.skip(problem)

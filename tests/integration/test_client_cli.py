@@ -119,6 +119,18 @@ def test_status_shows_every_replica(run: Run) -> None:
     assert run("stream", "delete", "watched", "--yes")[0] == 0
 
 
+def test_settings_of_a_running_node_are_shown_and_read_again(run: Run, cluster: DevCluster) -> None:
+    rows = {row["name"]: row for row in json_of(run, "settings", "show", "n2")["settings"]}
+    assert (rows["node_id"]["value"], rows["node_id"]["source"], rows["node_id"]["applies"]) == ("n2", "flag", "restart")
+    assert (rows["log_format"]["source"], rows["log_format"]["applies"]) == ("default", "live")
+    code, out, _ = run("settings", "show", "n2", "--diff")
+    assert code == 0
+    assert "node_id" in out
+    assert "log_format" not in out
+    assert run("settings", "reload", "n2")[:2] == (0, "n2: live now: nothing new\n")
+    assert run("settings", "show", "n9")[0] == 3
+
+
 def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
     import signal
 

@@ -31,13 +31,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 QUERY_TIMEOUT_S = 120
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark_nats() -> Iterator[str]:
     with NatsServer() as server:
         yield server.url
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def node(spark_nats: str) -> Iterator[FakeNode]:
     with fake_node_in_thread(spark_nats) as fake:
         yield fake

@@ -120,9 +120,12 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
         await client.close()
 
 
-async def test_the_first_process_killed_and_other_numbers_of_processes() -> None:
+async def test_the_first_process_killed_and_other_numbers_of_processes(tmp_path: Path) -> None:
+    file = tmp_path / "n1.toml"
+    file.write_text("")
     with DevCluster(1, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:
         node = running.nodes["n1"]
+        node._command += ["--config", str(file)]
         client = await connect([running.nats_url])
         try:
             await client.create_stream("orders", "orders", partitions=PARTITIONS)
@@ -140,6 +143,14 @@ async def test_the_first_process_killed_and_other_numbers_of_processes() -> None
                     assert await asyncio.to_thread(node.terminate) == 0
             assert await records(client) == [{"first", "with 1", "with 3"}] * PARTITIONS
             assert len((await asyncio.to_thread(status, node))["workers"]) == 3
+            file.write_text('metrics_streams = ["orders"]\nrack = "b"')
+            assert await client.reload_settings("n1") == {"applied": ["metrics_streams"], "wait": ["rack"]}
+            await publish(client, "once more")
+            labelled = lambda: metric(node, 'liftpy_ingest_records_total{stream="orders"}')  # noqa: E731
+            await asyncio.to_thread(until, lambda: labelled() > 0, "all processes have read the settings again")
+            assert labelled() == await asyncio.to_thread(metric, node, "liftpy_ingest_records_total")
+            file.write_text("metrics_streams = []\nrack = 1.5\nnonsense = 1")
+            assert "nonsense" in (await client.reload_settings("n1"))["error"]
             assert await asyncio.to_thread(node.terminate) == 0
             said = json.loads((running.data / "n1" / "node").read_bytes().partition(b"\n")[2])
             assert said["clean_incarnation"] == said["incarnation"] == 3

@@ -19,7 +19,7 @@ from sidecar.cli.sidecar import sidecar as command
 from sidecar.dev.embedded import find_nats_server
 from sidecar.node import HARD_STOP_S
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR
-from sidecar.settings import NodeSettings, load_node_settings
+from sidecar.settings import GivenSettings, NodeSettings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OVERLAYS = sorted(path.name for path in (DEPLOY / "k8s" / "overlays").iterdir())
@@ -104,7 +104,7 @@ def test_its_environment_makes_settings_of_a_node(overlay: str) -> None:
             environment[one["name"]] = value.replace("$(POD_IP)", "10.0.0.7")
         flags = command.make_context("sidecar", list(node["args"][1:])).params
         flags = {name: value for name, value in flags.items() if name not in ("config", "as_json")}
-        settings = load_node_settings(None, flags, environment)
+        settings = GivenSettings(None, flags, environment).load()
         assert settings.node_id == pod
         assert settings.is_controller
         assert len(settings.controllers) == 3

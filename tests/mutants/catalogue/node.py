@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/partition/executor.py",
-        ("a failed append is acknowledged", "            self.failed(error, effect.token)\n            return\n        self._t.ingest.appended", "            self.failed(error, effect.token)\n        self._t.ingest.appended",
+        ("a failed append is acknowledged", "            self.failed(error, effect.token)\n            return b\"\"\n        self._t.ingest.appended", "            self.failed(error, effect.token)\n        self._t.ingest.appended",
          "publishes are registered for acks that were never stored"),
         ("a fetch beyond what was decided is appended", "if batch.last_offset <= effect.last_offset]", "if batch.base_offset <= effect.last_offset]", "a follower's log runs ahead of its state machine"),
         ("a compacted leader's HW is one short", "Horizon(effect.leader_high_watermark + 1, effect.leader_epoch)", "Horizon(effect.leader_high_watermark, effect.leader_epoch)", "a key is gone on one replica only"),

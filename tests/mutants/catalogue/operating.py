@@ -85,11 +85,39 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/reloading.py",
-        ("what needs a restart is taken over", "tuple(name for name in changed if name in self._live)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
+        ("what needs a restart is taken over", "tuple(name for name in changed if name in LIVE)", "tuple(changed)", "a node believes to be in another rack, or in another folder, than it is"),
         ("another node's file is taken", "        if found.node_id != self.running.node_id:\n", "        if False:\n", "a node takes over the settings of another one"),
         ("a wrong file ends the node", "        except ConfigError as error:\n", "        except KeyError as error:\n", "a typing error in a file stops a node that runs"),
-        ("settings are shown with passwords", '            if field.name in ("credentials", "nats"):\n', "            if False:\n", "whoever sees the status sees passwords"),
         tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/reloading.py",
+        ("the whole node's bounds go to each process", "each = shared_out(running)", "each = running", "a node of four processes reads four times as fast as it may"),
+        ("other processes are not told", "        self._parts().others(each)\n", "", "a setting holds in one process of several"),
+        ("a reload begins the looks anew", "        if settings.replication.preferred_leaders_every != self._preferred_every:\n", "        if True:\n", "leaderships never go home where somebody reloads often"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "liftpy/cluster/preferred.py",
+        ("who does not lead moves leaderships", "0 if self._every_ns and self._leads else None", "0 if self._every_ns else None", "two controllers move leaderships at once"),
+        tests=("tests/unit/cluster/test_preferred_leaders.py",),
+    ),
+    *rows(
+        "sidecar/settings_names.py",
+        ("settings are shown with passwords", "    if name in SECRET:\n", "    if False:\n", "whoever sees the status sees passwords"),
+        ("a URL is shown with its password", "[shown(url) for url in value]", "list(value)", "whoever sees the status sees passwords"),
+        ("what waits is not told", "if waiting[name] != value else {}", "if False else {}", "an operator believes a setting to hold that does not"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/settings.py",
+        ("the file seems to win", 'return found | {f.name: "flag" for f in fields(cls) if flags.get(f.name) is not None}', "return found", "an operator edits a file that a flag overrules, and is told it comes from there"),
+        tests=("tests/unit/node/test_reloading.py",),
+    ),
+    *rows(
+        "sidecar/status/desk.py",
+        ("whoever says anything has settings read again", "self.on_reload() if payload == RELOAD else", "self.on_reload() if True else", "a stray message changes a node"),
+        tests=("tests/unit/node/test_status_desk.py",),
     ),
     *rows(
         "sidecar/logs.py",

@@ -235,7 +235,7 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
         """The loop turns no more until that time is over."""
         suspended.set()
         assert written.wait(10)
-        time.sleep(0.05)  # until the thread has said so
+        time.sleep(0.05)  # noqa: ASYNC251 - until the thread has said so
 
     async def look(_: Client) -> bool:
         return begun.is_set()

@@ -53,3 +53,19 @@ def test_nothing_moves_while_an_election_is_under_way() -> None:
     cluster.fence("b")
     assert cluster.partition().status is not PartitionStatus.ONLINE
     assert leaders.due(cluster.fsm.image, 20 * NS_PER_S) == []
+
+
+def test_how_often_changes_while_it_leads() -> None:
+    cluster = Cluster()
+    moved(cluster, "b")
+    image, leaders = cluster.fsm.image, PreferredLeaders(0.0)
+    leaders.change(10.0)
+    assert leaders.next_deadline_ns() is None, "who does not lead looks at nothing"
+    leaders.change(0.0)
+    leaders.lead(0)
+    leaders.change(10.0)
+    assert leaders.due(image, 5 * NS_PER_S) == [], "seen for the first time"
+    assert leaders.due(image, 14 * NS_PER_S) == []
+    assert [proposal.node for proposal in leaders.due(image, 15 * NS_PER_S)] == ["a"]
+    leaders.change(0.0)
+    assert leaders.due(image, 10**6 * NS_PER_S) == []

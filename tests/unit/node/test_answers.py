@@ -277,3 +277,9 @@ async def test_four_lists_a_second_are_made_and_whoever_asks_the_same_hears_the_
     ask("a")
     await until(6)
     assert made[-1] == "a", "what is old is made anew"
+
+
+def test_settings_are_told_as_rows() -> None:
+    answers = the_answers(a_cluster())
+    answers.settings = lambda: [{"name": "rack", "value": "a"}]
+    assert asked(answers, {"settings": True}) == [{"name": "rack", "value": "a"}]

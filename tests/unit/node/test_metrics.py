@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from itertools import pairwise
@@ -140,6 +141,17 @@ def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
         for sample in families[name.removesuffix("_total") if row.kind == COUNTER else name].samples:
             assert {*sample.labels} - {"le"} == {*row.labels}, name
             assert (row.kind == HISTOGRAM) == sample.name.endswith(("_bucket", "_sum", "_count")), name
+
+
+def test_what_is_shown_of_every_process_is_of_all_that_a_node_is_made_of() -> None:
+    found = gathered(a_reporter([a_worker()]))
+    alone = shown(found)
+    found.pids = [os.getpid(), os.getppid(), 2**22 + 1]  # and one that has just ended
+    both = shown(found)
+    for name in ("process_resident_memory_bytes", "process_virtual_memory_bytes", "process_open_fds"):
+        assert both[name,] > alone[name,], name
+    assert both["process_max_fds",] <= alone["process_max_fds",]
+    assert both["process_start_time_seconds",] < alone["process_start_time_seconds",], "the parent's"
 
 
 def test_each_figure_comes_from_its_own_source() -> None:

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+import sidecar.disk.descriptors
 import sidecar.node
+import sidecar.running
 from liftpy.errors import ConfigError, LiftError
 from liftpy.ids import PartitionKey
 from liftpy.replica.copying import pace_of
 from liftpy.wire._pb import replication_pb2, service_pb2
 from sidecar.disk.files import OpenMaps
-from sidecar.node import Node, run_node
+from sidecar.node import Node
+from sidecar.running import run_node
 from sidecar.settings import NodeSettings
 
 KINDS = (
@@ -136,7 +139,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "flush_place": node._flush_place, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
         "went_past": node._went_past,
         "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
-        "promises": built.promises, "instruments": node.instruments,
+        "promises": built.promises, "instruments": node.instruments, "tracing": node._tracing,
     }  # fmt: skip
     assert {name: made["NodeTools"].named[name] for name in held} == held
     assert made["Reporter"].named == {
@@ -313,7 +316,7 @@ async def test_a_try_out_whose_turn_did_not_come_before_the_stop_says_nothing(
 
 async def test_what_is_shown_of_descriptors(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     node = built.node
-    monkeypatch.setattr(sidecar.node, "open_count", lambda: 33)
+    monkeypatch.setattr(sidecar.disk.descriptors, "open_count", lambda: 33)
     node._budget = SimpleNamespace(limit=1024, partitions=400, maps=17)  # type: ignore[assignment]
     bound = OpenMaps().bound
     shown = {"limit": 1024, "open": 33, "partition_budget": 400, "maps": 0, "maps_bound": bound, "maps_opened": 0}
@@ -340,7 +343,7 @@ class Life:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.started: Any = {"node": "n1"}
         self.stopping = asyncio.Event()
-        module = sidecar.node
+        module = sidecar.running
         patch.setattr(module, "Node", lambda settings, again: self)
         patch.setattr(module, "retain_freed_memory", lambda: self.told.append("memory is kept"))
         patch.setattr(module, "look_seldom", lambda: self.told.append("garbage seldom"))

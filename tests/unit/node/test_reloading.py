@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from liftpy.client.credentials import Credentials
+from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
+from liftpy.replica.copying import pace_of
 from sidecar import reloading as module
 from sidecar.partition.counted import StreamLabels
-from sidecar.reloading import LIVE, Reloaded, Reloading
-from sidecar.settings import NodeSettings, load_node_settings
+from sidecar.reloading import LIVE, LiveParts, Reloaded, Reloading
+from sidecar.settings import GivenSettings, NodeSettings
+from sidecar.settings_names import flat, rows, with_values
 from sidecar.workers.sharing import shared_out
 
 SETTINGS = NodeSettings("n1", Path("/x"))
+COPIES = ("copy_bytes_per_second", "copy_least_bytes_per_second", "copy_share", "copy_piece_bytes")
 
 
 class Told:
@@ -29,15 +35,30 @@ class Told:
         self.logs: list[tuple[str, str]] = []
         self.said: list[str] = []
         self.labels = StreamLabels(())
-        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels))
+        self.pace = pace_of(SETTINGS.replication)
+        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
+        self.hosts: list[tuple[str, ...]] = []
+        self.preferred: list[float] = []
+        self.others: list[NodeSettings] = []
         self.scrub: Any = SimpleNamespace(change_rate=self.rates.append)
         self.supervisor: Any = SimpleNamespace(
             reloading=lambda: self.said.append("reloading"), reloaded=lambda: self.said.append("reloaded")
         )
         monkeypatch.setattr(module, "LOGS", SimpleNamespace(reconfigure=lambda level, form: self.logs.append((level, form))))
-        self.reloading = Reloading(SETTINGS, self.again, lambda: (self.partitions, self.scrub))
+        self.reloading = Reloading(SETTINGS, self, self.parts)
 
-    def again(self) -> NodeSettings:
+    def parts(self) -> LiveParts:
+        return LiveParts(
+            self.partitions,
+            self.scrub,
+            lambda hosts: self.hosts.append(tuple(hosts)),
+            self.preferred.append,
+            self.others.append,
+        )
+
+    sources: ClassVar[dict[str, str]] = {"rack": "file"}
+
+    def load(self) -> NodeSettings:
         if isinstance(self.found, Exception):
             raise self.found
         assert isinstance(self.found, NodeSettings)
@@ -67,18 +88,27 @@ def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
     assert told.labels.of("shop-1") == "shop-1"
     running = told.reloading.running
     assert (running.log_level, running.rack, running.data) == ("debug", "", Path("/x"))
-    rows = {row["name"]: row for row in told.reloading.shown({"rack": "file"})}
-    assert rows["rack"] == {"name": "rack", "value": "", "read": "b", "source": "file", "live": False}
-    assert rows["metrics_streams"] == {"name": "metrics_streams", "value": ["shop-*"], "source": "default", "live": True}
-    assert not {"credentials", "nats"} & rows.keys(), "they may hold secrets"
+    rows = {row["name"]: row for row in told.reloading.shown()}
+    assert rows["rack"] == {"name": "rack", "value": "", "read": "b", "source": "file", "default": "", "applies": "restart"}
+    assert rows["metrics_streams"] == {
+        "name": "metrics_streams", "value": ["shop-*"], "source": "default", "default": [], "applies": "live"
+    }  # fmt: skip
     assert told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
 
 
-def test_with_several_processes_everything_waits(told: Told) -> None:
-    several = shared_out(replace(SETTINGS, workers=2))
-    told.found = replace(SETTINGS, workers=2, log_level="debug")
-    assert Reloading(several, told.again, lambda: (told.partitions, told.scrub)).reload() == Reloaded((), ("log_level",))
-    assert set(told.logs) <= {("info", "text")}
+def test_each_process_of_several_takes_its_share(told: Told) -> None:
+    several = replace(SETTINGS, workers=2)
+    told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")
+    reloading = Reloading(several, told, told.parts)
+    assert reloading.reload() == Reloaded(("log_level", "scrub_bytes_per_s"), ("rack",))
+    assert told.rates == [500]
+    (each,) = told.others
+    assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
+    rows = {row["name"]: row["value"] for row in reloading.shown()}
+    assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
+    worker = Reloading(shared_out(several), None, told.parts)
+    worker.take_over(each)
+    assert told.rates == [500, 500]
 
 
 def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
@@ -114,15 +144,66 @@ def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> None:
     file = tmp_path / "n1.toml"
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
-    reloading = Reloading(
-        load_node_settings(file, flags, {}), lambda: load_node_settings(file, flags, {}), lambda: (told.partitions, told.scrub)
-    )
+    given = GivenSettings(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
+    reloading = Reloading(given.load(), given, told.parts)
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
     with pytest.raises(ConfigError, match="nonsense"):
         reloading.reload()
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\n')
     assert reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
+    sources = {row["name"]: row["source"] for row in reloading.shown()}
+    assert {name: sources[name] for name in ("rack", "weight", "data", "namespace", "replication.session_s")} == {
+        "rack": "flag", "weight": "env", "data": "file", "namespace": "default", "replication.session_s": "env"
+    }  # fmt: skip
+
+
+def test_who_asks_is_told_what_came_of_it(told: Told) -> None:
+    told.found = replace(SETTINGS, log_level="debug", rack="b")
+    assert told.reloading.signalled(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
+    told.found = ConfigError("weight = 2000 is outside 0..1000")
+    assert told.reloading.signalled(told.supervisor) == {"error": "weight = 2000 is outside 0..1000"}
+
+
+def test_settings_are_shown_whole_and_without_secrets() -> None:
+    secret = Credentials(user="u", password="hush")
+    found = rows(replace(SETTINGS, nats=("nats://u:hush@h:4222",), credentials=secret), SETTINGS, {}, LIVE)
+    by_name = {row["name"]: row for row in found}
+    assert "hush" not in json.dumps(found)
+    assert by_name["credentials.password"] == {
+        "name": "credentials.password", "value": "***", "read": "", "source": "default", "default": "", "applies": "restart"
+    }  # fmt: skip
+    assert (by_name["credentials.user"]["value"], by_name["credentials.token"]["value"]) == ("u", "")
+    assert by_name["nats"]["value"][0].endswith("h:4222")
+    lengths = len(fields(NodeSettings)) - 2 + len(fields(Credentials)) + len(fields(ReplicationConfig))
+    assert len(by_name) == len(found) == lengths
+    assert flat(with_values(SETTINGS, {"rack": "c", "replication.session_s": 3.0}))["replication.session_s"] == 3.0
 
 
 def test_each_live_setting_is_one() -> None:
-    assert set(LIVE) <= set(NodeSettings.__dataclass_fields__)
+    assert set(LIVE) <= set(flat(SETTINGS))
+
+
+def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> None:
+    config = replace(
+        SETTINGS.replication,
+        copy_bytes_per_second=5_000_000,
+        copy_least_bytes_per_second=1_000_000,
+        copy_share=0.5,
+        copy_piece_bytes=65_536,
+        preferred_leaders_every=30.0,
+        session_s=3.0,
+    )
+    told.pace.copied_bytes = 7
+    told.found = replace(SETTINGS, page_hosts=("liftpy.example",), replication=config)
+    found = told.reloading.reload()
+    assert set(found.applied) == {
+        "page_hosts",
+        *(f"replication.{name}" for name in COPIES),
+        "replication.preferred_leaders_every",
+    }
+    assert found.wait == ("replication.session_s",)
+    assert told.hosts[-1] == ("liftpy.example",)
+    assert told.preferred == [30.0]
+    assert told.pace == replace(pace_of(config), copied_bytes=7), "what was copied stays counted"
+    told.reloading.reload()
+    assert told.preferred == [30.0], "only when it changes: a look begins anew"

@@ -18,7 +18,7 @@ from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import ConfigError, NotAllowedError, UnavailableError
 from sidecar.dev.embedded import NatsServer
-from sidecar.settings import NodeSettings, Target, load_node_settings, target_from
+from sidecar.settings import GivenSettings, NodeSettings, Target, target_from
 
 SECRET = "s3cr3t"
 SEED = nkeys.encode_seed(b"\x07" * 32, nkeys.PREFIX_BYTE_USER)
@@ -86,12 +86,12 @@ def _everything(error: BaseException | None) -> str:
 def test_settings_are_printed_without_them(tmp_path: Path) -> None:
     environment = {"LIFTPY_NATS": f"nats://bob:{SECRET}@h:1", "LIFTPY_NODE_ID": "n1", "LIFTPY_DATA": str(tmp_path)}
     for way in ({"LIFTPY_USER": "bob", "LIFTPY_PASSWORD": SECRET}, {"LIFTPY_TOKEN": SECRET}):
-        settings = load_node_settings(None, {}, {**environment, **way})
+        settings = GivenSettings(None, {}, {**environment, **way}).load()
         assert SECRET in settings.credentials.password + settings.credentials.token
         assert SECRET not in repr(settings)
         assert SECRET not in repr(target_from(None, None, {}, {**environment, **way}))
     with pytest.raises(ConfigError) as raised:
-        load_node_settings(None, {}, {**environment, "LIFTPY_PASSWORD": f"{SECRET}\x01", "LIFTPY_USER": "bob"})
+        GivenSettings(None, {}, {**environment, "LIFTPY_PASSWORD": f"{SECRET}\x01", "LIFTPY_USER": "bob"}).load()
     assert "password" in str(raised.value)
     assert SECRET not in str(raised.value)
 
@@ -133,7 +133,7 @@ def test_a_setting_that_is_wrong_is_refused_by_name(text: str, name: str, tmp_pa
     given = text if "data = " in text else f'data = "{tmp_path}"\n{text}'
     file.write_text(f'node_id = "n1"\n{given}')
     with pytest.raises(ConfigError, match=name) as raised:
-        load_node_settings(file, {}, {})
+        GivenSettings(file, {}, {}).load()
     assert SECRET not in str(raised.value)
     assert len(str(raised.value)) < 400
 

@@ -10,7 +10,7 @@ import pytest
 from liftpy.client.credentials import Credentials
 from liftpy.errors import ConfigError
 from sidecar import settings
-from sidecar.settings import NodeSettings, Target, address_of, load_node_settings, target_from
+from sidecar.settings import GivenSettings, NodeSettings, Target, address_of, target_from
 
 WHOLE = """
 node_id = "n1"
@@ -38,7 +38,7 @@ def load(
         assert folder is not None
         path = folder / "node.toml"
         path.write_text(text)
-    return load_node_settings(path, flags or {}, env or {})
+    return GivenSettings(path, flags or {}, env or {}).load()
 
 
 def test_the_whole_file(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_error_names_what_is_wrong(text: str, names: str, tmp_path: Path) -> 
 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(ConfigError, match="can't be read"):
-        load_node_settings(Path("/nonexistent/node.toml"), {}, {})
+        GivenSettings(Path("/nonexistent/node.toml"), {}, {}).load()
 
 
 def test_the_password_is_never_shown() -> None:
@@ -150,7 +150,7 @@ def test_a_truth_value_is_one_of_four_words_and_nothing_else(text: str, tmp_path
             "nonsense = 1",
             "unknown setting 'nonsense'; known are node_id, data, nats, namespace, controllers, rack, weight, status_port, "
             "probe_listen, page_hosts, elections, bootstrap_majority, log_level, memory_limit_bytes, log_format, metrics_streams, "
-            "scrub_bytes_per_s, inbox_prefixes",
+            "trace, trace_endpoint, scrub_bytes_per_s, inbox_prefixes",
         ),
     ],
 )

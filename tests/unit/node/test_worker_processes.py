@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,7 @@ def test_figures_of_processes_are_joined_as_each_wants_it() -> None:
     found, held = _figures(3), _figures(3).histograms["commit_duration_seconds"][()]
     found.histograms["commit_duration_seconds"][()] = held
     add_figures(found, json.loads(json.dumps(figures_to_json(_figures(5)))))
+    assert found.pids == [os.getpid()] * 2
     numbers = {name: sum(row.values()) for name, row in found.numbers.items()}
     assert numbers == {
         "ingest_records_total": 8, "cluster_streams": 3, "replica_lag_seconds": 5, "nats_connected": 3, "scrub_age_seconds": 5,
@@ -442,3 +445,17 @@ def test_a_node_of_one_process_has_no_workers() -> None:
         NodeSettings("n1", Path("/d"), workers=65)
     with pytest.raises(ConfigError, match="workers"):
         NodeSettings("n1", Path("/d"), workers=0)
+
+
+def test_workers_are_told_of_settings_whole() -> None:
+    settings = NodeSettings("n1", Path("/d"), workers=3)
+    workers = Workers(settings, lambda error: None, lambda reason: None)
+    channels = [_Channel(), _Channel()]
+    for handle, channel in zip(workers.handles, channels, strict=True):
+        handle.connection_made(channel)  # type: ignore[arg-type]
+    changed = replace(settings, log_level="debug", page_hosts=("a",))
+    workers.change_settings(changed)
+    for channel in channels:
+        (frame,) = channel.said
+        assert frame.kind is FrameKind.SETTINGS
+        assert settings_from_json(json.loads(frame.body)) == changed

@@ -21,6 +21,7 @@ from liftpy.replica import events
 from sidecar import clock
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
+from sidecar.tracing.node_tracing import Tracing
 from tests.unit.partition.shell_parts import KEY
 
 REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)
@@ -60,7 +61,7 @@ class Wired:
             heard=NodeHeard(1 << 30), derived=NodeDerived(),
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
-            reads=SimpleNamespace(inboxes="the inboxes of applications"),
+            reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=Tracing(),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []

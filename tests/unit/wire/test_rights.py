@@ -92,7 +92,7 @@ def test_who_may_do_what_on_the_wire() -> None:
             "ns.orders.*.read", "ns.orders.*.read.*", "ns.info", "shop.orders", "ns-groups", "ns-groups.*", "|", "_INBOX_me.>",
         ),
         "operator": (
-            "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.events.*", "ns.status.*",
+            "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.settings.*", "ns.control.events.*", "ns.status.*",
             "ns._liftpy-events.*.read", "ns._liftpy-events.*.read.*", "|",
             "ns.events.*", "_INBOX_me.>",
         ),

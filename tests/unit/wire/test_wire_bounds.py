@@ -404,7 +404,7 @@ def test_a_role_has_what_its_rows_give_and_nothing_else() -> None:
     assert publishes[AccessRole.PUBLISHER] == {"orders", "orders.*"}
     assert publishes[AccessRole.READER] == {"ns.s.*.read", "ns.s.*.read.*", "ns.info"}
     assert publishes[AccessRole.OPERATOR] == {
-        "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.events.*", "ns.status.*",
+        "ns.info", "ns.control.admin.me", "ns.control.level.*", "ns.control.settings.*", "ns.control.events.*", "ns.status.*",
         "ns._liftpy-events.*.read", "ns._liftpy-events.*.read.*",
     }  # fmt: skip
     assert publishes[AccessRole.STATUS] == {"ns.info", "ns.status.*"}

@@ -1,0 +1,77 @@
+"""``liftpy settings``: what holds on a node and where it comes from; have a node read its settings again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from liftpy.client import Client
+from liftpy.errors import ConfigError
+from liftpy.ids import check_name
+from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.session import with_client
+from sidecar.cli.tables import table
+from sidecar.settings import Target
+
+
+@click.group()
+def settings() -> None:
+    """Show a node's settings, and have it read them again while it runs."""
+
+
+@settings.command()
+@click.argument("node_id", metavar="NODE")
+@click.option("--diff", is_flag=True, help="Only what differs from its default, or waits for a restart.")
+@json_option
+@connection_options
+def show(node_id: str, diff: bool, as_json: bool, target: Target) -> None:
+    """Show NODE's settings: value, where it comes from, default, and whether a running node takes over another one. No secrets."""
+    check_name(node_id, "node")
+
+    async def work(client: Client) -> list[dict[str, Any]]:
+        return await client.node_settings(node_id)
+
+    rows = [row for row in with_client(target, work) if not diff or "read" in row or row["value"] != row["default"]]
+    if as_json:
+        click.echo(json.dumps({"node": node_id, "settings": rows}))
+        return
+    columns = ("setting", "value", "source", "default", "changes")
+    cells = [(row["name"], escape(_value(row)), row["source"], escape(_text(row["default"])), row["applies"]) for row in rows]
+    Console().print(table(columns, cells, folds=("value", "default")))
+
+
+@settings.command()
+@click.argument("node_id", metavar="NODE")
+@json_option
+@connection_options
+def reload(node_id: str, as_json: bool, target: Target) -> None:
+    """Have NODE read its settings again; one that is wrong, and nothing changes. Needs the rights of an operator."""
+    check_name(node_id, "node")
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.reload_settings(node_id)
+
+    said = with_client(target, work)
+    if "error" in said:
+        raise ConfigError(f"{node_id}: nothing is changed: {said['error']}")
+    if as_json:
+        click.echo(json.dumps({"node": node_id, **said}))
+        return
+    click.echo(f"{node_id}: live now: {', '.join(said['applied']) or 'nothing new'}")
+    if said["wait"]:
+        click.echo(f"{node_id}: wait for a restart: {', '.join(said['wait'])}")
+
+
+def _value(row: dict[str, Any]) -> str:
+    text = _text(row["value"])
+    return f"{text} (from the next start: {_text(row['read'])})" if "read" in row else text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,174 @@
+"""Spans to OpenTelemetry, in a thread of their own: made of its SDK's classes and exported there, never on the event loop.
+
+The queue is bounded in spans; what finds no room, and what the exporter does not get rid of, is counted as dropped. A collector that is
+away costs memory up to that bound, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from liftpy import __version__
+from liftpy.trace.budget import SpanBudget
+from liftpy.trace.context import TraceContext
+from liftpy.trace.spans import SpanTree
+
+logger = logging.getLogger("liftpy.tracing")
+
+MOST_QUEUED_SPANS = 2048
+"""Finished and not exported; half a megabyte, about."""
+EXPORT_EVERY_S = 0.5
+EXPORT_TIMEOUT_S = 5.0
+_SPANS_AT_ONCE = 512
+_LAST_EXPORT_S = 1.0
+"""So long a node that stops waits for the last ones."""
+
+
+class Exporter(Protocol):
+    """OpenTelemetry's SpanExporter."""
+
+    def export(self, spans: Sequence[ReadableSpan], /) -> Any:
+        """SpanExportResult."""
+
+    def shutdown(self) -> None:
+        """Nothing more comes."""
+
+
+def otlp_exporter(endpoint: str) -> Exporter:
+    """OTLP over HTTP; '': where the environment says (OTEL_EXPORTER_OTLP_ENDPOINT), or to this host."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for each attempt that fails; what is lost is counted
+    return OTLPSpanExporter(endpoint=endpoint or None, timeout=EXPORT_TIMEOUT_S)
+
+
+class _Collected(SpanProcessor):
+    """Ended spans, until they are taken. Used by one thread."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_start(self, span: Span, parent_context: Any = None) -> None:
+        """Nothing is done."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Keep it."""
+        self.spans.append(span)
+
+
+class SpanThread:
+    """``put`` from the loop, at any time; ``close`` at the end."""
+
+    def __init__(self, exporter: Exporter, node_id: str, namespace: str, budget: SpanBudget) -> None:
+        self._exporter = exporter
+        self._budget = budget
+        self._queue: deque[SpanTree] = deque()
+        self._queued = 0
+        self._failed = 0
+        """Written by the thread alone."""
+        self._failed_seen = 0
+        self._refused = False
+        """By the collector, the last time."""
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._collected = _Collected()
+        facts = {"service.name": "liftpy", "service.version": __version__, "service.instance.id": node_id}
+        provider = TracerProvider(
+            sampler=ALWAYS_ON,  # whether a batch is traced is decided by now
+            resource=Resource.create({**facts, "liftpy.namespace": namespace}),
+            shutdown_on_exit=False,
+            span_limits=SpanLimits(max_links=64),
+        )
+        provider.add_span_processor(self._collected)
+        self._tracer = provider.get_tracer("liftpy", __version__)
+        self._thread = threading.Thread(target=self._run, name="liftpy-traces", daemon=True)
+        self._thread.start()
+
+    def put(self, tree: SpanTree) -> None:
+        """Take a finished span and those below it, or count them as dropped."""
+        with self._lock:
+            if self._queued + tree.size <= MOST_QUEUED_SPANS:
+                self._queue.append(tree)
+                self._queued += tree.size
+                return
+        self._budget.dropped += tree.size
+
+    def settle(self) -> None:
+        """Count what the exporter has not taken; from the loop."""
+        failed = self._failed
+        self._budget.dropped += failed - self._failed_seen
+        self._failed_seen = failed
+
+    def close(self) -> None:
+        """Export what is there within a second; what is not is lost."""
+        self._closing.set()
+        self._thread.join(_LAST_EXPORT_S)
+        self.settle()
+
+    # ---- in the thread ---------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        while True:
+            ends = self._closing.wait(EXPORT_EVERY_S)
+            try:
+                while self._export_some():
+                    pass
+            except Exception as error:  # a bug here, or in the SDK, must not end what exports
+                logger.warning("spans can't be made: %r", error)
+            if ends:
+                self._exporter.shutdown()
+                return
+
+    def _export_some(self) -> bool:
+        trees: list[SpanTree] = []
+        size = 0
+        with self._lock:
+            while self._queue and size < _SPANS_AT_ONCE:
+                tree = self._queue.popleft()
+                trees.append(tree)
+                size += tree.size
+            self._queued -= size
+        if not trees:
+            return False
+        spans: list[ReadableSpan] = []
+        self._collected.spans = spans
+        try:
+            for tree in trees:
+                self._make(tree)
+            result = self._exporter.export(spans)
+            failed = getattr(result, "name", "SUCCESS") != "SUCCESS"
+        except Exception:  # requests' and urllib3's own errors, of several kinds
+            failed = True
+        if failed:
+            self._failed += size
+        if failed and not self._refused:
+            logger.warning("the collector takes no spans; those that are lost are counted (liftpy_trace_spans_dropped_total)")
+        self._refused = failed
+        return True
+
+    def _make(self, tree: SpanTree) -> None:
+        root = tree.root
+        context = trace.set_span_in_context(trace.NonRecordingSpan(_remote(tree.parent))) if tree.parent is not None else None
+        links = [trace.Link(_remote(link)) for link in tree.links]
+        span = self._tracer.start_span(
+            root.name, context, trace.SpanKind.INTERNAL, root.attributes, links, root.start_ns, record_exception=False
+        )
+        if root.error:
+            span.set_status(trace.StatusCode.ERROR, root.error)
+        below = trace.set_span_in_context(span)
+        for child in tree.children:
+            made = self._tracer.start_span(child.name, below, attributes=child.attributes, start_time=child.start_ns)
+            made.end(child.end_ns)
+        span.end(root.end_ns)
+
+
+def _remote(context: TraceContext) -> trace.SpanContext:
+    return trace.SpanContext(context.trace_id, context.span_id, is_remote=True, trace_flags=trace.TraceFlags(context.flags))

@@ -1,0 +1,125 @@
+"""The node's tracing, as its partitions and its composition root see it. Off, nothing of OpenTelemetry is loaded, and partitions get
+what they would have had without it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from liftpy.config import NS_PER_S
+from liftpy.errors import ConfigError
+from liftpy.ids import PartitionKey
+from liftpy.trace.batches import NodeTraces, PartitionTraces
+from liftpy.trace.budget import SPANS_PER_S, SpanBudget
+from liftpy.trace.spans import Attributes, SpanTree
+from sidecar import clock
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from sidecar.tracing.exporting import Exporter, SpanThread
+
+LOOK_EVERY_S = 1.0
+DROPPED = "spans dropped"
+"""Over the node's budget, beyond its queue, or not taken by the exporter."""
+
+
+class Tracing:
+    """Off: nothing is traced."""
+
+    leads_group = False
+    """Whether this node leads the metadata group: one of the controllers tells of a fail-over."""
+
+    def start(self) -> None:
+        """Begin; raises ConfigError where the packages are missing."""
+
+    def of(self, key: PartitionKey) -> PartitionTraces | None:
+        """For one partition; None: it is not traced."""
+        return None
+
+    def recovered(self, took_s: float, logs: RecoveredLogs) -> None:
+        """The logs were recovered, in so many seconds until now."""
+
+    def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
+        """A partition has a leader again, by an election of that kind; it had none since ``since_ns``, monotonic."""
+
+    def close(self) -> None:
+        """Export what is there, within a second."""
+
+
+class NodeTracing(Tracing):
+    """On. ``exporter``: makes it, in place of OTLP's."""
+
+    def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._make_exporter = exporter
+        self._thread: SpanThread | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        budget = SpanBudget(SPANS_PER_S / settings.workers)
+        self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
+
+    def _put(self, tree: SpanTree) -> None:
+        assert self._thread is not None
+        self._thread.put(tree)
+
+    def start(self) -> None:
+        """Load the SDK, begin the thread."""
+        try:
+            from sidecar.tracing.exporting import SpanThread, otlp_exporter
+
+            settings = self._settings
+            exporter = self._make_exporter() if self._make_exporter is not None else otlp_exporter(settings.trace_endpoint)
+        except ImportError as error:
+            raise ConfigError(f"trace = {self._settings.trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+        self._thread = SpanThread(exporter, settings.node_id, settings.namespace, self.traces.budget)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        if self.traces.open:
+            self.traces.look()
+        self._count()
+        self._look_later()
+
+    def _count(self) -> None:
+        if self._thread is not None:
+            self._thread.settle()
+        self._counters[DROPPED] = self.traces.budget.dropped
+
+    def of(self, key: PartitionKey) -> PartitionTraces | None:
+        """Its batches."""
+        return PartitionTraces(self.traces, key.stream, key.partition)
+
+    def recovered(self, took_s: float, logs: RecoveredLogs) -> None:
+        """One span."""
+        said: Attributes = {"liftpy.logs": len(logs.names), "liftpy.damaged_logs": len(logs.damaged)}
+        self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
+
+    def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
+        """One span, of the metadata leader."""
+        if self.leads_group:
+            said: Attributes = {
+                "messaging.destination.name": key.stream,
+                "messaging.destination.partition.id": str(key.partition),
+                "liftpy.election": kind,
+            }
+            self.traces.whole(f"fail-over {key.stream}/{key.partition}", since_ns, said)
+
+    def close(self) -> None:
+        """Export what is there, within a second."""
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._thread is not None:
+            self._thread.close()
+            self._count()
+
+
+def tracing_of(settings: NodeSettings, counters: Counter[str]) -> Tracing:
+    """As ``trace`` says."""
+    return Tracing() if settings.trace == "off" else NodeTracing(settings, counters)

@@ -1,0 +1,195 @@
+"""The node's side of traces: what becomes of finished spans, what an exporter may do, and that off means off."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from liftpy.errors import ConfigError
+from liftpy.ids import PartitionKey
+from liftpy.trace.budget import SpanBudget
+from liftpy.trace.context import TraceContext
+from liftpy.trace.spans import Span, SpanTree
+from sidecar import clock
+from sidecar.partition.recovery import RecoveredLogs
+from sidecar.settings import NodeSettings
+from sidecar.tracing import exporting, node_tracing
+from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
+from sidecar.tracing.node_tracing import DROPPED, NodeTracing, tracing_of
+from sidecar.tracing.traced import feed_of
+
+SENDER, OTHER = TraceContext(7, 8, 1), TraceContext(9, 10, 3)
+KEY = PartitionKey("orders", "u1", 3)
+WAIT_S = 10.0
+
+
+def settings(**other: Any) -> NodeSettings:
+    return NodeSettings("n1", Path("/nowhere"), **other)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.005)
+
+
+def thread(exporter: Any, budget: SpanBudget | None = None) -> SpanThread:
+    return SpanThread(exporter, "n1", "liftpy", budget or SpanBudget())
+
+
+def test_a_finished_batch_becomes_spans_of_one_trace() -> None:
+    exporter = InMemorySpanExporter()
+    spans = thread(exporter)
+    children = (Span("flush", 1100, 1200), Span("commit", 1100, 1400, {"a": 1}))
+    spans.put(SpanTree(Span("append orders/3", 1000, 1500, {"liftpy.offset": 5}), children, SENDER, (SENDER, OTHER)))
+    spans.put(SpanTree(Span("recovery", 1, 2, {}, "why")))
+    spans.close()
+    found = {span.name: span for span in exporter.get_finished_spans()}
+    root, flush, commit = found["append orders/3"], found["flush"], found["commit"]
+    assert root.context is not None
+    assert root.parent is not None
+    assert (root.context.trace_id, root.parent.span_id, root.kind) == (7, 8, SpanKind.INTERNAL)
+    assert [(link.context.trace_id, link.context.span_id) for link in root.links] == [(7, 8), (9, 10)]
+    assert (root.start_time, root.end_time, dict(root.attributes or {})) == (1000, 1500, {"liftpy.offset": 5})
+    assert [(s.parent and s.parent.span_id, s.start_time, s.end_time) for s in (flush, commit)] == [
+        (root.context.span_id, 1100, 1200), (root.context.span_id, 1100, 1400),
+    ]  # fmt: skip
+    assert root.resource.attributes["service.instance.id"] == "n1"
+    alone = found["recovery"]
+    assert (alone.parent, alone.status.status_code, alone.status.description) == (None, StatusCode.ERROR, "why")
+
+
+class Stuck:
+    """An exporter that takes its time, fails, or raises."""
+
+    def __init__(self, result: Any = SpanExportResult.SUCCESS) -> None:
+        self.result = result
+        self.go = threading.Event()
+        self.asked = threading.Event()
+        self.count = 0
+        self.ended = False
+
+    def export(self, spans: Sequence[ReadableSpan], /) -> Any:
+        self.asked.set()
+        self.go.wait(WAIT_S)
+        self.count += len(spans)
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def test_a_collector_that_hangs_costs_a_bounded_queue_and_nothing_else() -> None:
+    stuck, budget = Stuck(), SpanBudget()
+    spans = thread(stuck, budget)
+    one = SpanTree(Span("x", 1, 2), (Span("y", 1, 2),))
+    spans.put(one)
+    assert stuck.asked.wait(WAIT_S)
+    for _ in range(MOST_QUEUED_SPANS // 2 + 3):
+        spans.put(one)
+    assert budget.dropped == 3 * 2
+    stuck.go.set()
+    until(lambda: stuck.count == 2 + MOST_QUEUED_SPANS)
+    spans.close()
+    assert stuck.ended
+    assert budget.dropped == 6
+
+
+@pytest.mark.parametrize("result", [SpanExportResult.FAILURE, OSError("refused")])
+def test_what_the_collector_does_not_take_is_counted(result: Any) -> None:
+    refuses, budget = Stuck(result), SpanBudget()
+    refuses.go.set()
+    spans = thread(refuses, budget)
+    spans.put(SpanTree(Span("x", 1, 2), (Span("y", 1, 2),)))
+    until(lambda: refuses.count == 2)
+    spans.put(SpanTree(Span("z", 1, 2)))
+    spans.close()
+    assert budget.dropped == 3, "and the thread goes on"
+
+
+def test_a_node_that_stops_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "_LAST_EXPORT_S", 0.02)
+    stuck = Stuck()
+    spans = thread(stuck)
+    spans.put(SpanTree(Span("x", 1, 2)))
+    assert stuck.asked.wait(WAIT_S)
+    spans.close()
+    assert not stuck.ended
+    stuck.go.set()
+    until(lambda: stuck.ended)
+
+
+async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_overs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.01)
+    exporter, counters = InMemorySpanExporter(), Counter[str]()
+    tracing = NodeTracing(settings(trace="otlp"), counters, lambda: exporter)
+    tracing.start()
+    tracing.recovered(1.5, RecoveredLogs())
+    tracing.failed_over(KEY, "clean", clock.now_ns() - 70_000_000)
+    tracing.leads_group = True
+    tracing.failed_over(KEY, "unclean", clock.now_ns() - 70_000_000)
+    tracing.traces.budget.dropped += 5
+    async with asyncio.timeout(WAIT_S):
+        while counters[DROPPED] != 5:
+            await asyncio.sleep(0.005)
+    tracing.close()
+    recovery, failover = exporter.get_finished_spans()
+    assert (recovery.name, failover.name) == ("recovery", "fail-over orders/3")
+    assert (failover.attributes or {})["liftpy.election"] == "unclean"
+    for span, ms in ((recovery, 1500), (failover, 70)):
+        assert span.end_time is not None
+        assert span.start_time is not None
+        assert ms <= (span.end_time - span.start_time) / 1e6 < ms + 1000
+
+
+def test_off_nothing_is_traced() -> None:
+    tracing = tracing_of(settings(), Counter())
+    assert tracing.of(KEY) is None
+    tracing.start()
+    tracing.recovered(1.0, RecoveredLogs())
+    tracing.failed_over(KEY, "clean", 1)
+    tracing.close()
+
+    def feed(event: object) -> None:
+        """Of a replica."""
+
+    assert feed_of(feed, None) is feed
+    assert isinstance(tracing_of(settings(trace="otlp"), Counter()), NodeTracing)
+
+
+def in_a_process(program: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
+
+
+def test_a_node_and_a_client_load_no_opentelemetry() -> None:
+    assert in_a_process("import sidecar.node, liftpy.client.client, sys; print('opentelemetry' in sys.modules)") == "False"
+
+
+async def test_without_the_packages_a_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
+    with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
+        tracing_of(settings(trace="otlp"), Counter()).start()
+
+
+@pytest.mark.parametrize("wrong", [{"trace": "on"}, {"trace": "otlp", "trace_endpoint": "collector:4318"}])
+def test_settings_that_are_wrong(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="trace"):
+        settings(**wrong)

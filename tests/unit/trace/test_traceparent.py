@@ -1,0 +1,102 @@
+"""What is a traceparent, and which messages of a batch bear one that is sampled."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import Codec
+from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
+from liftpy.trace.search import MOST_LINKS, traced_in
+from liftpy.wire.batch import build_batch
+from liftpy.wire.header_block import Headers
+from tests.fuzz import meanings
+
+TRACE, SPAN = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7
+GOOD = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+_FORM = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", re.DOTALL)
+
+
+def test_a_traceparent_says_who_and_whether_it_is_recorded() -> None:
+    context = parse_traceparent(GOOD)
+    assert context == (TRACE, SPAN, 1)
+    assert context.sampled
+    assert traceparent(context) == GOOD
+    assert not TraceContext(1, 1, 2).sampled
+    assert TraceContext(1, 1, 3).sampled, "the other flags are no concern of ours"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"", GOOD[:-1], GOOD + b"0", GOOD + b"-", GOOD.upper(), b"ff" + GOOD[2:], b" " + GOOD, GOOD.replace(b"-", b"_"),
+        b"00-" + b"0" * 32 + GOOD[35:], GOOD[:36] + b"0" * 16 + GOOD[52:], GOOD.replace(b"4bf9", b"4bg9"), b"01" + GOOD[2:] + b"x",
+        b"01" + GOOD[2:] + b"-" + b"x" * 600, GOOD.replace(b"00-", b"+0-"), GOOD[:53] + b"0x",
+    ],
+)  # fmt: skip
+def test_what_is_malformed_is_none(value: bytes) -> None:
+    assert parse_traceparent(value) is None
+
+
+def test_a_later_version_may_say_more_behind_a_dash() -> None:
+    assert parse_traceparent(b"01" + GOOD[2:]) == (TRACE, SPAN, 1)
+    assert parse_traceparent(b"cc" + GOOD[2:] + b"-what-ever") == (TRACE, SPAN, 1)
+
+
+@settings(max_examples=40)
+@given(st.one_of(st.binary(max_size=70), st.from_regex(_FORM, fullmatch=True), st.builds(
+    lambda at, byte: GOOD[:at] + bytes([byte]) + GOOD[at + 1 :], st.integers(0, 54), st.integers(0, 255))))  # fmt: skip
+def test_parsing_agrees_with_a_plain_reading_of_the_rule(value: bytes) -> None:
+    assert parse_traceparent(value) == meanings.traceparent(value)
+
+
+def batch_of(headers: list[Headers | None], codec: Codec = Codec.NONE) -> bytes:
+    return build_batch([b"value"] * len(headers), headers=headers, codec=codec)
+
+
+def one(number: int, flags: int = 1) -> bytes:
+    return traceparent(TraceContext(TRACE + number, SPAN + number, flags))
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_sampled_messages_of_a_batch_are_found_in_their_order(codec: Codec) -> None:
+    headers: list[Headers | None] = [
+        None,
+        [("traceparent", one(1, 0))],
+        [("tracestate", b"a=b"), ("traceparent", one(2)), ("baggage", b"x=y")],
+        [("traceparent", b"00-" + b"z" * 32 + one(3)[35:])],
+        [("traceparent", one(3, 0xFF))],
+        [("traceparents", one(4)), ("xtraceparen", one(5)), ("Traceparent", one(6))],
+        [("traceparent", one(2))],
+        [("other", b"traceparent" + one(7))],
+        [("traceparent", one(8, 0x0A))],
+        [("traceparent", one(9, 0x0B))],
+    ]
+    found = traced_in(batch_of(headers, codec))
+    assert [(context.trace_id - TRACE, context.flags) for context in found] == [(2, 1), (3, 0xFF), (9, 0x0B)]
+
+
+def test_of_a_large_batch_the_first_are_linked() -> None:
+    found = traced_in(batch_of([[("traceparent", one(number))] for number in range(2000)]))
+    assert [context.trace_id - TRACE for context in found] == list(range(MOST_LINKS))
+
+
+def test_a_batch_without_any_is_not_looked_into() -> None:
+    assert traced_in(batch_of([None, None])) == ()
+    assert traced_in(batch_of([[("key", b"traceparent")]])) == ()
+    assert traced_in(batch_of([[("traceparent", one(1, 0))]] * 3)) == ()
+    assert traced_in(batch_of([[("traceparent", b"")]] * 3)) == ()
+
+
+_NAMES = st.sampled_from(["traceparent", "tracestate", "traceparen", "x", "traceparenttraceparent"])
+_VALUES = st.one_of(st.binary(max_size=60), st.integers(0, 255).map(lambda flags: one(1, flags)), st.just(GOOD + b"-"))
+
+
+@given(st.lists(st.lists(st.tuples(_NAMES, _VALUES), max_size=3), min_size=1, max_size=12))
+def test_the_search_agrees_with_looking_at_each_header(headers: list[list[tuple[str, bytes]]]) -> None:
+    each = [meanings.traceparent(value) for pairs in headers for name, value in pairs if name == "traceparent"]
+    wanted = dict.fromkeys(context for context in each if context is not None and context[2] & 1)
+    assert traced_in(batch_of(list(headers))) == tuple(wanted)
