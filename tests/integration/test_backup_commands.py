@@ -1,0 +1,115 @@
+"""``liftpy backup`` as a user runs it: each command a process of its own, on a running cluster. All steps at which one may be killed:
+``python -m tests.system.backup kills``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from liftpy.client.group_admin import describe_cursor, set_cursor
+from liftpy.ids import PartitionKey
+from tests.integration.conftest import Bench
+
+pytestmark = pytest.mark.processes
+
+LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "backup"]
+VALUES = [b"%d" % number * 9 for number in range(500)]
+
+
+class Commands:
+    """Of one cluster, with one store."""
+
+    def __init__(self, nats: str, store: Path) -> None:
+        self._nats = ("--nats", nats)
+        self.store = store
+
+    async def start(self, name: str, *words: str) -> Process:
+        """One of them, not waited for."""
+        asks = self._nats if name in ("create", "restore", "drill", "cursors") else ()
+        line = [*LIFTPY, name, str(self.store), *words, "--json", *asks]
+        return await asyncio.create_subprocess_exec(*line, stdout=PIPE, stderr=PIPE)
+
+    async def run(self, name: str, *words: str, ends_with: int = 0) -> Any:
+        """The JSON that it prints; on standard error where it fails and prints none."""
+        running = await self.start(name, *words)
+        said, wrong = await running.communicate()
+        assert running.returncode == ends_with, (name, said, wrong)
+        return json.loads(said or wrong)
+
+    def pieces(self) -> set[Path]:
+        """All files of records in the store."""
+        return {path for path in (self.store / "pieces").rglob("*") if path.is_file()}
+
+
+async def test_backups_are_taken_listed_verified_pruned_restored_and_drilled(
+    bench: Bench, stream_name: str, tmp_path: Path
+) -> None:
+    """One ``create`` is killed halfway, a bit of a piece is flipped; all while a restore and a drill run beside what there is [R9]."""
+    commands = Commands(bench.cluster.nats_url, tmp_path / "store")
+    stream = await bench.create(stream_name)
+    key, cursor = PartitionKey(stream_name, stream.uid, 0), f"c{stream_name}"
+    async with await bench.client.publisher(stream_name) as publisher:
+        await asyncio.gather(*[await publisher.send(value) for value in VALUES])
+    await bench.until(lambda: _said(set_cursor(bench.client, cursor, {key: 77})), "a cursor has a position")
+
+    first = await commands.run("create", "--stream", stream_name)
+    assert first["streams"] == {stream_name: {"0": [0, len(VALUES) - 1]}}
+    of_it, into = ("--backup", first["backup"]), f"{stream_name}-then"
+    async with asyncio.TaskGroup() as group:
+        restoring = group.create_task(
+            commands.run("restore", "--stream", stream_name, "--into", into, "--subject", f"then.{stream_name}", *of_it)
+        )
+        drilling = group.create_task(commands.run("drill", *of_it))
+        await _killed_damaged_and_found(commands, bench, stream_name, first["backup"])
+    assert restoring.result()["streams"][into]["offsets"] == [[0, len(VALUES) - 1]]
+    assert await bench.values_on("n2", into, len(VALUES)) == VALUES
+    assert (drilling.result()["streams"], drilling.result()["records"]) == (1, len(VALUES))
+    assert not [name for name in (await bench.client.describe_cluster()).image.streams if name.startswith("drill-")]
+
+    await set_cursor(bench.client, cursor, {key: 1})
+    pruned, cursors = await asyncio.gather(commands.run("prune", "--keep", "1"), commands.run("cursors"))
+    assert cursors == {cursor: ""}
+    assert await describe_cursor(bench.client, cursor) == {key: 77}
+    assert pruned["backups"] == [first["backup"]]
+    assert len(pruned["waits_for"]) == 1, "the one that was killed may still be running, for all that is known here"
+    (listed,) = await commands.run("list", "--max-age", "1")
+    assert (listed["since"], listed["faults"]) == (first["backup"], [])
+
+
+async def _killed_damaged_and_found(commands: Commands, bench: Bench, stream_name: str, first: str) -> None:
+    """Killed, ``create`` leaves no backup; the next one has a flipped bit for a while, which is named and never restored."""
+    whole = commands.pieces()
+    dying = await commands.start("create", "--stream", stream_name, "--since", "none", "--bytes-per-s", "100")
+    await bench.until(lambda: _is(commands.pieces() - whole), "a second one is in the middle of a piece")
+    dying.kill()
+    assert await dying.wait() == -9
+    verified, second = await asyncio.gather(commands.run("verify", first), commands.run("create", "--stream", stream_name))
+    assert (verified["files"], verified["faults"]) == (2, [])
+    assert second["since"] == first, "the one that was killed is none"
+
+    (piece,) = [path for path in commands.pieces() if second["backup"] in path.name]
+    good, name = piece.read_bytes(), str(piece.relative_to(commands.store))
+    piece.write_bytes(good[:200] + bytes([good[200] ^ 4]) + good[201:])
+    found, refused = await asyncio.gather(
+        commands.run("verify", ends_with=1),
+        commands.run("restore", "--stream", stream_name, "--into", "damaged", "--subject", "damaged", ends_with=1),
+    )
+    assert [fault.startswith(name) for fault in found["faults"]] == [True], found
+    assert name in refused["error"]["detail"]
+    piece.write_bytes(good)
+
+
+async def _said(command: Awaitable[None]) -> bool:
+    await command
+    return True
+
+
+async def _is(found: object) -> bool:
+    return bool(found)
