@@ -156,7 +156,7 @@ class DivergedRun(Run):
                 Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
             return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
-        if everybody_is_well and len({m.log.image.index for m in self.up.values()}) == 1:
+        if everybody_is_well and len({(m.log.image.index, m.log.image.digest) for m in self.up.values()}) == 1:
             self.faults.suspects.clear()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1
