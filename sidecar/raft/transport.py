@@ -179,7 +179,8 @@ class SessionTransport(Transport):  # type: ignore[misc]  # the library has no t
             return True
         if message["type"] == "next_node_idx":
             self._heard(sender, message)
-            self._compare(sender, message["checkpoint"])
+            # One on probation does not count: if who differs from it gave way, too few might be left that do.
+            self._compare(sender, message["checkpoint"] if message["success"] else NONE)
             self._answered(sender, message, term)
         elif message["type"] == "append_entries" and message["term"] >= self._core.raftCurrentTerm:
             self._leader_heard_at, self._echoes[sender] = self._clock(), message["sent_ns"]

@@ -302,6 +302,16 @@ MUTANTS = [
         tests=("tests/unit/cluster/test_halting.py",),
     ),
     *rows(
+        "sidecar/raft/transport.py",
+        (
+            "digests of members on probation count",
+            'message["checkpoint"] if message["success"] else NONE)',
+            'message["checkpoint"])',
+            "who differs puts its folder aside, and too few are left that vote",
+        ),
+        tests=("tests/simulation/raft/test_mixed_versions.py",),
+    ),
+    *rows(
         "liftpy/cluster/halting.py",
         (
             "the halted leader logs nothing of its own",

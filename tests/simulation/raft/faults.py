@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from liftpy.cluster.records import StreamDeleted, record_to_pb
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
+from sidecar.raft.diverged import MARK
 from sidecar.raft.lineage import FILE
 from tests.simulation.raft.disk import Fault
 from tests.simulation.raft.nodes import NODES
@@ -61,8 +62,6 @@ class Faults:
         self._down: dict[str, float] = {}
         self.emptied: set[str] = set()
         """Members that have lost their folder, or got an older one, and don't vote again yet."""
-        self.suspects: set[str] = set()
-        """Members that may hold another image than the others, and will then put their folder aside."""
         self._copies: dict[str, dict[str, bytes]] = {}
         """Of each member, the files of a folder that a process had left."""
         self._begun: set[str] = set()
@@ -230,12 +229,7 @@ class Faults:
         self._run.disk.forget(self._folder(name))
         self._run.checks.forgotten(name)
         self.emptied.add(name)
-        self._may_be_sent_another_image(name)
         self._run.seen["folders emptied"] += 1
-
-    def _may_be_sent_another_image(self, name: str) -> None:
-        if self.suspects:
-            self.suspects.add(name)
 
     def _would_be_told(self, name: str) -> bool:
         """Whether every other member has heard a process of this one that the copy does not know."""
@@ -248,7 +242,6 @@ class Faults:
         self._run.disk.forget(self._folder(name))
         self._run.disk.leave(self._folder(name), self._copies[name])
         self.emptied.add(name)
-        self._may_be_sent_another_image(name)
         self._run.checks.forgotten(name)
         self._run.seen["folders put back from a copy"] += 1
 
@@ -303,8 +296,10 @@ class Faults:
             self._down[name] = run.now + 0.05
 
     def _stays_few(self, name: str) -> bool:
-        """Whether a majority of whoever may decide has lost nothing, when this one does: by the log of everybody."""
-        lost = self.emptied | self.suspects | {name}
+        """Whether a majority of whoever may decide has lost nothing, when this one does: by the log of everybody. Who was found to hold
+        another image puts its folder aside with its next start."""
+        found = {other for other in self._run.group if (self._folder(other) / MARK).exists()}
+        lost = self.emptied | found | {name}
         return all(len(lost & {*one.members}) <= (len(one.voters) - 1) // 2 for one in self._run.lists())
 
     def may_start(self, name: str) -> bool:

@@ -5,7 +5,7 @@ level 2 on, by the flag of ``decides``: unguarded it asks its own version and no
 to finalize again and again; nobody may come through with an old controller, and an old process that meets the level ends.
 
 ``DivergedRun``: what a member has applied changes under its hands, once or twice. Within the next checkpoint it is found, whoever it
-is, its folder is put aside, and at the end all hold one image by its digest. It counts as one of the few that may lose their folder.
+is, its folder is put aside, and at the end all hold one image by its digest.
 """
 
 from __future__ import annotations
@@ -156,13 +156,10 @@ class DivergedRun(Run):
                 Asking(self, "client", lambda call: call(), request, _TIMEOUT_NS, lambda _: None)
             return
         everybody_is_well = not self.faults.emptied and set(self.up) == set(self.members) and self._all_agree()
-        if everybody_is_well and len({(m.log.image.index, m.log.image.digest) for m in self.up.values()}) == 1:
-            self.faults.suspects.clear()
         if chaos and self.now > self._turns_from and self._left and everybody_is_well and draw.random() < 0.02:
             self._left -= 1
             self.seen["images that turn: of the leader" if member.log.leads else "images that turn"] += 1
             member.log.fsm.image = replace(image, digest=draw.randbytes(8))
-            self.faults.suspects.add(member.node_id)
 
     def _all_agree(self) -> bool:
         return len({m.log.image.digest for m in self.up.values() if m.log.image.index == self.ghost.newest.index}) <= 1
