@@ -21,6 +21,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from liftpy.dataclass import dataclass
@@ -168,7 +169,18 @@ def writer_of(path: str) -> str:
 
 def is_backup_id(text: str) -> bool:
     """Whether it is one: the time and eight hexadecimal digits. It becomes a path."""
-    return _ID.fullmatch(text) is not None
+    if _ID.fullmatch(text) is None:
+        return False
+    try:
+        backup_moment(text)
+    except ValueError:
+        return False
+    return True
+
+
+def backup_moment(backup: str) -> datetime:
+    """The time in an id: when the backup began, or a second after the newest one of then."""
+    return datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
 
 
 def check_backup_id(text: str) -> str:

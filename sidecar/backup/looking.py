@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from liftpy.backup.checking import check_file, checked_batches, missing_files
-from liftpy.backup.manifest import Manifest, is_backup_id
+from liftpy.backup.manifest import Manifest, backup_moment, is_backup_id
 from liftpy.backup.planning import doomed_backups, unnamed_pieces
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import decode_snapshot
@@ -144,8 +144,7 @@ def _running(store: Store, now: datetime) -> dict[str, str]:
         backup = path.split("/")[1]
         if not is_backup_id(backup):
             continue
-        began = datetime.strptime(backup.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        if now - began < RUNNING_AGE:
+        if now - backup_moment(backup) < RUNNING_AGE:
             try:
                 found[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):

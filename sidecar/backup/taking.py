@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from liftpy import __version__
@@ -29,6 +29,7 @@ from liftpy.backup.manifest import (
     StoredFile,
     StoredPiece,
     StreamCopy,
+    backup_moment,
     image_path,
     piece_path,
     running_path,
@@ -84,9 +85,13 @@ class TakenBackup:
         return self.manifest.size_bytes - self.written_bytes
 
 
-def new_backup_id(moment: datetime) -> str:
-    """An id that nobody has."""
-    return f"{moment:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
+def new_backup_id(moment: datetime, newest: str = "") -> str:
+    """An id that nobody has, above ``newest`` (of the store; '': there is none): in ids the newest backup is the last, also of two in
+    one second, also when the clock was set back."""
+    second = moment.replace(microsecond=0)
+    if newest:
+        second = max(second, backup_moment(newest) + timedelta(seconds=1))
+    return f"{second:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}"
 
 
 async def take_backup(
@@ -110,7 +115,8 @@ class _Taking:
     async def run(self) -> TakenBackup:
         began_s = time.monotonic()
         self.pace = BackupPace(self.options.bytes_per_s)
-        self.id = new_backup_id(datetime.now(UTC))
+        earlier = await asyncio.to_thread(self.store.backup_ids)
+        self.id = new_backup_id(datetime.now(UTC), earlier[-1] if earlier else "")
         self.step("begin")
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
         await self._put(running_path(self.id), json.dumps(mark).encode())

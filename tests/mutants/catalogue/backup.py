@@ -149,6 +149,22 @@ MUTANTS = [
         tests=_STAGING,
     ),
     *rows(
+        "sidecar/backup/taking.py",
+        (
+            "ids of one second are in any order",
+            "        second = max(second, backup_moment(newest) + timedelta(seconds=1))\n",
+            "        pass\n",
+            "the newest backup is not the one that is restored",
+        ),
+        (
+            "a backup does not look at what is there",
+            'earlier[-1] if earlier else ""',
+            '""',
+            "the newest backup is not the one that is restored",
+        ),
+        tests=_FILES,
+    ),
+    *rows(
         "sidecar/backup/looking.py",
         (
             "prune looks at no running backup",
@@ -164,8 +180,8 @@ MUTANTS = [
         ),
         (
             "backups that died stay for ever",
-            "if now - began < RUNNING_AGE:",
-            "if began < now:",
+            "if now - backup_moment(backup) < RUNNING_AGE:",
+            "if backup_moment(backup) < now:",
             "files of dead backups are never removed",
         ),
         (

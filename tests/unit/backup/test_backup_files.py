@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -13,8 +14,10 @@ from liftpy.backup.manifest import (
     NO_CHAIN,
     CursorCopy,
     PartitionCopy,
+    backup_moment,
     decode_manifest,
     encode_manifest,
+    is_backup_id,
     manifest_path,
     piece_path,
     running_path,
@@ -24,7 +27,11 @@ from liftpy.backup.planning import kept_pieces
 from liftpy.errors import ConfigError, CorruptionError, InvalidNameError, LiftError, NotFoundError, UnknownFormatError
 from sidecar.backup.looking import list_backups, prune_backups, read_image, verify_backup
 from sidecar.backup.store import Store
+from sidecar.backup.taking import TakeOptions, new_backup_id, take_backup
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, copied, log_of, put_backup, two_backups
+
+if TYPE_CHECKING:
+    from liftpy.client import Client
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
 
@@ -235,6 +242,37 @@ def test_prune_keeps_the_newest_whole_ones(tmp_path: Path) -> None:
     with pytest.raises(LiftError):
         prune_backups(store, 1, NOW)
     assert verify_backup(store, one).faults == [], "what an unreadable manifest names is not known: nothing goes"
+
+
+@pytest.mark.parametrize("ahead_s", [0, 3600], ids=["in the same second", "the clock was set back"])
+def test_the_newest_backup_is_the_last_that_was_begun(ahead_s: int) -> None:
+    """By chance of their random part a backup restored the one before it, taken in the same second."""
+    taken = [new_backup_id(NOW + timedelta(seconds=ahead_s))]
+    for _ in range(20):
+        taken.append(new_backup_id(NOW, taken[-1]))
+    assert sorted(taken) == taken
+    assert all(is_backup_id(backup) for backup in taken)
+    later = NOW + timedelta(days=1, microseconds=999_999)
+    assert backup_moment(new_backup_id(later, taken[-1])) == NOW + timedelta(days=1)
+    assert not is_backup_id("20261341T250000Z-00000000"), "no such time"
+
+
+async def test_a_backup_is_begun_above_all_that_the_store_has(tmp_path: Path) -> None:
+    store, _, two = two_backups(tmp_path)
+    ahead = new_backup_id(datetime(2096, 1, 1, tzinfo=UTC))
+    (tmp_path / manifest_path(ahead)).parent.mkdir(parents=True)
+    (tmp_path / manifest_path(ahead)).write_text("{}")
+    begun: list[str] = []
+
+    def step(name: str) -> None:
+        begun.extend(path.split("/")[1] for path in store.sizes("running"))
+        if name == "barrier":
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await take_backup(cast("Client", None), store, TakeOptions(), step=step)
+    assert begun
+    assert min(begun) > ahead > two.backup
 
 
 def test_stores(tmp_path: Path) -> None:
