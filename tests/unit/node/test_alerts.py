@@ -203,6 +203,15 @@ CASES: dict[str, Case] = {
         7, 9, 30, NODE,
     ),
     "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "GroupStuck": Case(
+        gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
+        | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')
+        | gauge("group_lag_records", *growing(9, 45), labels=',group="slow"')
+        | gauge("group_lag_seconds", *growing(30, 45), labels=',group="slow"')
+        | gauge("group_lag_records", (9, 45), labels=',group="idle"')
+        | gauge("group_lag_seconds", *growing(60, 45), labels=',group="idle"'),
+        12, 18, 30, JOB | {"group": "g"},
+    ),
     "FolderLost": Case(gauge("cluster_folders_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
     "AuditDropped": Case(gauge("audit_dropped_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
     "VersionsMixed": Case(
