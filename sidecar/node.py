@@ -85,7 +85,7 @@ from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
-from sidecar.tracing.node_tracing import tracing_of
+from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet
 from sidecar.workers.sharing import shared_out
@@ -113,7 +113,7 @@ class Node:
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
         self.instruments = Instruments()
-        self._tracing = tracing_of(settings, self.counters)
+        self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
         self._loop_watch = LoopWatch(
             self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
@@ -182,7 +182,8 @@ class Node:
 
     def _live_parts(self) -> LiveParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
-        return LiveParts(self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings)
+        change, pages = self._workers.change_settings, self.status.change_hosts
+        return LiveParts(self.partitions, self._scrub, pages, prefer, change, self._tracing)
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Of a service in this process; while there are no partitions nobody answers it."""

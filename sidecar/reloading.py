@@ -18,6 +18,7 @@ from sidecar.partition.set import Partitions
 from sidecar.settings import NodeSettings
 from sidecar.settings_names import flat, rows, with_values
 from sidecar.supervisor import Supervisor
+from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.sharing import shared_out
 
 logger = logging.getLogger("liftpy.node")
@@ -28,6 +29,8 @@ LIVE = (
     "metrics_streams",
     "page_hosts",
     "scrub_bytes_per_s",
+    "trace",
+    "trace_endpoint",
     "replication.copy_bytes_per_second",
     "replication.copy_least_bytes_per_second",
     "replication.copy_share",
@@ -65,6 +68,16 @@ class LiveParts:
     page_hosts: Callable[[Iterable[str]], None]
     prefer: Callable[[float], None]
     others: Callable[[NodeSettings], None]
+    tracing: Tracing
+
+    def trace(self, settings: NodeSettings) -> None:
+        """Switch traces, in all partitions."""
+
+        def partitions() -> None:
+            for worker in self.partitions or ():
+                worker.trace()
+
+        self.tracing.take_over(settings, partitions)
 
 
 Parts = Callable[[], LiveParts]
@@ -91,6 +104,7 @@ class Reloading:
         changed = [name for name, value in new.items() if value != held[name]]
         applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
+        self._parts().tracing.check(running)
         self.read, self.running = found, running
         each = shared_out(running)
         self.take_over(each)
@@ -112,6 +126,7 @@ class Reloading:
         if parts.scrub is not None:
             parts.scrub.change_rate(settings.scrub_bytes_per_s)
         parts.page_hosts(settings.page_hosts)
+        parts.trace(settings)
         if settings.replication.preferred_leaders_every != self._preferred_every:
             self._preferred_every = settings.replication.preferred_leaders_every
             parts.prefer(self._preferred_every)
