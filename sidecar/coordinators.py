@@ -38,6 +38,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from sidecar.bus.keys import Keys
 from sidecar.own_reads import OwnNodeReader, ReadsOf
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
@@ -100,7 +101,9 @@ class GroupCoordinators:
         reads_of: ReadsOf,
         say: Say,
         share: WorkerShare = WHOLE,
+        keys: Keys | None = None,
     ) -> None:
+        self._keys = keys or Keys(settings.credentials)
         self._share = share
         self._settings = settings
         self._folder = folder
@@ -182,12 +185,13 @@ class GroupCoordinators:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 settings = self._settings
-                self._connection = await open_connection(
+                self._connection = connection = await open_connection(
                     list(settings.nats),
-                    credentials=settings.credentials,
+                    credentials=(credentials := self._keys.credentials),
                     name=f"liftpy-{settings.node_id}-groups",
                     inbox_prefix=GROUPS_INBOX.encode(),
                 )
+                self._keys.add(connection, credentials)
             return Transport(self._connection)
 
     # ---- status and end -----------------------------------------------------------------------------------------------------
