@@ -30,6 +30,7 @@ from liftpy.replica.intake import NodeIntake
 from liftpy.replica.phases import RoleName
 from liftpy.replica.reads import ReadBudget
 from liftpy.wire.refusals import REFUSED
+from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
 from sidecar.partition.counted import MOST_LABELS, OTHERS, NodeCounts, StreamLabels
 from sidecar.partition.set import Partitions
 from sidecar.raft.transport import DIVERGENCES
@@ -131,6 +132,11 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
     }
     for label in (*INCIDENTS.values(),):
         assert f"`{label}`" in DOCS.read_text(), label
+
+
+def test_the_documentation_has_what_is_written_of_backups() -> None:
+    told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
+    assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
 
 def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
