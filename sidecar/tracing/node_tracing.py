@@ -58,7 +58,7 @@ class Tracing:
     def start(self) -> None:
         """Begin, if the settings say so: load the SDK, start the thread. Raises as ``check``."""
         self.check(self._settings)
-        if self._settings.trace != "off":
+        if self._settings.trace != "off" and self._thread is None:
             self._begin()
 
     def _begin(self) -> None:

@@ -354,7 +354,7 @@ MUTANTS = [
         "sidecar/reloading.py",
         (
             "a missing package is noticed too late",
-            "        self._parts().tracing.check(running)\n",
+            "        self._parts().tracing.check(found)\n",
             "",
             "a file that can't be taken over is taken over by half",
         ),
