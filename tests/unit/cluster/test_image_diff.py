@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cluster_driver import Driver
 
 from liftpy.cluster import trail
 from liftpy.cluster.diff import diff
 from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import StreamImage
+from liftpy.cluster.stream_config import config_from_pb
 from liftpy.config import CommitPolicy
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -86,6 +91,19 @@ def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_
     driver.create("s6")
     assert driver.fsm.image.trail.since(old.trail) is None
     assert len(diff(old, driver.fsm.image).created) == 3
+
+
+def test_a_share_of_a_quota_is_told_anew_when_partitions_are_added() -> None:
+    driver = Driver(("a",))
+    for name, config in (("plain", pb.StreamConfig()), ("bound", pb.StreamConfig(quotaRecordsPerS=10))):
+        stream = StreamImage(
+            name, name, name, config_from_pb(config), partitions=(PartitionState(partition=0, replicas=("a",), isr=("a",)),)
+        )
+        more = replace(stream, partitions=(*stream.partitions, PartitionState(partition=1, replicas=("a",), isr=("a",))))
+        before, after = (replace(driver.fsm.image, streams=driver.fsm.image.streams.set(name, one)) for one in (stream, more))
+        told = [change.key.partition for change in diff(before, after).partitions]
+        assert told == ([1] if name == "plain" else [0, 1])
+        assert more.held(more.partitions[0]).partition_count == 2
 
 
 def test_a_replica_is_told_its_partition_and_what_follows_from_the_settings() -> None:
