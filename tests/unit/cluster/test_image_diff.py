@@ -94,16 +94,14 @@ def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_
 
 
 def test_a_share_of_a_quota_is_told_anew_when_partitions_are_added() -> None:
-    driver = Driver(("a",))
-    for name, config in (("plain", pb.StreamConfig()), ("bound", pb.StreamConfig(quotaRecordsPerS=10))):
-        stream = StreamImage(
-            name, name, name, config_from_pb(config), partitions=(PartitionState(partition=0, replicas=("a",), isr=("a",)),)
-        )
-        more = replace(stream, partitions=(*stream.partitions, PartitionState(partition=1, replicas=("a",), isr=("a",))))
-        before, after = (replace(driver.fsm.image, streams=driver.fsm.image.streams.set(name, one)) for one in (stream, more))
-        told = [change.key.partition for change in diff(before, after).partitions]
-        assert told == ([1] if name == "plain" else [0, 1])
-        assert more.held(more.partitions[0]).partition_count == 2
+    image = Driver(("a",)).fsm.image
+    first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
+    for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
+        stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
+        more = replace(stream, partitions=(first, replace(first, partition=1)))
+        before, after = (replace(image, streams=image.streams.set("s", one)) for one in (stream, more))
+        assert [change.key.partition for change in diff(before, after).partitions] == numbers
+        assert more.held(first).partition_count == 2
 
 
 def test_a_replica_is_told_its_partition_and_what_follows_from_the_settings() -> None:
