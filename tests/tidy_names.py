@@ -28,6 +28,8 @@ UNREFERENCED = {
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.consumer.Consumer.getone": "for applications",
     "liftpy.client.client.Client.consume_many": "for applications",
+    "liftpy.client.making.Processing.processing": "for applications",
+    "liftpy.client.sync.SyncClient.processing": "for applications",
     "liftpy.client.queue.Job.nack": "for applications",
     "liftpy.client.queue.Queue.nack": "for applications",
     "liftpy.client.sync_queue.SyncJob.nack": "for applications",

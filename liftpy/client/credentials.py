@@ -19,24 +19,29 @@ _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """NATS credentials; everything is optional and empty means not used. Files are named by their path.
-
-    ``creds_file``: a JWT with its nkey seed, as ``nsc`` writes it. ``nkey_seed_file``: a bare nkey seed. ``user`` with
-    ``password``, or ``token``. ``tls_ca_file``: whom to trust; ``tls_cert_file`` with ``tls_key_file``: who we are.
-    ``inbox_prefix``: under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. ``principal``: the name
-    under which it asks for changes of streams, where NATS's rights tie it to one (``<namespace>.control.admin.<principal>``).
-    """
+    """NATS credentials; everything is optional and empty means not used. Files are named by their path."""
 
     creds_file: str = ""
+    """A JWT with its nkey seed, as ``nsc`` writes it."""
     nkey_seed_file: str = ""
+    """A bare nkey seed."""
     user: str = ""
+    """With ``password``."""
     password: str = field(default="", repr=False)
+    """With ``user``."""
     token: str = field(default="", repr=False)
+    """Instead of a user."""
     tls_ca_file: str = ""
+    """Whom to trust (PEM)."""
     tls_cert_file: str = ""
+    """With ``tls_key_file``: who we are (PEM)."""
     tls_key_file: str = ""
+    """Key of ``tls_cert_file`` (PEM)."""
     inbox_prefix: str = ""
+    """Under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. Not for nodes."""
     principal: str = ""
+    """The name under which it asks for changes of streams, where NATS's rights tie it to one
+    (``<namespace>.control.admin.<principal>``)."""
 
     def __post_init__(self) -> None:
         ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
