@@ -101,6 +101,9 @@ _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
+    "liftpy.client.parser.StrictConnection._public_nkey": _SETS,
+    "liftpy.client.parser.StrictConnection._signature_cb": _SETS,
+    "liftpy.client.parser.StrictConnection._user_jwt_cb": _SETS,
     "liftpy.client.receiving.ClientConnection._pings_outstanding": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
     "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",
