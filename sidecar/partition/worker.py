@@ -123,6 +123,8 @@ class NodeTools:
 class PartitionWorker:
     """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
 
+    _traces: PartitionTraces | None = None
+
     def __init__(
         self,
         node: NodeTools,
@@ -189,12 +191,15 @@ class PartitionWorker:
             hand_over=self._hand_over,
             compacted=config.is_cleaned,
         )
-        self.executor = Executor(self._tools(node))
-        self.executor.on_failure = self._storage_failed
+        self.executor = self._executor(node)
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
-        self._traces: PartitionTraces | None = None
         self.trace()
+
+    def _executor(self, node: NodeTools) -> Executor:
+        made = Executor(self._tools(node))
+        made.on_failure = self._storage_failed
+        return made
 
     def trace(self) -> None:
         """Begin to note what becomes of its batches, or end it, as the node's tracing says now."""
