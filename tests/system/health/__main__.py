@@ -24,7 +24,7 @@ from liftpy.client import sync
 from liftpy.config import ReplicationConfig
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
-from tests.system.powercut.cut import ALL, FLUSH_SLOW, WRITE_FAILS, PowerCut, Rule
+from tests.system.powercut.cut import ALL, FLUSH_SLOW, NO_SPACE, WRITE_FAILS, PowerCut, Rule
 
 SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
 PATHS = ("/livez", "/readyz", "/readyz?synced")
@@ -36,6 +36,8 @@ HANGS_ON_S = 8.0
 """A flush hangs for so much longer than it takes until that is said."""
 NOTICED_S = 4.0
 """By then at the latest after the limit: of asking all nodes one after the other, and of a machine that is busy."""
+STAYS_FULL_S = 10.0
+"""A full disk: of two looks for space nothing comes, least of all a restart."""
 _PUBLISHED = 20
 """Messages before a fault."""
 _TIMEOUT_S = 2.0
@@ -238,8 +240,10 @@ class Table:
 
     def full(self) -> None:
         """Nothing more can be written."""
-        full = Rule(WRITE_FAILS, f"{STRUCK}/streams/*.log", ALL, errno.ENOSPC)
-        self.strike("the disk is full", (200, 503, 503), lambda: self.power.fail(full), self.power.heal, STRUCK)
+        full = Rule(WRITE_FAILS, f"{STRUCK}/streams/*.log", ALL, errno.ENOSPC), Rule(NO_SPACE, f"{STRUCK}*", ALL)
+        self.strike(
+            "the disk is full", (200, 503, 503), lambda: self.power.fail(*full), self.power.heal, STRUCK, stays_s=STAYS_FULL_S
+        )
 
     def _kill(self, names: list[str]) -> None:
         for name in names:
