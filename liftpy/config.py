@@ -173,32 +173,46 @@ class ReplicationConfig:
     """Time-outs and bounds of replication on one node; the defaults are the protocol's."""
 
     heartbeat_s: float = 0.25
+    """How often a node tells the metadata leader that it is there."""
     session_s: float = 2.0
+    """A node that is not heard for so long is fenced: what it leads gets other leaders."""
     lease_s: float = 0.9
     """A leader that was killed is replaced when its lease is over. One that hears no answer to a heartbeat for so long holds its
     acknowledgements back until it does, and is not replaced for it before ``session_s``."""
     max_leader_timeout_s: float = 2.0
+    """A follower that its leader does not answer for so long reports it; enough of them depose it."""
     max_lag_time_s: float = 5.0
+    """A follower that has not been at the leader's log end for so long leaves the ISR."""
     max_lag_records: int = 0
+    """The same by records that it is behind; 0: by time alone."""
     probe_after: float = 0.3
     """Seconds that followers may hold HW back in silence before the leader asks the bus whether they are there; 0: never."""
     max_idle_wait_s: float = 1.0
+    """A follower with nothing to fetch asks again after so long, if nobody wakes it before."""
     quiet_rounds: int = 2
     """Fetches in a row that bring no news, an idle wait apart, after which a follower's partition is quiet: it is asked for together
     with others, or more seldom. With 1 a busy one would come and go with every record."""
     fetch_timeout_s: float = 1.0
+    """After so long without an answer a fetch is asked again."""
     fetch_backoff_min_s: float = 0.05
+    """Pause before a fetch that has failed is asked again; twice as long each time."""
     fetch_backoff_max_s: float = 1.0
+    """The longest of these pauses."""
     candidate_timeout_s: float = 2.0
+    """A candidate that shows no progress for so long is passed over."""
     replication_max_bytes: int = 1024 * 1024 - 4096
+    """Of batches in one answer to a follower; never more than NATS's ``max_payload`` lets through."""
     hw_checkpoint_s: float = 1.0
+    """How often the high watermark is written to the disk."""
     notice_interval_s: float = 1.0
+    """How often a leader tells followers that do not ask who leads."""
     ingest_buffer_bytes: int = 256 * 1024 * 1024
     """Of publishes that a node has read and not stored: two million of 100 bytes, some seconds of what it stores. A server itself
     holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
     ingest_queue_bytes: int = 64 * 1024 * 1024
     """The same for one partition."""
     ingest_queue_records: int = 262_144
+    """The same for one partition, in records."""
     unreplicated_bytes: int = 128 * 1024 * 1024
     """What a leader may have appended and not committed, of one partition; more is held back. It lies in the log, not in memory."""
     node_unreplicated_bytes: int = 512 * 1024 * 1024
@@ -227,7 +241,9 @@ class ReplicationConfig:
     standby_age_s: float = 10.0
     """For so long it is kept at most; an election that takes longer loses what no leader has taken."""
     batch_max_bytes: int = 512 * 1024
+    """Of one record batch that a leader makes of single messages; a larger message is a batch of its own."""
     batch_max_records: int = 4096
+    """The same in records."""
     slow_flush_s: float = 0.2
     """A flush of a log that takes less is never slow, however fast the other replicas are."""
     slow_flush_factor: float = 8.0

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import field
 from functools import partial
 from pathlib import Path
@@ -32,12 +33,16 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError
 from liftpy.group import limits
 from liftpy.group.coordinator import NO_FIGURES, GroupCoordinator
+from liftpy.group.lags import MOST_GROUPS, GroupLabels
 from liftpy.ids import PartitionKey
+from liftpy.service.base import Role
 from liftpy.service.host import Say, ServiceHost
 from liftpy.service.settings import ServiceSettings
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from sidecar.bus.keys import Keys
+from sidecar.group_lags import EVERY_S, LOOK_FAILED, EndOf, GroupLags
 from sidecar.own_reads import OwnNodeReader, ReadsOf
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
@@ -100,8 +105,14 @@ class GroupCoordinators:
         reads_of: ReadsOf,
         say: Say,
         share: WorkerShare = WHOLE,
+        end_of: EndOf = lambda key: None,
+        keys: Keys | None = None,
     ) -> None:
+        self._keys = keys or Keys(settings.credentials)
         self._share = share
+        self.lags = GroupLags(end_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
+        """How far the groups are whose coordinators lead here."""
+        self._looking: asyncio.Task[None] | None = None
         self._settings = settings
         self._folder = folder
         self._counters = counters
@@ -127,6 +138,8 @@ class GroupCoordinators:
         for key in wanted - self._running.keys():
             one = self._running[key] = _Hosted()
             one.task = spawn(self._run(key, one), f"the coordinator of {key}")
+        if self._running and self._looking is None:
+            self._looking = spawn(self._look(), "looking how far groups are")
         for key in self._running.keys() - wanted:
             one = self._running.pop(key)
             one.end()
@@ -182,13 +195,29 @@ class GroupCoordinators:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 settings = self._settings
-                self._connection = await open_connection(
+                self._connection = connection = await open_connection(
                     list(settings.nats),
-                    credentials=settings.credentials,
+                    credentials=(credentials := self._keys.credentials),
                     name=f"liftpy-{settings.node_id}-groups",
                     inbox_prefix=GROUPS_INBOX.encode(),
                 )
+                self._keys.add(connection, credentials)
             return Transport(self._connection)
+
+    # ---- how far the groups are -------------------------------------------------------------------------------------------
+    async def _look(self) -> None:
+        while not self._closed:
+            try:
+                await self.lags.look(self._states(), None if self._connection is None else Transport(self._connection))
+            except Exception:  # who only looks stops nobody
+                self._counters[LOOK_FAILED] += 1
+            await asyncio.sleep(EVERY_S)
+
+    def _states(self) -> Iterator[tuple[GroupCoordinator, bool]]:
+        """Those that run, and whether they lead."""
+        for one in list(self._running.values()):
+            if one.state is not None and one.host is not None and one.host.machine is not None:
+                yield one.state, one.host.machine.role is Role.LEADER
 
     # ---- status and end -----------------------------------------------------------------------------------------------------
     def report(self) -> list[dict[str, Any]]:
@@ -202,7 +231,7 @@ class GroupCoordinators:
         tasks = set(self._leaving)
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_S)
-        await end_tasks(tasks)
+        await end_tasks(tasks | ({self._looking} if self._looking is not None else set()))
         if self._connection is not None:
             with contextlib.suppress(Exception):
                 await self._connection.close()

@@ -5,13 +5,13 @@ checked as a whole before anything starts, and an error names the setting and wh
 
 The file::
 
-    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id
-    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data
-    nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated)
-    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace
+    node_id = "n1"                          # LIFTPY_NODE_ID, --node-id; this node's name, never given to another
+    data = "/var/lib/liftpy"                # LIFTPY_DATA, --data; folder of the logs and the metadata, one process each
+    nats = ["nats://a:4222"]                # LIFTPY_NATS, --nats (comma separated); servers of one NATS cluster
+    namespace = "liftpy"                    # LIFTPY_NAMESPACE, --namespace; of the cluster's own subjects, the same on all nodes
     controllers = ["n1", "n2", "n3"]        # LIFTPY_CONTROLLERS; the nodes that form the metadata group
-    rack = ""                               # LIFTPY_RACK
-    weight = 1.0                            # LIFTPY_WEIGHT
+    rack = ""                               # LIFTPY_RACK, --rack; where this node stands, for placement
+    weight = 1.0                            # LIFTPY_WEIGHT, --weight; this node's share of partitions, where placement weighs
     status_port = 0                         # LIFTPY_STATUS_PORT; loopback page and metrics, 0: any free port, -1: off
     probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT of another address for probes and metrics, such as a pod's
     page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback

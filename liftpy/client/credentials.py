@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import ssl
 from dataclasses import field
@@ -17,26 +18,36 @@ _JWT = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-{3,}END NATS USER 
 _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}")
 
 
+_FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
+PROOFS = ("user", "password", "token", *_FILES)
+"""The fields by which a server is shown who we are, and we see who it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """NATS credentials; everything is optional and empty means not used. Files are named by their path.
-
-    ``creds_file``: a JWT with its nkey seed, as ``nsc`` writes it. ``nkey_seed_file``: a bare nkey seed. ``user`` with
-    ``password``, or ``token``. ``tls_ca_file``: whom to trust; ``tls_cert_file`` with ``tls_key_file``: who we are.
-    ``inbox_prefix``: under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. ``principal``: the name
-    under which it asks for changes of streams, where NATS's rights tie it to one (``<namespace>.control.admin.<principal>``).
-    """
+    """NATS credentials; everything is optional and empty means not used. Files are named by their path."""
 
     creds_file: str = ""
+    """A JWT with its nkey seed, as ``nsc`` writes it."""
     nkey_seed_file: str = ""
+    """A bare nkey seed."""
     user: str = ""
+    """With ``password``."""
     password: str = field(default="", repr=False)
+    """With ``user``."""
     token: str = field(default="", repr=False)
+    """Instead of a user."""
     tls_ca_file: str = ""
+    """Whom to trust (PEM)."""
     tls_cert_file: str = ""
+    """With ``tls_key_file``: who we are (PEM)."""
     tls_key_file: str = ""
+    """Key of ``tls_cert_file`` (PEM)."""
     inbox_prefix: str = ""
+    """Under which this user may be answered, as ``_INBOX_alice``; without: ``_INBOX``. Not for nodes."""
     principal: str = ""
+    """The name under which it asks for changes of streams, where NATS's rights tie it to one
+    (``<namespace>.control.admin.<principal>``)."""
 
     def __post_init__(self) -> None:
         ways = [bool(self.creds_file), bool(self.nkey_seed_file), bool(self.user), bool(self.token)]
@@ -50,6 +61,11 @@ class Credentials:
             check_inbox_prefixes((f"{self.inbox_prefix}.",))
         if self.principal:
             check_speaker(self.principal, "principal")
+
+    def proofs(self) -> dict[str, bytes]:
+        """Of each of ``PROOFS`` a digest of its value, of a file also of what is in it: another one, and a server is told something
+        else. A file that can't be read has that for its content."""
+        return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
         """Keyword arguments for ``nats.connect``; raise ConfigError if a file can't be used, and say why."""
@@ -96,6 +112,16 @@ def _read(path: str, name: str) -> bytes:
             return file.read(_MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _proof(name: str, value: str) -> bytes:
+    digest = hashlib.blake2b(value.encode(), digest_size=16)
+    if value and name in _FILES:
+        try:
+            digest.update(_read(value, name))
+        except ConfigError as error:
+            digest.update(str(error).encode())
+    return digest.digest()
 
 
 def _check_creds(path: str) -> None:

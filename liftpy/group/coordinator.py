@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
 from liftpy.group import shown
-from liftpy.group.machine import GroupMachine
+from liftpy.group.machine import GroupMachine, GroupRecord
 from liftpy.service.base import Service
 from liftpy.wire.batch import Record
 
@@ -49,6 +49,11 @@ class GroupCoordinator(Service):
     def on_query(self, query: bytes) -> bytes:
         """What a ``GroupQuery`` asks, as a ``GroupQueryAnswer``."""
         return shown.answered(self._machine, query)
+
+    @property
+    def groups(self) -> dict[str, GroupRecord]:
+        """By name; for looking at."""
+        return self._machine.groups
 
     def figures(self) -> dict[str, int]:
         """For status: how many there are, and what they take in memory, about."""

@@ -27,7 +27,7 @@ from liftpy.wire._pb import client_pb2
 from liftpy.wire.ordinary import POLICIES
 from liftpy.wire.runs import run_end
 
-_JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
+JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.UNKNOWN: (500, 10077, "the message could not be stored"),
     RejectReason.INCORRECT_OFFSET: (400, 10071, "wrong last sequence"),
     RejectReason.TOO_LARGE: (400, 10054, "message size exceeds maximum allowed"),
@@ -302,7 +302,7 @@ class PendingAcks:
         return frames.encode(ack)
 
     def _json_error(self, unfit: Unfit) -> bytes:
-        code, err_code, description = _JETSTREAM_ERRORS[unfit.reason]
+        code, err_code, description = JETSTREAM_ERRORS[unfit.reason]
         if unfit.jetstream is not None:
             code, err_code = unfit.jetstream
         error = {"code": code, "err_code": err_code, "description": unfit.detail or description}

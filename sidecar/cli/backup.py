@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -15,6 +16,7 @@ from sidecar.backup.looking import Listed, list_backups, prune_backups, verify_b
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S
 from sidecar.backup.store import Store
 from sidecar.backup.taking import TakenBackup, TakeOptions, take_backup
+from sidecar.cli.backup_metrics import write_metrics
 from sidecar.cli.backup_restore import cursors_, drill_, restore
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -74,10 +76,19 @@ def create(url: str, streams: tuple[str, ...], since: str, bytes_per_s: int, as_
 @click.option(
     "--max-age", "max_age_h", default=None, type=click.FloatRange(0), metavar="H", help="Hours that the newest may be old."
 )
+@click.option(
+    "--metrics-file",
+    default=None,
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write for Prometheus's textfile collector how old the newest is: a name that ends with .prom, in its folder.",
+)
 @json_option
-def list_(url: str, max_age_h: float | None, as_json: bool) -> int:
+def list_(url: str, max_age_h: float | None, metrics_file: Path | None, as_json: bool) -> int:
     """Show the backups, the newest last. Exit code 1 where there is none, or the newest is not whole, or older than --max-age."""
     found = list_backups(Store.at(url))
+    if metrics_file is not None:
+        write_metrics(metrics_file, url, found, time.time_ns())
     if as_json:
         rows = [
             {**({} if one.manifest is None else _shown(one.manifest)), "backup": one.backup, "faults": one.faults}

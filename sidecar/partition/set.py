@@ -142,6 +142,11 @@ class Partitions:
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
+    def end_of(self, key: PartitionKey) -> int | None:
+        """Where what is committed ends (HW + 1), of a partition of which an in-sync replica is here; None when there is none."""
+        worker = self._workers.get(key)
+        return worker.high_watermark + 1 if worker is not None and worker.is_in_sync else None
+
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
         found = self._wanted(worker.key)

@@ -17,6 +17,7 @@ from typing import Any
 from liftpy import __version__
 from liftpy.cluster.features import SPOKEN
 from liftpy.config import AckPolicy
+from liftpy.group.lags import GroupLag
 from liftpy.instruments import Histogram
 from liftpy.partition import PartitionState, Pause
 from liftpy.replica.phases import RoleName
@@ -133,6 +134,7 @@ class NodeFigures:
         _bus(found, reporter)
         _disk(found, reporter)
         _coordinators(found, reporter.coordinators())
+        _lags(found, reporter.group_lags())
         counters = reporter.counted()
         found.each("frames_refused_total", by_reason(counters).items())
         for level in (*LEVELS, "critical"):
@@ -391,6 +393,16 @@ def _coordinators(found: Figures, coordinators: list[dict[str, Any]]) -> None:
         found.put(name, sum(one[name.removeprefix("group_")] for one in leading))
     found.put("coordinator_state_bytes", sum(one["state_bytes"] for one in coordinators))
     found.put("coordinator_state_bound_bytes", max((one["bound_bytes"] for one in coordinators), default=0))
+
+
+def _lags(found: Figures, lags: dict[str, GroupLag]) -> None:
+    for name in ("group_lag_records", "group_lag_seconds", "group_lag_unknown"):
+        found.numbers[name] = {}
+    for label, lag in lags.items():
+        found.put("group_lag_records", lag.records, label)
+        found.put("group_lag_seconds", lag.seconds, label)
+        found.put("group_lag_unknown", lag.unknown)
+    found.put("group_lag_unknown", 0)
 
 
 def _services(found: Figures, services: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from liftpy import __version__
 from liftpy.client.urls import shown_address
 from liftpy.cluster.watched import ClusterWatch
+from liftpy.group.lags import GroupLag
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.node_room import NodeRoom
 from liftpy.instruments import Instruments
@@ -136,6 +137,10 @@ class Reporter:
     def coordinators(self) -> list[dict[str, Any]]:
         """Of groups, those here."""
         return self._coordinators.report() if self._coordinators is not None else []
+
+    def group_lags(self) -> dict[str, GroupLag]:
+        """How far the groups are whose coordinators lead here, by label."""
+        return self._coordinators.lags.of if self._coordinators is not None else {}
 
     @property
     def node_id(self) -> str:

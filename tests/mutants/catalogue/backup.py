@@ -10,6 +10,23 @@ _RESCUE = ("tests/unit/raft/test_rescue.py",)
 
 MUTANTS = [
     *rows(
+        "sidecar/cli/backup_metrics.py",
+        (
+            "the newest is one that is not whole",
+            "if one.manifest is not None and not one.faults]",
+            "if one.manifest is not None]",
+            "no alert while nothing can be restored",
+        ),
+        ("the oldest counts", "whole[-1] if whole", "whole[0] if whole", "an alert for ever, whatever is backed up"),
+        (
+            "a store's password is shown",
+            'parts.netloc.rpartition("@")[2]',
+            "parts.netloc",
+            "whoever sees the metrics can write backups",
+        ),
+        tests=("tests/unit/backup/test_backup_metrics.py",),
+    ),
+    *rows(
         "liftpy/backup/manifest.py",
         (
             "a manifest may be written anyhow",

@@ -46,6 +46,51 @@ MUTANTS = [
         tests=("tests/unit/group/test_group_coordinator.py",),
     ),
     *rows(
+        "liftpy/group/lags.py",
+        (
+            "a reader at an end is behind",
+            "        at = bisect_right(self._ends, position)\n",
+            "        at = bisect_right(self._ends, position - 1)\n",
+            "a group that has read all seems to be stuck",
+        ),
+        (
+            "two old ends become one with the later time",
+            "self._since_ns[:half:2]",
+            "self._since_ns[1:half:2]",
+            "the age of a group that stands still jumps back, and no alert fires",
+        ),
+        (
+            "an end that falls is not taken",
+            "        if self._ends and end < self._ends[-1]:\n",
+            "        if self._ends and end < 0:\n",
+            "after an unclean election a group seems to be behind for ever",
+        ),
+        (
+            "cursors are behind",
+            "    if group.cursor:\n        return\n",
+            "",
+            "the cursor of a nightly job raises an alert each day",
+        ),
+        (
+            "the first asked are asked again",
+            "        self._asked.update(dict.fromkeys(chosen, self._questions))\n",
+            "",
+            "of a group with many partitions only the first ones count",
+        ),
+        (
+            "a group that is gone keeps its label",
+            "        self._given &= lags.keys()\n",
+            "",
+            "groups that come later are never shown by name",
+        ),
+        (
+            "ends are kept of whatever was ever read",
+            "        for key in [key for key in self._of if key not in read]:\n            del self._of[key]\n",
+            "",
+            "after 4,000 deleted partitions no group's lag is known",
+        ),
+    ),
+    *rows(
         "liftpy/group/machine.py",
         (
             "who held a cursor goes on committing",

@@ -15,6 +15,13 @@ MUTANTS = [
         ("coordinators are not ended", "            self._keep(one)\n", "", "a node that stops leaves without its coordinators' snapshots"),
     ),
     *rows(
+        "sidecar/group_lags.py",
+        ("a look takes the loop as long as it lasts", "                        await asyncio.sleep(PAUSE_S)\n", "", "a node with many groups stands still every two seconds"),
+        ("followers ask too", "elsewhere if leads else None", "elsewhere", "three times as many questions as anybody needs"),
+        ("who does not answer is forgotten", "        except UnavailableError:\n            return  # it still ends there or later\n", "", "a lag falls to nothing while a partition has no leader"),
+        ("what a follower knows is shown", "                if leads:\n                    found[name] = lag\n", "                found[name] = lag\n", "each group's lag is counted three times"),
+    ),
+    *rows(
         "sidecar/partition/chatter.py",
         ("lines that were left out are not counted", "            self.left_out_count += 1\n", "", "nobody knows that lines are missing"),
     ),

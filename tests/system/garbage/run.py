@@ -30,7 +30,9 @@ STREAM, DATA = "garbage", "data.garbage"
 PARTITIONS = 2
 MAX_RSS_GROWTH_MIB = 96
 """Of one node, while it lasts and load is the same: from what it holds when the load has run for a while."""
-MAX_LINES_PER_S = 20
+MAX_LINES_PER_S = 36
+"""Of one node: each forged change of the feed that takes a partition from it costs four lines (error, stopped, opened, follower), for
+each of three partitions, up to three times a second seen. A line for each of thousands of frames is what this is to find."""
 MAX_ACK_GAP_S = 3.0
 MAX_TERMS = 0
 _PUBLISHERS = 4

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from liftpy.config import ReplicationConfig, StreamConfig
+from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
 from sidecar.cli.main import liftpy
 from sidecar.log_events import EVENTS
 from sidecar.settings import NodeSettings
@@ -81,7 +82,9 @@ def test_a_rule_asks_for_metrics_and_rules_that_exist(name: str) -> None:
     for metric in metrics_of(expression):
         plain = metric.removeprefix("liftpy_")
         short = re.sub(r"_(bucket|count|sum)$", "", plain)
-        assert plain in TABLE or (short in TABLE and TABLE[short].kind == HISTOGRAM), f"{name}: no metric {metric}"
+        assert plain in (*TABLE, *BACKUP_TABLE) or (short in TABLE and TABLE[short].kind == HISTOGRAM), (
+            f"{name}: no metric {metric}"
+        )
 
 
 @pytest.mark.parametrize("page", sorted(RUNBOOKS.iterdir()), ids=lambda page: page.stem)
@@ -94,7 +97,11 @@ def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_
         words = shlex.split(line.replace("/var/lib/liftpy/streams/orders-UID/0", str(tmp_path)))
         assert words[0] == "liftpy", line
         understood(words[1:])
-    known = {one.name for of in (NodeSettings, ReplicationConfig, StreamConfig) for one in fields(of)} | set(TABLE)
+    known = (
+        {one.name for of in (NodeSettings, ReplicationConfig, StreamConfig) for one in fields(of)}
+        | set(TABLE)
+        | set(BACKUP_TABLE)
+    )
     assert not set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", text)) - known
     assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
 
@@ -203,8 +210,22 @@ CASES: dict[str, Case] = {
         7, 9, 30, NODE,
     ),
     "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "GroupStuck": Case(
+        gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
+        | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')
+        | gauge("group_lag_records", *growing(9, 45), labels=',group="slow"')
+        | gauge("group_lag_seconds", *growing(30, 45), labels=',group="slow"')
+        | gauge("group_lag_records", (9, 45), labels=',group="idle"')
+        | gauge("group_lag_seconds", *growing(60, 45), labels=',group="idle"'),
+        12, 18, 30, JOB | {"group": "g"},
+    ),
     "FolderLost": Case(gauge("cluster_folders_lost_total", (0, 5), (1, 40)), 4, 6, 20, JOB),
     "AuditDropped": Case(gauge("audit_dropped_total", (0, 5), (7, 40)), 4, 6, 20, NODE),
+    "BackupOld": Case(
+        {'liftpy_backup_newest_timestamp_seconds{job="node",instance="b",store="/b"}': ((0, 1600), (90000, 100))}
+        | {'liftpy_backup_newest_timestamp_seconds{job="node",instance="b",store="/c"}': ((80000, 1700),)},
+        1550, 1570, 1620, {"store": "/b"}, every_min=4,
+    ),
     "VersionsMixed": Case(
         {f'liftpy_build_info{{{N1},version="1"}}': ((1, 1600),)}
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.watched import ClusterWatch
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.group.lags import GroupLag
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.in_hand import IngestCounters
@@ -29,6 +30,7 @@ from liftpy.replica.intake import NodeIntake
 from liftpy.replica.phases import RoleName
 from liftpy.replica.reads import ReadBudget
 from liftpy.wire.refusals import REFUSED
+from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
 from sidecar.partition.counted import MOST_LABELS, OTHERS, NodeCounts, StreamLabels
 from sidecar.partition.set import Partitions
 from sidecar.raft.transport import DIVERGENCES
@@ -101,6 +103,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "links": SimpleNamespace(all=lambda: [link], ingest=link), "nats": lambda: {"connected": True, "errors": errors, **nats},
         "flush_place": FlushPlace(), "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
+        "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
         "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
         "room": NodeRoom(74),
         **more,
@@ -129,6 +132,11 @@ def test_the_documentation_has_the_table_of_the_code() -> None:
     }
     for label in (*INCIDENTS.values(),):
         assert f"`{label}`" in DOCS.read_text(), label
+
+
+def test_the_documentation_has_what_is_written_of_backups() -> None:
+    told = dict(re.findall(r"^\| `(backup_\w+)` \| ([^|]*) \|$", DOCS.read_text(), re.MULTILINE))
+    assert {name: text.strip() for name, text in told.items()} == BACKUP_TABLE
 
 
 def test_every_row_is_shown_with_its_labels_and_nothing_else_is() -> None:
@@ -184,6 +192,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("scrub_bytes_total",): 64, ("scrub_findings_total",): 65, ("open_files",): 67, ("open_files_limit",): 68, ("open_maps",): 69,
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
+        ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
         ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): 2,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip

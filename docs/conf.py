@@ -1,0 +1,101 @@
+"""How ``python -m sphinx -W -b html docs BUILD`` makes the site: offline, no web fonts, its search works from ``file://``.
+
+Needs ``pip install 'liftpy[docs]'``. Pages are Markdown (MyST), and read as well without being built. What the code says is put into
+them by ``from_code.py``; the pages of commands are made by each build, in ``reference/cli``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import from_code  # noqa: E402
+
+from liftpy import __version__  # noqa: E402
+
+project = "liftpy"
+author = project_copyright = "The liftpy authors"
+release = version = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+html_theme = "furo"
+html_title = f"liftpy {release}"
+html_show_sourcelink = html_copy_source = False
+html_show_search_summary = False  # a browser fetches them page by page, and from file:// it may not
+templates_path: list[str] = []
+exclude_patterns = ["_build"]
+myst_heading_anchors = 4
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_use_type_comments = False
+python_use_unqualified_type_names = True
+add_module_names = False
+nitpicky = False
+OUTSIDE = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/MEASURED.md")
+"""Pages beside ``docs``: a link to one of them is plain text on the site."""
+
+
+class FromCode(SphinxDirective):
+    """``{from-code} NAME``: the table that ``from_code.TABLES[NAME]`` makes."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The table, parsed as this page is."""
+        return self.parse_text_to_nodes(from_code.TABLES[self.arguments[0]]())
+
+
+def _write_command_pages(app: Sphinx) -> None:
+    """``reference/cli``, which is not committed; what is there already and the same stays untouched."""
+    folder = Path(app.srcdir) / "reference" / "cli"
+    folder.mkdir(exist_ok=True)
+    pages = from_code.command_pages()
+    for path in folder.glob("*.rst"):
+        if path.name not in pages:
+            path.unlink()
+    for name, text in pages.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def _plain_outside(app: Sphinx, docname: str, source: list[str]) -> None:
+    """A link to a page beside ``docs`` leads nowhere on the site: its words stay."""
+    source[0] = re.sub(rf"\[([^]]+)\]\((?:\.\./)+(?:{'|'.join(map(re.escape, OUTSIDE))})(?:#[^)]*)?\)", r"\1", source[0])
+
+
+def _name_what_is_missing(app: Sphinx, *_: Any) -> None:
+    for what in from_code.missing():
+        logging.getLogger(__name__).warning("%s has no text: say in the code what it is", what)
+
+
+def _literal_examples(app: Sphinx, what: str, name: str, given: object, options: object, lines: list[str]) -> None:
+    """What is indented in a docstring, behind an empty line, is code."""
+    made: list[str] = []
+    inside = False
+    for line in lines:
+        if line.startswith("    ") and not inside and not (made and made[-1]):
+            made += ["::", ""] if not any(made[-2:]) or not made[-2].endswith("::") else []
+            inside = True
+        elif line and not line.startswith(" "):
+            inside = False
+        made.append(line)
+    lines[:] = made
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_directive("from-code", FromCode)
+    app.connect("builder-inited", _write_command_pages)
+    app.connect("autodoc-process-docstring", _literal_examples)
+    app.connect("source-read", _plain_outside)
+    app.connect("env-updated", _name_what_is_missing)

@@ -1,0 +1,234 @@
+"""What the reference says, read from the code at each build: a table for each kind of thing that has a name.
+
+``{from-code} settings`` in a page stands for the table that ``TABLES["settings"]`` makes. A setting, an error or an event without a
+text is named in ``MISSING``, which fails the build and ``tests/docs``: its text belongs into the code, behind what it is about.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+import liftpy
+import sidecar
+from liftpy.client.credentials import Credentials
+from liftpy.cluster.cluster_events import KINDS, ClusterEvent
+from liftpy.cluster.features import FEATURES
+from liftpy.config import ALTERABLE, ReplicationConfig, StreamConfig
+from liftpy.errors import LiftError
+from liftpy.ingest.acks import JETSTREAM_ERRORS
+from liftpy.replica.effects import RejectReason
+from liftpy.versions import DISK_FORMATS
+from liftpy.wire.envelope import MessageType
+from sidecar.cli.main import COMMANDS
+from sidecar.cli.main import liftpy as command_line
+from sidecar.cli.stream_settings import SETTINGS as STREAM_SETTINGS
+from sidecar.log_events import EVENTS
+from sidecar.reloading import LIVE
+from sidecar.settings_names import defaults
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAT = "credentials."
+"""Their environment variables have no name of the section."""
+
+
+def _cell(text: object) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def _said(text: object) -> str:
+    """A docstring's text as Markdown."""
+    return re.sub(r"``(.+?)``", r"`\1`", _cell(text))
+
+
+def _behind(module: Any, name: str) -> dict[str, str]:
+    """Of a class (``name``) or a module (''): field or constant -> the string behind it; of several at once: behind the last."""
+    tree = ast.parse(inspect.getsource(module))
+    body = tree.body if not name else next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    found = {}
+    for node, behind in zip(body, [*body[1:], None], strict=True):
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0] if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Name):
+            said = behind.value if isinstance(behind, ast.Expr) else None
+            found[target.id] = str(said.value) if isinstance(said, ast.Constant) else ""
+    return found
+
+
+def _of_the_file() -> dict[str, str]:
+    """Setting of a node -> what the example of a file in ``sidecar/settings.py`` says of it."""
+    text = importlib.import_module("sidecar.settings").__doc__ or ""
+    said = {}
+    for name, comment in re.findall(r"^    (\w+) = .*?# (.*)$", text, re.MULTILINE):
+        words = re.sub(r"^(?:(?:LIFTPY_[A-Z_]+|--[a-z-]+)(?: \([^)]*\))?(?:, )?)+[:;]? ?", "", comment)
+        said[name] = words
+    return said
+
+
+def environment_name(setting: str) -> str:
+    """The variable that sets it."""
+    return "LIFTPY_" + setting.removeprefix(FLAT).replace(".", "_").upper()
+
+
+def setting_texts() -> dict[str, str]:
+    """Dotted name of each setting of a node -> what it means; '' where the code does not say."""
+    texts = _of_the_file()
+    for section, cls in (("credentials", Credentials), ("replication", ReplicationConfig)):
+        said = _behind(inspect.getmodule(cls), cls.__name__)
+        texts |= {f"{section}.{name}": text for name, text in said.items()}
+    return {name: _said(texts.get(name, "")) for name in defaults()}
+
+
+def settings() -> str:
+    """Of a node: file, environment, default, live or not, meaning."""
+    texts, given = setting_texts(), defaults()
+    rows = []
+    for name, value in given.items():
+        shown = "" if value in ("", ()) else f"`{list(value) if isinstance(value, tuple) else value}`"
+        rows.append((f"`{name}`", f"`{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
+    return _table(("setting", "environment", "default", "live", "what it says"), rows)
+
+
+def stream_settings() -> str:
+    """Of a stream: option, key, default, alterable, meaning."""
+    default = StreamConfig()
+    rows = []
+    for one in STREAM_SETTINGS:
+        value = getattr(default, one.field)
+        shown = getattr(value, "value", value) if one.field != "codec" else value.name.lower()
+        rows.append((f"`{one.flag}`", f"`{one.key}`", f"`{shown}`", "yes" if one.field in ALTERABLE else "", one.help))
+    return _table(("option", "key in JSON", "default", "may be altered", "what it says"), rows)
+
+
+def _modules() -> Iterator[Any]:
+    """All of both packages that need no extra."""
+    for package in (liftpy, sidecar):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not re.search(r"\.__main__$|\.spark|liftpy\.testing|\._pb|\.bench|tracing\.exporting", found.name):
+                yield importlib.import_module(found.name)
+
+
+def errors_of_the_code() -> list[type[LiftError]]:
+    """Every public error, the base first, then by code."""
+    for _ in _modules():
+        pass
+    found, below = [], [LiftError]
+    while below:
+        one = below.pop()
+        found.append(one)
+        below += one.__subclasses__()
+    return sorted({one for one in found if not one.__name__.startswith("_") and one.__module__.startswith(("liftpy", "sidecar"))},
+                  key=lambda one: (one is not LiftError, one.code, one.__mro__.__len__(), one.__name__))  # fmt: skip
+
+
+def errors() -> str:
+    """Code, class, retry, meaning."""
+    rows = []
+    for one in errors_of_the_code():
+        base = one.__mro__[1].__name__
+        rows.append((f"`{one.code}`", f"`{one.__name__}`", f"`{base}`" if base != "Exception" else "",
+                     "yes" if one.retryable else "", _said((one.__doc__ or "").partition("\n\n")[0])))  # fmt: skip
+    return _table(("code", "class", "is a", "retry", "what it says"), rows)
+
+
+def refusals() -> str:
+    """Why a publish is refused: the ack's error, and what a JetStream client is answered."""
+    rows = []
+    for reason in RejectReason:
+        code, err_code, text = JETSTREAM_ERRORS[reason]
+        rows.append((f"`{reason.name}`", reason.value, f"{code}/{err_code}", text))
+    return _table(("reason", "in an Ack", "code/err_code", "description"), rows)
+
+
+def log_events() -> str:
+    """Event, logger, how the line begins."""
+    rows = [
+        (f"`{event}`", f"`{logger}`", f"`{text}`") for (logger, text), event in sorted(EVENTS.items(), key=lambda row: row[1])
+    ]
+    return _table(("event", "logger", "the line begins with"), rows)
+
+
+def cluster_events() -> str:
+    """Their kinds, then their fields."""
+    said = _behind(inspect.getmodule(ClusterEvent), "ClusterEvent")
+    kinds = ", ".join(f"`{kind}`" for kind in (*KINDS, "gap"))
+    return f"Kinds: {kinds}.\n\n" + _table(("field", "what it says"), [(f"`{n}`", _said(t)) for n, t in said.items()])
+
+
+def exit_codes() -> str:
+    """Each constant ``EXIT_...`` of the shell: code, where, what the code says of it."""
+    rows = []
+    for path in sorted((ROOT / "sidecar").rglob("*.py")):
+        if "EXIT_" not in path.read_text(encoding="utf-8"):
+            continue
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        module = importlib.import_module(name)
+        for constant, text in _behind(module, "").items():
+            if constant.startswith("EXIT_"):
+                rows.append((getattr(module, constant), f"`{constant}`", f"`{name}`", _said(text)))
+    return _table(("code", "constant", "of", "what it says"), sorted(rows, key=lambda row: (row[0], row[2])))
+
+
+def formats() -> str:
+    """Of the disk: versions that are read, and written at each feature level."""
+    rows = []
+    for name, one in DISK_FORMATS.items():
+        written = ", ".join(f"{version} from level {level}" for level, version in one.writes.items())
+        rows.append((name, one.where, ", ".join(map(str, one.reads)), written, "yes" if one.is_cache else ""))
+    return _table(("format", "where", "read", "written", "can be made again"), rows)
+
+
+def levels() -> str:
+    """Feature levels."""
+    return _table(("level", "since", "what it brings"), [(one.level, one.version, one.gates) for one in FEATURES])
+
+
+def message_types() -> str:
+    """What an envelope holds."""
+    return _table(("type", "name"), [(one.value, f"`{one.name}`") for one in MessageType])
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "settings": settings, "stream-settings": stream_settings, "errors": errors, "refusals": refusals, "log-events": log_events,
+    "cluster-events": cluster_events, "exit-codes": exit_codes, "formats": formats, "levels": levels, "message-types": message_types,
+}  # fmt: skip
+
+
+def missing() -> list[str]:
+    """What has a name and no text."""
+    unsaid = [f"setting {name}" for name, text in setting_texts().items() if len(text) < 4]
+    unsaid += [f"error {one.__name__}" for one in errors_of_the_code() if len(one.__doc__ or "") < 4]
+    return unsaid + [f"stream setting {one.field}" for one in STREAM_SETTINGS if not one.help]
+
+
+def commands(
+    group: click.Group = command_line, path: tuple[str, ...] = ("liftpy",)
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command of the command line: its words, and itself; groups too."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def command_pages() -> dict[str, str]:
+    """File -> its reStructuredText: a page for each command of ``liftpy``."""
+    pages = {}
+    for name, (module, _) in COMMANDS.items():
+        pages[f"{name}.rst"] = f".. click:: {module}:{name.replace('-', '_')}\n   :prog: liftpy {name}\n   :nested: full\n"
+    return pages

@@ -1,0 +1,133 @@
+"""A node looks how far the groups of its coordinators are: what it knows itself, whom it asks, and how little of the loop it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sidecar.group_lags as module
+from liftpy.errors import NotFoundError, UnavailableError
+from liftpy.group.lags import GroupLabels, GroupLag
+from liftpy.group.machine import GroupRecord
+from liftpy.group.membership import ConsumerGroup
+from liftpy.ids import PartitionKey
+from sidecar.group_lags import ASKS, GroupLags
+
+UID = "000001-1"
+TRANSPORT: Any = object()
+
+
+def a_key(partition: int) -> PartitionKey:
+    return PartitionKey("s", UID, partition)
+
+
+def a_group(*positions: int) -> GroupRecord:
+    """One whose position in partition N is ``positions[N]``."""
+    readers = ConsumerGroup()
+    readers.learn("s", UID)
+    readers.positions = {("s", partition): (position, 1) for partition, position in enumerate(positions)}
+    return GroupRecord(readers)
+
+
+def coordinators(*of: tuple[dict[str, GroupRecord], bool]) -> Any:
+    return iter([(SimpleNamespace(groups=groups), leads) for groups, leads in of])
+
+
+class Elsewhere:
+    """In the place of readers: partitions of other nodes. ``ends``: their ends, or what asking raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[PartitionKey] = []
+        self.at_once = self.most_at_once = 0
+        self.ends: dict[int, int | Exception] = {}
+
+    def reader(self, transport: Any, subjects: Any, stream: str, partition: int, options: Any) -> Any:
+        assert transport is TRANSPORT
+        return SimpleNamespace(bounds=lambda uid: self._bounds(PartitionKey(stream, uid, partition)))
+
+    async def _bounds(self, key: PartitionKey) -> Any:
+        self.asked.append(key)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        end = self.ends.get(key.partition, 10)
+        if isinstance(end, Exception):
+            raise end
+        return SimpleNamespace(end_offset=end), 0
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
+    made = Elsewhere()
+    monkeypatch.setattr(module, "PartitionReader", made.reader)
+    return made
+
+
+async def test_what_is_here_is_asked_of_nobody_and_the_rest_is(elsewhere: Elsewhere) -> None:
+    lags = GroupLags(lambda key: 12 if key.partition == 0 else None, "ns")
+    groups = {"g": a_group(5, 4)}
+    await lags.look(coordinators((groups, True)), TRANSPORT)
+    assert elsewhere.asked == [a_key(1)]
+    assert lags.of["g"].records == 7
+    assert lags.of["g"].unknown == 1
+    await lags.look(coordinators((groups, True)), TRANSPORT)
+    assert (lags.of["g"].records, lags.of["g"].unknown) == (13, 0)
+    assert lags.of["g"].seconds > 0
+
+
+async def test_a_coordinator_that_follows_shows_and_asks_nothing_but_knows_since_when(elsewhere: Elsewhere) -> None:
+    now = [0]
+    lags = GroupLags(lambda key: 12 if key.partition == 0 else None, "ns")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module.clock, "now_ns", lambda: now[0])
+        await lags.look(coordinators(({"g": a_group(5, 4)}, False)), TRANSPORT)
+        assert (lags.of, elsewhere.asked) == ({}, [])
+        now[0] = 60 * 10**9
+        await lags.look(coordinators(({"g": a_group(5, 4)}, True)), None)
+    assert lags.of == {"g": GroupLag(7, 60.0, 1)}
+    assert elsewhere.asked == []
+
+
+async def test_so_many_are_asked_for_each_time_and_some_at_once(elsewhere: Elsewhere) -> None:
+    lags = GroupLags(lambda key: None, "ns")
+    groups = {"g": a_group(*[0] * (2 * ASKS))}
+    for looks in (1, 2):
+        await lags.look(coordinators((groups, True)), TRANSPORT)
+        assert len(elsewhere.asked) == len({*elsewhere.asked}) == looks * ASKS
+    assert elsewhere.most_at_once == module.ASKED_AT_ONCE
+
+
+async def test_who_does_not_answer_is_where_it_was_and_what_is_gone_is_not_known(elsewhere: Elsewhere) -> None:
+    lags = GroupLags(lambda key: None, "ns")
+    groups = {"g": a_group(5, 5)}
+    await lags.look(coordinators((groups, True)), TRANSPORT)
+    elsewhere.ends = {0: UnavailableError("nobody"), 1: NotFoundError("gone")}
+    for _ in range(2):
+        await lags.look(coordinators((groups, True)), TRANSPORT)
+    assert (lags.of["g"].records, lags.of["g"].unknown) == (5, 1)
+
+
+async def test_a_look_leaves_the_loop_alone_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    async def slept(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(module.asyncio, "sleep", slept)
+    monkeypatch.setattr(module, "SLICE_S", -1.0)
+    lags = GroupLags(lambda key: 9, "ns", GroupLabels(1))
+    groups = {f"g{number}": a_group(*[8] * 64) for number in range(3)}
+    await lags.look(coordinators((groups, True)), None)
+    assert pauses == [module.PAUSE_S] * 3
+    assert {name: lag.records for name, lag in lags.of.items()} == {"g0": 64, "(other)": 128}
+
+
+async def test_partitions_beyond_the_bound_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
+    lags = GroupLags(lambda key: 9, "ns")
+    await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
+    assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
