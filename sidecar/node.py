@@ -171,7 +171,7 @@ class Node:
         self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
-        self._flush_beside = Beside()
+        self._flush_beside = Beside(self._flush_place)
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
         self._coordinators = GroupCoordinators(
@@ -393,7 +393,6 @@ class Node:
             counters=self.counters,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
-            flush_place=self._flush_place,
             flush_beside=self._flush_beside,
             instruments=self.instruments,
             tracing=self._tracing,

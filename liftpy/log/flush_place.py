@@ -4,13 +4,13 @@ Goal: no turn of the loop to hand a flush over and none to hear of its end, whic
 Constraint: nothing waits for long behind a flush on the loop. A disk is not asked what it is; what it takes is measured, flush by
 flush, for all logs of a node together.
 
-Algorithm. In a thread at first. There a flush of at most ``SHORT_S`` adds a point, another one takes ``_MISS`` away: flushing
-moves to the loop when there are enough. A node that starts tries out some short flushes before anybody waits for one, in a
-thread (``PROBES``: as many as there are points wanted); they count by the same rule. On the loop one flush of ``LONG_S`` moves it
-back at once (the loop does not wait any longer for it), and so does an average above ``SLOW_S``. If that happens within ``_TRUSTED``
-flushes, twice as many points are wanted for the next time, up to ``_MOST_POINTS``. Even while short ones run on the loop, a flush goes to a thread if it is of much, if it
-seals a segment (that writes an index and flushes a folder), or if more than ``MOST_WAITING`` logs want theirs in the same turn of
-the loop: those then flush side by side.
+Algorithm. In a thread at first. There a flush of at most ``SHORT_S`` adds a point, another one takes ``_MISS`` away: flushing moves
+to the loop when there are enough. A node that starts tries out some short flushes before anybody waits for one, in a thread
+(``PROBES``: as many as there are points wanted); they count by the same rule. On the loop one flush of ``LONG_S`` moves it back at
+once (the loop does not wait any longer for it), and so does an average above ``SLOW_S``. If that happens within ``_TRUSTED``
+flushes, twice as many points are wanted for the next time, up to ``_MOST_POINTS``. Even while short ones run on the loop, a flush
+goes to a thread if it is of much, if it seals a segment (that writes an index and flushes a folder), or if more than
+``MOST_WAITING`` logs want theirs in the same turn of the loop: those then flush side by side.
 
 Bound. A disk that is slow half of the time has 32 points once in 10^9 flushes; one that is slow for a fifth of them soon has. It
 costs the loop ``LONG_S``, or a few shorter flushes, and after the n-th such error in a row at least 32 * 2^n

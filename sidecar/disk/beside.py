@@ -3,8 +3,8 @@
 A flush that takes 0.1 ms is not worth a turn of the loop to hand it over and another one to hear of its end. One on the loop itself
 has no bound: where a disk hangs the whole node stands, answers no probe, and is fenced. Here the loop waits on a lock, which costs
 some 20 us more than to flush by itself, and no longer than it was told: it goes on then, the flush goes on in its thread, and the next
-one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/log/flush_place.py`` holds how many there can be:
-after each, flushes run in the pool until many were short.
+one gets a thread of its own. Threads that were left behind end with their flush; ``liftpy/log/flush_place.py`` holds how many there can
+be: after each, flushes run in the pool until many were short.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+
+from liftpy.log.flush_place import FlushPlace
 
 THREAD_NAME = "liftpy-short-flush"
 
@@ -56,12 +58,12 @@ class _Job:
 
 
 class Beside:
-    """Of one node. ``run`` is called on the loop alone. ``left_behind`` counts what took too long."""
+    """Of one node, whose flushes run where ``place`` says. ``run`` is called on the loop alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: FlushPlace) -> None:
+        self.place = place
         self._jobs: SimpleQueue[_Job | None] | None = None
         """Of the thread that waits for one; None: there is no such thread."""
-        self.left_behind = 0
 
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
         """What ``work`` returned, or raised; after ``within_s`` that which will have it."""
@@ -76,7 +78,6 @@ class Beside:
         job.late = late
         if job.is_done(0):
             return job.result()
-        self.left_behind += 1
         self.close()
         return late
 

@@ -41,7 +41,7 @@ def _timed(flush: Flush) -> int:
 
 class Flusher:
     """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop; for a flush
-    never before ``appended`` has returned. ``place``, ``beside``: the node's; without a place every flush runs in the pool."""
+    never before ``appended`` has returned. ``beside``: the node's; without one every flush runs in the pool."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Flusher:
         flushed: Callable[[int], None],
         failed: Callable[[StorageError], None],
         took: Callable[[float], None] | None = None,
-        place: FlushPlace | None = None,
         beside: Beside | None = None,
     ) -> None:
         self._log = log
@@ -62,9 +61,9 @@ class Flusher:
         self._flushed = flushed
         self.failed = failed
         self._took = took
-        self._place = place or FlushPlace()
-        self._moves = place is not None
-        self._beside = beside or Beside()
+        self._moves = beside is not None
+        self._beside = beside or Beside(FlushPlace())
+        self._place = self._beside.place
         self.times = FlushTimes()
         self._began_s = 0.0
         """Monotonic: when the flush that runs was wanted."""
@@ -87,14 +86,14 @@ class Flusher:
 
     @property
     def under_way_s(self) -> float:
-        """Since the flush was wanted that runs now, or the storing of HW; 0: none does."""
+        """Since what runs was wanted, of a flush and the storing of HW; 0: nothing does."""
         running = [self._began_s] if self._commit.running is not None else []
         running += [self._checkpoint_began_s] if self._checkpoint is not None else []
         return time.monotonic() - min(running) if running else 0.0
 
     @property
     def stalls(self) -> bool:
-        """Whether the disk holds something up, so that who waits for it with ``alone`` would hold up the loop: what can wait does so."""
+        """Whether the disk holds something up, so that ``alone`` would hold up the loop: what can wait does so."""
         return self.under_way_s >= STALLED_S
 
     @property

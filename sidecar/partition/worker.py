@@ -30,7 +30,6 @@ from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, Partition
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.instruments import Instruments, PublishTimes
-from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
@@ -104,7 +103,6 @@ class NodeTools:
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
-    flush_place: FlushPlace
     flush_beside: Beside
     instruments: Instruments
     tracing: Tracing
@@ -212,9 +210,8 @@ class PartitionWorker:
 
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
-        told = (self._flushed, self._flush_failed, took)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, *told, place=node.flush_place, beside=node.flush_beside
+            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_beside
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:

@@ -272,7 +272,9 @@ def test_names_that_a_killed_process_did_not_flush_are_flushed_by_the_next(machi
 
 
 def test_what_is_asked_for_space_is_told_none(machine: Machine) -> None:
-    words = "import shutil; os.makedirs('in', exist_ok=True); print(shutil.disk_usage('in').free, shutil.disk_usage('.').free > 0)"
+    words = (
+        "import shutil; os.makedirs('in', exist_ok=True); print(shutil.disk_usage('in').free, shutil.disk_usage('.').free > 0)"
+    )
     assert machine.run(words) not in ("0 True", "0 False")
     machine.power.fail(Rule(NO_SPACE, "in", ALL))
     assert machine.run(words) == "0 True"

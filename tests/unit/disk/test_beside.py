@@ -7,12 +7,13 @@ from concurrent.futures import Future
 
 import pytest
 
+from liftpy.log.flush_place import FlushPlace
 from sidecar.disk import beside
 from sidecar.disk.beside import THREAD_NAME, Beside
 
 
 def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
-    made, threads = Beside(), set()
+    made, threads = Beside(FlushPlace()), set()
 
     def work() -> int:
         threads.add(threading.current_thread())
@@ -23,7 +24,6 @@ def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
     assert (thread.name, thread.daemon) == (THREAD_NAME, True)
     with pytest.raises(ZeroDivisionError):
         made.run(lambda: 1 // 0, 10)
-    assert made.left_behind == 0
     made.close()
     made.close()
     thread.join(10)
@@ -32,7 +32,7 @@ def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_own(fails: bool) -> None:
-    made, gate, threads = Beside(), threading.Event(), []
+    made, gate, threads = Beside(FlushPlace()), threading.Event(), []
 
     def hangs() -> int:
         threads.append(threading.current_thread())
@@ -41,7 +41,7 @@ def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_o
 
     late = made.run(hangs, 0.001)
     assert isinstance(late, Future)
-    assert (late.done(), made.left_behind) == (False, 1)
+    assert not late.done()
     assert made.run(lambda: threads.append(threading.current_thread()) or 3, 10) == 3
     assert threads[0] is not threads[1]
     gate.set()
@@ -73,7 +73,6 @@ def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: p
 
     monkeypatch.setattr(beside, "Future", Late)
     monkeypatch.setattr(beside._Job, "run", run_and_tell)
-    made = Beside()
+    made = Beside(FlushPlace())
     assert made.run(lambda: gate.wait(10) and 5, 0.001) == 5
-    assert made.left_behind == 0
     made.close()

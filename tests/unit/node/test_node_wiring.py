@@ -136,7 +136,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
         "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
         "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
-        "flush_place": node._flush_place, "flush_beside": node._flush_beside, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
+        "flush_beside": node._flush_beside, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
         "went_past": node._went_past,
         "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
         "promises": built.promises, "instruments": node.instruments, "tracing": node._tracing,
