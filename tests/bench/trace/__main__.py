@@ -4,7 +4,7 @@ off / bare: a client that is not traced, and the same code with the places taken
 from the source). A node that is not traced has no such places: its replicas and executors are the plain ones.
 on / off: every message bears a context that its sender records, in both. On, the client is traced and so are the nodes, whose setting
 is switched while they run; spans go to a collector that throws them away. The two come in turns, in the order a b b a; shown are the
-medians of the pairs' quotients, and the quarter and three quarters of them.
+medians of the pairs' quotients, and between what the middle half of them lies. ``cpu``: of the client and the nodes for a record.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import inspect
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median, quantiles
@@ -25,10 +25,11 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 
-from liftpy.client import Client, ProducerOptions, PublishOptions, connect
+from liftpy.client import Client, PublishOptions, connect
 from liftpy.client.consumer import Consumer
 from liftpy.client.lane import Lane
 from liftpy.client.spans import DROPPED
+from liftpy.config import NS_PER_S
 from liftpy.trace.budget import SPANS_PER_S
 from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster
@@ -36,7 +37,8 @@ from sidecar.dev.cluster import DevCluster
 WINDOW = 256
 STEADY_PER_S = 300
 VALUE = b"x" * 200
-READ_RECORDS = 100_000
+READ_RECORDS = 50_000
+Headers = list[tuple[str, str | bytes]] | None
 CUTS: tuple[tuple[Any, str, str, str], ...] = (
     (
         Lane,
@@ -105,94 +107,111 @@ class Counting(SpanProcessor):
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------------
-async def publish(client: Client, seconds: float, headers: list[Any] | None) -> dict[str, float]:
-    """At peak: records a second, p99 of acks in ms, the client's processor time for a record."""
-    took: list[float] = []
-    options = PublishOptions(window=WINDOW)
-    async with await client.publisher("traced", options=options) as publisher:
-        ends, began_cpu, began = time.monotonic() + seconds, time.process_time(), time.perf_counter()
-        while time.monotonic() < ends:
-            for _ in range(64):
+class Work:
+    """A cluster under load. ``cpu``: the time of this thread and of the nodes, in s."""
+
+    def __init__(self, running: DevCluster, seconds: float, records: int) -> None:
+        self._pids = [node.pid for node in running.nodes.values()]
+        self._seconds = seconds
+        self._records = records
+
+    def cpu_s(self) -> float:
+        """So far."""
+        spent = time.thread_time()
+        for pid in self._pids:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    spent += int((task / "schedstat").read_text().split()[0]) / NS_PER_S
+        return spent
+
+    async def publish(self, client: Client, headers: Headers) -> dict[str, float]:
+        """At peak, ``WINDOW`` in flight."""
+        took: list[float] = []
+        async with await client.publisher("traced", options=PublishOptions(window=WINDOW)) as publisher:
+            ends, began_cpu, began = time.monotonic() + self._seconds, self.cpu_s(), time.perf_counter()
+            while time.monotonic() < ends:
+                for _ in range(64):
+                    sent = time.perf_counter()
+                    coming = await publisher.send(VALUE, headers=headers)
+                    coming.add_done_callback(lambda _, sent=sent: took.append(time.perf_counter() - sent))
+            await publisher.flush()
+            rate = len(took) / (time.perf_counter() - began)
+            return {"rate": rate, "cpu": (self.cpu_s() - began_cpu) / len(took), "ack p99": _p99(took)}
+
+    async def steady(self, client: Client, headers: Headers) -> dict[str, float]:
+        """At a rate that the machine bears."""
+        took: list[float] = []
+        async with await client.publisher("traced") as publisher:
+            began = time.monotonic()
+            for number in range(max(round(self._seconds * STEADY_PER_S), 20)):
+                await asyncio.sleep(max(0.0, began + number / STEADY_PER_S - time.monotonic()))
                 sent = time.perf_counter()
                 coming = await publisher.send(VALUE, headers=headers)
                 coming.add_done_callback(lambda _, sent=sent: took.append(time.perf_counter() - sent))
-        await publisher.flush()
-    lasted = time.perf_counter() - began
-    cpu_us = (time.process_time() - began_cpu) / len(took) * 1e6
-    return {"publish": len(took) / lasted, "ack p99 at peak": _p99_ms(took), "client cpu": 1 / cpu_us}
+            await publisher.flush()
+        return {"ack p99": _p99(took)}
 
-
-async def steady(client: Client, seconds: float, headers: list[Any] | None) -> dict[str, float]:
-    """At a rate that the machine bears: p99 of acks in ms."""
-    took: list[float] = []
-    async with await client.publisher("traced") as publisher:
-        began = time.monotonic()
-        for number in range(max(round(seconds * STEADY_PER_S), 20)):
-            await asyncio.sleep(max(0.0, began + number / STEADY_PER_S - time.monotonic()))
-            sent = time.perf_counter()
-            coming = await publisher.send(VALUE, headers=headers)
-            coming.add_done_callback(lambda _, sent=sent: took.append(time.perf_counter() - sent))
-        await publisher.flush()
-    return {"ack p99 at a steady rate": _p99_ms(took)}
-
-
-async def produce(client: Client, seconds: float, headers: list[Any] | None) -> dict[str, float]:
-    """Records a second in batches. ``headers``: of each tenth record, which then goes by itself."""
-    count, values = 0, [VALUE] * 1000
-    async with client.producer("traced", options=ProducerOptions(begin="anew")) as producer:
-        ends, began = time.monotonic() + seconds, time.perf_counter()
-        while time.monotonic() < ends:
-            if headers is None:
+    async def produce(self, client: Client, headers: Headers) -> dict[str, float]:
+        """In batches; where messages bear headers, each tenth record by itself."""
+        count, values = 0, [VALUE] * 1000
+        async with client.producer("traced") as producer:
+            ends, began_cpu, began = time.monotonic() + self._seconds, self.cpu_s(), time.perf_counter()
+            while time.monotonic() < ends:
                 await producer.send_many(values)
-            else:
-                for number in range(1000):
-                    await producer.send(VALUE, headers=headers if number % 10 == 0 else None)
-            count += len(values)
-        await producer.flush()
-    return {"producer": count / (time.perf_counter() - began)}
+                count += len(values)
+                for _ in range(100 if headers else 0):
+                    await producer.send(VALUE, headers=headers)
+                    count += 1
+            await producer.flush()
+            return {"rate": count / (time.perf_counter() - began), "cpu": (self.cpu_s() - began_cpu) / count}
+
+    async def read(self, client: Client, headers: Headers) -> dict[str, float]:
+        """By slices, from the beginning of the stream that has headers or of the one that has none."""
+        count, began_cpu, began = 0, self.cpu_s(), time.perf_counter()
+        async for piece in client.consume("traced" if headers is None else "bearing", until="end").batches():
+            count += piece.record_count
+            if count >= self._records:
+                break
+        return {"rate": count / (time.perf_counter() - began), "cpu": (self.cpu_s() - began_cpu) / count}
+
+    async def fill(self, client: Client, headers: Headers) -> None:
+        """What is read: each tenth record bears headers in one of them."""
+        async with client.producer("traced") as plain, client.producer("bearing") as bearing:
+            await plain.send_many([VALUE] * self._records)
+            for number in range(self._records):
+                await bearing.send(VALUE, headers=headers if number % 10 == 0 else None)
 
 
-async def read(client: Client, records: int) -> dict[str, float]:
-    """Records a second, by slices."""
-    count, began = 0, time.perf_counter()
-    async for piece in client.consume("traced", until="end").batches():
-        count += piece.record_count
-        if count >= records:
-            break
-    return {"read": count / (time.perf_counter() - began)}
-
-
-def _p99_ms(took: list[float]) -> float:
-    return sorted(took)[min(round(len(took) * 0.99), len(took) - 1)] * 1000
-
-
-async def all_of_it(client: Client, seconds: float, headers: list[Any] | None, records: int) -> dict[str, float]:
-    """Each figure once."""
-    figures = await publish(client, seconds, headers)
-    figures |= await steady(client, seconds, headers)
-    figures |= await produce(client, seconds, headers)
-    return figures | await read(client, records)
+def _p99(took: list[float]) -> float:
+    return sorted(took)[min(round(len(took) * 0.99), len(took) - 1)]
 
 
 # ---- in turns --------------------------------------------------------------------------------------------------------------
-Turn = Callable[[], Any]
+Turn = Callable[[str], Awaitable[dict[str, float]]]
+KINDS = ("publish", "steady", "produce", "read")
 
 
-async def quotients(rounds: int, a: Turn, b: Turn) -> dict[str, list[float]]:
-    """Of each figure the quotient b / a, by rounds."""
-    found: dict[str, list[float]] = {}
-    for number in range(rounds):
-        order = (a, b) if number % 2 == 0 else (b, a)
-        by_turn = {turn: await turn() for turn in order}
-        for name, value in by_turn[b].items():
-            found.setdefault(name, []).append(value / by_turn[a][name])
-    return found
+async def quotients(title: str, rounds: int, a: Turn, b: Turn) -> list[str]:
+    """A line for each figure: b / a."""
+    lines = []
+    for kind in KINDS:
+        each: dict[str, list[tuple[float, float]]] = {}
+        for number in range(rounds):
+            first, second = (a, b) if number % 2 == 0 else (b, a)
+            one, two = await first(kind), await second(kind)
+            of_a, of_b = (one, two) if first is a else (two, one)
+            for name in of_a:
+                each.setdefault(name, []).append((of_a[name], of_b[name]))
+        lines += [f"{title}: {kind:8} {name:8} {_quotient(name, pairs)}" for name, pairs in each.items()]
+    return lines
 
 
-def line(title: str, name: str, values: list[float]) -> str:
-    """Of a figure, for people."""
-    low, _, high = quantiles(values, n=4) if len(values) > 1 else (values[0], 0, values[0])
-    return f"{title}: {name:26} {median(values):.3f}  ({low:.3f}..{high:.3f})"
+def _quotient(name: str, pairs: list[tuple[float, float]]) -> str:
+    """The median of the quotients and where half of them lie; of processor times the quotient of their sums."""
+    by_pair = sorted(b / a for a, b in pairs)
+    low, _, high = quantiles(by_pair, n=4) if len(by_pair) > 1 else (by_pair[0], 0, by_pair[0])
+    middle = sum(b for _, b in pairs) / sum(a for a, _ in pairs) if name == "cpu" else median(by_pair)
+    return f"{middle:.3f}  ({low:.3f}..{high:.3f})"
 
 
 class Reading(DevCluster):
@@ -213,43 +232,42 @@ class Reading(DevCluster):
 
 async def measured(running: Reading, rounds: int, seconds: float, records: int) -> list[str]:
     """The lines."""
-    context = [("traceparent", traceparent(TraceContext(5, 6, 1)))]
+    context: Headers = [("traceparent", traceparent(TraceContext(5, 6, 1)))]
     counting, collector, provider = Counting(), Collector(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(counting)
-    on_s = 0.0
+    work, on_s = Work(running, seconds, records), 0.0
     async with connect(running.nats_url) as client, connect(running.nats_url, trace=provider) as traced:
-        await client.create_stream("traced", "bench.traced")
-        async with client.producer("traced") as producer:
-            await producer.send_many([VALUE] * records)
+        for name in ("traced", "bearing"):
+            await client.create_stream(name, f"bench.{name}")
+        await work.fill(client, context)
 
-        async def without() -> dict[str, float]:
+        async def without(kind: str) -> dict[str, float]:
             with bare():
-                return await all_of_it(client, seconds, None, records)
+                return await off(kind)
 
-        async def off() -> dict[str, float]:
-            return await all_of_it(client, seconds, None, records)
+        async def off(kind: str) -> dict[str, float]:
+            return dict(await getattr(work, kind)(client, None))
 
         async def switched(text: str) -> None:
             running.change(text)
             for node in running.nodes:
                 assert "error" not in await client.reload_settings(node)
 
-        async def sampled_off() -> dict[str, float]:
+        async def sampled_off(kind: str) -> dict[str, float]:
             await switched("")
-            return await all_of_it(client, seconds, context, records)
+            return dict(await getattr(work, kind)(client, context))
 
-        async def sampled_on() -> dict[str, float]:
+        async def sampled_on(kind: str) -> dict[str, float]:
             nonlocal on_s
             await switched(f'trace = "otlp"\ntrace_endpoint = "{collector.url}"\n')
             began = time.monotonic()
-            figures = await all_of_it(traced, seconds, context, records)
+            figures = dict(await getattr(work, kind)(traced, context))
             on_s += time.monotonic() - began
             return figures
 
-        await off()  # warm
-        lines = [line("off / bare", *pair) for pair in (await quotients(rounds, without, off)).items()]
-        lines += [line("on / off", *pair) for pair in (await quotients(rounds, sampled_off, sampled_on)).items()]
-        assert counting.count <= 2 * SPANS_PER_S * (on_s + rounds), "more spans than the bound"
+        lines = await quotients("off / bare", rounds, without, off)
+        lines += await quotients("on / off", rounds, sampled_off, sampled_on)
+        assert counting.count <= 2 * SPANS_PER_S * (on_s + len(KINDS) * rounds), "more spans than the bound"
         dropped = traced.counters.get(DROPPED, 0)
         return [*lines, f"the client made {counting.count / on_s:.0f} spans a second, and left out {dropped / on_s:.0f}"]
 
@@ -258,11 +276,11 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.25)
     parser.add_argument("--short", action="store_true", help="see that it works")
     asked = parser.parse_args()
-    rounds, seconds, records = (1, 0.05, 2000) if asked.short else (asked.rounds, asked.seconds, READ_RECORDS)
+    rounds, seconds, records = (1, 0.02, 2000) if asked.short else (asked.rounds, asked.seconds, READ_RECORDS)
     with TemporaryDirectory(prefix="liftpy-trace-") as folder, Reading(asked.nodes, Path(folder) / "settings.toml") as running:
         for text in asyncio.run(measured(running, rounds, seconds, records)):
             print(text, flush=True)
