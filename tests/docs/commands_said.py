@@ -1,7 +1,8 @@
-"""Commands in pages: every ``liftpy ...`` line of a block and every ``liftpy ...`` in backticks is one that there is, with such options."""
+"""Commands in pages: every line ``liftpy ...`` of a block and every ``liftpy ...`` in backticks is one that there is."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     """(number from 0, command) with continued lines joined."""
     number = 0
     for line in re.sub(r"\\\n", "\x00", text).split("\n"):
-        yield number, line.replace("\x00", " ").removeprefix("$ ")
+        yield number, line.replace("\x00", " ")
         number += 1 + line.count("\x00")
 
 
@@ -29,7 +30,9 @@ def said(page: str) -> Iterator[tuple[int, list[str], bool]]:
     for block in blocks(page):
         if block.language in SHELL:
             for number, line in _lines(block.text):
-                for part in re.split(r"\s(?:\||&&|;)\s|\$\(", line):
+                if block.language == "console" and not line.startswith("$ "):
+                    continue
+                for part in re.split(r"\s(?:\||&&|;)\s|\$\(", line.removeprefix("$ ")):
                     words = _words(part)
                     if words[:1] == ["liftpy"] and len(words) > 1:
                         yield block.line + number, words[1:], True
@@ -47,44 +50,48 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def wrong_with(words: list[str], whole: bool) -> str:
-    """What is wrong with a command; '' if nothing is. ``whole``: else it may lack what it needs, and name alternatives, ``a|b``."""
+def understood(words: list[str]) -> None:
+    """Whether the command line is one; raises click's error where it is not. Nothing is carried out."""
     command: click.Command = liftpy
-    path, words = ["liftpy"], list(words)
-    if any(word in ("...", "ARGS") for word in words):
-        whole = False
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        names = words.pop(0).split("|") if not whole else [words.pop(0)]
-        context = click.Context(command)
-        found = [command.get_command(context, name) for name in names]
-        if command.get_command(context, names[0]) is None and not re.fullmatch(r"[a-z-]+", names[0]):
-            return ""  # a placeholder
-        for name, one in zip(names, found, strict=True):
-            if one is None:
-                return f"{' '.join(path)} has no command {name}"
-        path.append(names[0])
-        if found[0] is None or len(names) > 1:
+    context = command.make_context("liftpy", words)
+    while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
+        name, found, rest = command.resolve_command(context, rest)
+        assert found is not None
+        assert name is not None
+        command = found
+        context = command.make_context(name, rest, parent=context)
+
+
+def wrong_with(words: list[str], whole: bool) -> str:
+    """What is wrong with a command; '' if nothing is. ``whole``: it is to run as it stands, on a machine that has its files; else
+    it may lack what it needs, and name alternatives, ``a|b``."""
+    if whole and "..." not in words:
+        try:
+            with contextlib.redirect_stdout(None):
+                understood(words)
+        except click.exceptions.Exit:  # of --help and --version
             return ""
+        except click.UsageError as error:
+            return "" if "does not exist" in error.format_message() else error.format_message()
+        return ""
+    command: click.Command = liftpy
+    path, left = ["liftpy"], list(words)
+    while isinstance(command, click.Group) and left and not left[0].startswith("-"):
+        names = left.pop(0).split("|")
+        if not all(re.fullmatch(r"[a-z-]+", name) for name in names):
+            break  # what is asked of the group itself, or a placeholder
+        found = [command.get_command(click.Context(command), name) for name in names]
+        if None in found:
+            return f"{' '.join(path)} has no command {names[found.index(None)]}"
+        path.append("|".join(names))
+        if len(names) > 1:
+            return ""
+        assert found[0] is not None
         command = health if found[0].name == "health" else found[0]
-    if isinstance(command, click.Group) and whole and not words:
-        return "" if command.invoke_without_command else f"{' '.join(path)} is no command by itself"
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {
-        "--help", "-h", "--version",
-    }  # fmt: skip
-    for word in words:
-        for option in re.split(r"[|/]", word.strip("[]")) if not whole else [word]:
+    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+    for word in left:
+        for option in re.split(r"[|/]", word.strip("[]")):
             name = option.partition("=")[0]
             if re.fullmatch(r"--[a-z][a-z-]*", name) and name not in options:
                 return f"{' '.join(path)} has no option {name}"
-    if whole and not isinstance(command, click.Group):
-        try:
-            context = click.Context(command, info_name=" ".join(path))
-            left, rest, _ = command.make_parser(context).parse_args(list(words))
-        except click.UsageError as error:
-            return f"{' '.join(path)}: {error.format_message()}"
-        for parameter in command.params:
-            if parameter.required and not isinstance(left.get(str(parameter.name)), (str, tuple, list)):
-                return f"{' '.join(path)} needs {parameter.opts[0]}"
-        if rest:
-            return f"{' '.join(path)} takes no {rest[0]}"
     return ""
