@@ -41,6 +41,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
+from sidecar.bus.keys import Keys
 from sidecar.group_lags import EVERY_S, LOOK_FAILED, EndOf, GroupLags
 from sidecar.own_reads import OwnNodeReader, ReadsOf
 from sidecar.settings import NodeSettings
@@ -105,7 +106,9 @@ class GroupCoordinators:
         say: Say,
         share: WorkerShare = WHOLE,
         end_of: EndOf = lambda key: None,
+        keys: Keys | None = None,
     ) -> None:
+        self._keys = keys or Keys(settings.credentials)
         self._share = share
         self.lags = GroupLags(end_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
         """How far the groups are whose coordinators lead here."""
@@ -192,12 +195,13 @@ class GroupCoordinators:
         async with self._connecting:
             if self._connection is None or self._connection.is_closed:
                 settings = self._settings
-                self._connection = await open_connection(
+                self._connection = connection = await open_connection(
                     list(settings.nats),
-                    credentials=settings.credentials,
+                    credentials=(credentials := self._keys.credentials),
                     name=f"liftpy-{settings.node_id}-groups",
                     inbox_prefix=GROUPS_INBOX.encode(),
                 )
+                self._keys.add(connection, credentials)
             return Transport(self._connection)
 
     # ---- how far the groups are -------------------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ from liftpy.client.ending import end_tasks
 from liftpy.client.js_answers import refused
 from liftpy.client.js_reads import StatelessReads
 from liftpy.client.js_requests import JsRefusal, kind_of
+from liftpy.client.parser import StrictConnection
 from liftpy.errors import LiftError
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import JETSTREAM_INBOX, jetstream_api
 from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.keys import Keys
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
 
@@ -35,7 +37,10 @@ _TOO_LARGE = JsRefusal(400, 10054, "message size exceeds maximum allowed")
 class JetStreamDesk:
     """Of one node. ``bus``: by which requests and answers travel."""
 
-    def __init__(self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str]) -> None:
+    def __init__(
+        self, bus: BusConnection, settings: NodeSettings, inboxes: InboxRule, counters: Counter[str], keys: Keys
+    ) -> None:
+        self._keys = keys
         self._bus = bus
         self._settings = settings
         self._inboxes = inboxes
@@ -56,7 +61,7 @@ class JetStreamDesk:
                 client: Client = await connect(
                     list(settings.nats),
                     settings.namespace,
-                    credentials=settings.credentials,
+                    credentials=(credentials := self._keys.credentials),
                     name=f"liftpy {settings.node_id} jetstream",
                     inbox_prefix=JETSTREAM_INBOX.encode(),
                 )
@@ -65,6 +70,9 @@ class JetStreamDesk:
                 await asyncio.sleep(_AGAIN_S)
             else:
                 break
+        connection = client.transport.connection
+        assert isinstance(connection, StrictConnection)
+        self._keys.add(connection, credentials)
         self._reads = StatelessReads(client, settings.jetstream_api)
         subject = jetstream_api(settings.jetstream_api, ">")
         self._listener = self._bus.listen(subject, self._arrived, queue=f"{settings.namespace}-jetstream")

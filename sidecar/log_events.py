@@ -9,6 +9,7 @@ KEY_CHARS = 60
 """Of a text so many tell it from others."""
 EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.bus", "NATS connection for %s is back, at %s"): "bus.back",
+    ("liftpy.bus", "a connection goes on with the credentials that it has: %s"): "bus.credentials_kept",
     ("liftpy.bus", "NATS: %r"): "bus.error",
     ("liftpy.bus", "NATS connection for %s lost (%s); reconnecting"): "bus.lost",
     ("liftpy.bus", "NATS connection for %s can't be had again yet (%s); trying o"): "bus.still_lost",

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from liftpy.client.credentials import Credentials
 from liftpy.client.ending import end_tasks
 from liftpy.client.this_host import this_host
 from liftpy.cluster.image import ClusterImage
@@ -43,6 +44,7 @@ from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
+from sidecar.bus.keys import Keys, prove
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
@@ -106,12 +108,13 @@ class Node:
     settings are of one process already."""
 
     def __init__(self, settings: NodeSettings, share: WorkerShare | None = None, again: GivenSettings | None = None) -> None:
-        self.reloading = Reloading(settings, again, self._live_parts)
+        self.reloading = Reloading(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = shared_out(settings) if share is None else settings
         self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
+        self._keys = Keys(settings.credentials)
         self.instruments = Instruments()
         self._tracing = tracing_of(settings, self.counters)
         self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
@@ -170,7 +173,7 @@ class Node:
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
         self._coordinators = GroupCoordinators(
-            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._end_of
+            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._end_of, self._keys
         )
         self._unwatch: Callable[[], None] = lambda: None
 
@@ -182,7 +185,15 @@ class Node:
 
     def _live_parts(self) -> LiveParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
-        return LiveParts(self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings)
+        return LiveParts(
+            self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings, self._keys.change
+        )
+
+    async def _prove(self, credentials: Credentials) -> None:
+        links = self._links
+        await prove(
+            self.settings.nats, self.subjects, self.settings.node_id, credentials, works=links is not None and links.are_up
+        )
 
     def _say(self, message: service_pb2.ServiceHello | service_pb2.ServiceAck, inbox: str, told: Told) -> None:
         """Of a service in this process; while there are no partitions nobody answers it."""
@@ -201,7 +212,7 @@ class Node:
         self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
-        self._links = links = await open_links(settings, self._intake)
+        self._links = links = await open_links(settings, self._intake, self._keys)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
@@ -210,7 +221,7 @@ class Node:
         recovery = attended(self._recovered.run(folder, self._pool, clean_stop=previous.clean_stop, share=self.share))
         try:  # side by side: the group may have to elect a leader first, which is waiting
             self._thread = GroupThread(
-                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments),
+                lambda: GroupLink(settings, folder, self.subjects, self._inboxes, self.counters, self.instruments, self._keys),
                 self.instruments,
             )
             self.group = group = await self._thread.open(self.fatal)
@@ -262,7 +273,7 @@ class Node:
 
     def _serve_jetstream(self, links: Links) -> None:
         if self.settings.jetstream_api:
-            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters)
+            self._jetstream = JetStreamDesk(links.reads, self.settings, self._inboxes, self.counters, self._keys)
             self._jetstream.open()
 
     def _follow(self, group: MetadataGroup) -> None:

@@ -6,10 +6,12 @@ and waits for one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from liftpy.client.credentials import PROOFS, Credentials
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from sidecar.logs import LOGS
@@ -33,6 +35,7 @@ LIVE = (
     "replication.copy_share",
     "replication.copy_piece_bytes",
     "replication.preferred_leaders_every",
+    *(f"credentials.{name}" for name in PROOFS),
 )
 """Settings that a running node takes over, in all of its processes."""
 
@@ -58,22 +61,27 @@ class SettingsSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LiveParts:
-    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group."""
+    """What takes settings over, as far as it is there. ``others``: tells the node's other processes; ``prefer``: the metadata group;
+    ``keys``: the connections, which connect anew."""
 
     partitions: Partitions | None
     scrub: Scrub | None
     page_hosts: Callable[[Iterable[str]], None]
     prefer: Callable[[float], None]
     others: Callable[[NodeSettings], None]
+    keys: Callable[[Credentials], None]
 
 
 Parts = Callable[[], LiveParts]
+Prove = Callable[[Credentials], Awaitable[None]]
+"""Raises ConfigError where a node can't go on with credentials."""
 
 
 class Reloading:
-    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log."""
+    """``settings``: of the whole node. ``given``: reads them again; None: they stay. ``parts``: who takes them over, beside the log.
+    ``prove``: tries credentials before they are taken over."""
 
-    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts) -> None:
+    def __init__(self, settings: NodeSettings, given: SettingsSource | None, parts: Parts, prove: Prove) -> None:
         self.running = settings
         """What holds now."""
         self._preferred_every = settings.replication.preferred_leaders_every
@@ -81,14 +89,28 @@ class Reloading:
         """What the file says; the next start takes all of it."""
         self._given = given
         self._parts = parts
+        self._prove = prove
+        self._proofs = settings.credentials.proofs()
+        """Of what holds: a file may be another one under the name that it had."""
+        self._turn = asyncio.Lock()
 
-    def reload(self) -> Reloaded:
+    async def reload(self) -> Reloaded:
         """Read them again; raise ConfigError, with nothing changed, if one is wrong."""
+        async with self._turn:
+            return await self._reload()
+
+    async def _reload(self) -> Reloaded:
         found = self._given.load() if self._given is not None else self.read
         if found.node_id != self.running.node_id:
             raise ConfigError(f"node_id = {found.node_id!r}: this is {self.running.node_id}; nothing is changed")
         new, held = flat(found), flat(self.running)
         changed = [name for name, value in new.items() if value != held[name]]
+        proofs = found.credentials.proofs()
+        renewed = [f"credentials.{name}" for name, proof in proofs.items() if proof != self._proofs[name]]
+        changed += [name for name in renewed if name not in changed]
+        if renewed:
+            found.credentials.nats_options()  # what can't be read is said here
+            await self._prove(found.credentials)
         applied = tuple(name for name in changed if name in LIVE)
         running = with_values(self.running, {name: new[name] for name in applied})
         self.read, self.running = found, running
@@ -104,6 +126,7 @@ class Reloading:
 
     def take_over(self, settings: NodeSettings) -> None:
         """Of ``settings``, one process's, what is live."""
+        proofs = settings.credentials.proofs()
         LOGS.reconfigure(settings.log_level, settings.log_format)
         parts = self._parts()
         if parts.partitions is not None:
@@ -112,16 +135,19 @@ class Reloading:
         if parts.scrub is not None:
             parts.scrub.change_rate(settings.scrub_bytes_per_s)
         parts.page_hosts(settings.page_hosts)
+        if proofs != self._proofs:
+            self._proofs = proofs
+            parts.keys(settings.credentials)
         if settings.replication.preferred_leaders_every != self._preferred_every:
             self._preferred_every = settings.replication.preferred_leaders_every
             parts.prefer(self._preferred_every)
 
-    def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
+    async def signalled(self, supervisor: Supervisor) -> dict[str, Any]:
         """SIGHUP, or ``liftpy settings reload``: what is wrong changes nothing. Returns what is said to who asked: ``applied`` and
         ``wait``, names of settings; or ``error``."""
         supervisor.reloading()
         try:
-            found = self.reload()
+            found = await self.reload()
             said: dict[str, Any] = {"applied": list(found.applied), "wait": list(found.wait)}
         except ConfigError as error:
             logger.error("settings are as they were: %s", error)

@@ -14,7 +14,7 @@ from sidecar.node import HARD_STOP_S, Node
 from sidecar.partition.garbage import look_seldom
 from sidecar.restarting import momentary
 from sidecar.settings import GivenSettings, NodeSettings
-from sidecar.tasks import attended
+from sidecar.tasks import attended, spawn
 
 
 async def run_node(
@@ -33,7 +33,9 @@ async def run_node(
 
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     loop.add_signal_handler(signal.SIGINT, stop, False)
-    loop.add_signal_handler(signal.SIGHUP, node.reloading.signalled, node.supervisor)
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: spawn(node.reloading.signalled(node.supervisor), "reading the settings again")
+    )
     starting = attended(node.start())
     stopping = attended(node.wait())
     try:

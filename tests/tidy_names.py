@@ -28,6 +28,8 @@ UNREFERENCED = {
     "liftpy.client.parser.StrictConnection._process_info": _NATS,
     "liftpy.client.consumer.Consumer.getone": "for applications",
     "liftpy.client.client.Client.consume_many": "for applications",
+    "liftpy.client.making.Processing.processing": "for applications",
+    "liftpy.client.sync.SyncClient.processing": "for applications",
     "liftpy.client.queue.Job.nack": "for applications",
     "liftpy.client.queue.Queue.nack": "for applications",
     "liftpy.client.sync_queue.SyncJob.nack": "for applications",
@@ -99,6 +101,9 @@ _SETS = "nats-py reads it"
 _FOR_TESTS = "for tests, which count by it"
 UNREAD = {
     "liftpy.client.parser.StrictConnection._pings_outstanding": _SETS,
+    "liftpy.client.parser.StrictConnection._public_nkey": _SETS,
+    "liftpy.client.parser.StrictConnection._signature_cb": _SETS,
+    "liftpy.client.parser.StrictConnection._user_jwt_cb": _SETS,
     "liftpy.client.receiving.ClientConnection._pings_outstanding": _SETS,
     "liftpy.client.publisher.Publisher.foreign_answers": "for applications",
     "liftpy.log.recovery.OpenReport.walked_bytes": "the benchmark of recovery shows it",

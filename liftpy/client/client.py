@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
 
@@ -20,6 +20,7 @@ from liftpy.client.internals import Internals
 from liftpy.client.iteration import Iteration
 from liftpy.client.levels import Levels
 from liftpy.client.likeness import differences
+from liftpy.client.making import Making, Processing
 from liftpy.client.many import ManyConsumer, Place, Places, bounded_ahead
 from liftpy.client.nearest import Nearest
 from liftpy.client.node_views import NodeViews
@@ -36,6 +37,7 @@ from liftpy.client.publisher import Publisher
 from liftpy.client.retrying import retrying
 from liftpy.client.service_calls import ServiceCalls
 from liftpy.client.slices import BatchSlice
+from liftpy.client.tracing import making_of
 from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
@@ -45,6 +47,9 @@ from liftpy.partition import PartitionState
 from liftpy.wire.filters import Filter
 from liftpy.wire.headers import HeadersLike
 from liftpy.wire.subjects import Subjects, data_subject
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 _READY = "LEADER_READY"
 _PLACED_POLL_S = 0.25
@@ -57,6 +62,7 @@ def connect(
     credentials: Credentials | None = None,
     name: str = "liftpy-client",
     timeout_s: float = 5.0,
+    trace: bool | TracerProvider = False,
     **nats_options: Any,
 ) -> Opening[Client]:
     """A Client of the cluster ``namespace`` on these NATS servers: ``async with connect(...) as client``, or ``await connect(...)`` and
@@ -64,9 +70,10 @@ def connect(
 
     ``nats``: URL(s), or a connected nats-py client, which then stays the caller's to close; it gets our
     parser (``liftpy.client.parser``), because nats-py's lets a publisher choose the subscription. ``nats_options``: more arguments for
-    ``nats.connect``. Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
+    ``nats.connect``. ``trace``: spans by OpenTelemetry's global provider of tracers, or by this one (``liftpy[trace]``).
+    Raises UnavailableError when no server lets us in within ``timeout_s``, ConfigError for bad arguments.
     """
-    return Opening(_connect(nats, namespace, credentials, name, timeout_s, nats_options))
+    return Opening(_connect(nats, namespace, credentials, name, timeout_s, trace, nats_options))
 
 
 async def _connect(
@@ -75,23 +82,28 @@ async def _connect(
     credentials: Credentials | None,
     name: str,
     timeout_s: float,
+    trace: bool | TracerProvider,
     nats_options: dict[str, Any],
 ) -> Client:
+    making = making_of(trace)
     subjects = Subjects(namespace, principal=credentials.principal if credentials is not None else "")
     if isinstance(nats, NatsConnection):
         make_strict(nats)
-        return Client(Transport(nats), subjects, owns_connection=False)
+        return Client(Transport(nats), subjects, owns_connection=False, making=making)
     connection = await open_connection(nats, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
-    return Client(Transport(connection), subjects, owns_connection=True)
+    return Client(Transport(connection), subjects, owns_connection=True, making=making)
 
 
-class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCalls):
+class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processing, ServiceCalls):
     """Streams, consumers, publishers of one cluster over one NATS connection. Bound to the event loop that made it."""
 
-    def __init__(self, transport: Transport, subjects: Subjects, *, owns_connection: bool) -> None:
+    def __init__(
+        self, transport: Transport, subjects: Subjects, *, owns_connection: bool, making: Making | None = None
+    ) -> None:
         self._transport = transport
         self._subjects = subjects
         self._owns_connection = owns_connection
+        self._made_by = making or Making()
         self._admin = Admin(transport, subjects)
         self._streams: dict[str, StreamImage] = {}
         """As they were last described; code that finds a description out of date asks for it again."""
@@ -133,7 +145,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
     def counters(self) -> dict[str, int]:
         """What came and could not be used, by kind: damaged answers, batches that do not decompress, acks by somebody else, and what
         the connection left out. Nothing of it was handed on; what is there is worth a look at the nodes' logs."""
-        return dict(self._transport.counters + self._transport.parse_errors)
+        return dict(self._transport.counters + self._transport.parse_errors + self._made_by.counters)
 
     # ---- administration ----------------------------------------------------------------------------------------------
     async def create_stream(
@@ -324,7 +336,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
         if start == "":  # the offset 0 is one
             start = "new" if backwards else "earliest"
         reader = self._reader(stream, partition, options)
-        return Consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
+        return self._made_by.consumer(reader, start, until, after_epoch, wanted=wanted, backwards=backwards)
 
     def consume_many(
         self,
@@ -369,7 +381,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
         if not 0 <= start_offset <= end_offset:
             raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
         progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
-        return read_range(self._reader(stream, partition, options), progress)
+        return read_range(self._reader(stream, partition, options), progress, self._made_by.handing_on(stream, partition))
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
         """Log start, HW and leader of a partition, as its leader says. Raises UnavailableError when nobody serves it."""
@@ -474,7 +486,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
         async def find() -> Address:
             return _address_of(await self._described(stream), partition, subject)
 
-        return Publisher(self._transport, stream, partition, address, options or PublishOptions(), find=find)
+        return self._made_by.publisher(self._transport, stream, partition, address, options or PublishOptions(), find=find)
 
     def producer(
         self,
@@ -503,7 +515,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
             return _address_of(await self._described(stream), partition)
 
         read = None if of is None else of.position_in(await self._described(check_name(of.stream, "stream")))
-        made = Producer(self._transport, stream, name, addresses, options, how, find, read)
+        made = self._made_by.producer(self._transport, stream, name, addresses, options, how, find, read)
         await made.open()
         return made
 
@@ -521,7 +533,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, ServiceCa
             return _partition_of(await self._described(stream), partition)
 
         nearest = Nearest(chosen.near, now, self._admin.nodes_near) if chosen.near or chosen.nearest else None
-        return PartitionReader(self._transport, self._subjects, stream, partition, chosen, now, nearest)
+        return self._made_by.reader(self._transport, self._subjects, stream, partition, chosen, now, nearest)
 
     async def _own_publisher(self, stream: str, partition: int) -> Publisher:
         """The one publisher of ``publish``; however many ask for it at once, one is made."""

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from liftpy.client import positions
 from liftpy.client.backwards import BackwardProgress
 from liftpy.client.events import EventKind, OnEvent, Teller
-from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead
+from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
 from liftpy.client.nearest import Nearest
 from liftpy.client.positions import Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
@@ -516,12 +516,15 @@ class Consumer:
 
     def batches(self) -> Iteration[BatchSlice]:
         """The committed records as slices of batches, in order, from behind the last record handed on; ends at ``until``."""
-        return self._begun(Iteration(self._ahead(), _whole, self._handed_on))
+        return self._begun(Iteration(self._ahead(), self._unfolding(whole), self._handed_on))
 
     def records(self) -> Iteration[Record]:
         """As ``batches``, one by one, for code that works by record."""
         unfold = _newest_first if self.backwards else BatchSlice.records
-        return self._begun(Iteration(self._ahead(), unfold, self._handed_on))
+        return self._begun(Iteration(self._ahead(), self._unfolding(unfold), self._handed_on))
+
+    def _unfolding(self, unfold: Callable[[BatchSlice], Iterator[Item]]) -> Callable[[BatchSlice], Iterator[Item]]:
+        return unfold
 
     def __aiter__(self) -> Iteration[Record]:
         return self.records()
@@ -562,18 +565,16 @@ class Consumer:
         return replace(self._origin, next_offset=offset + 1, last_offset=offset, leader_epoch=last.leader_epoch)
 
 
-def read_range(reader: PartitionReader, progress: ReadProgress) -> Iteration[BatchSlice]:
+def read_range(
+    reader: PartitionReader, progress: ReadProgress, unfold: Callable[[BatchSlice], Iterator[BatchSlice]] = whole
+) -> Iteration[BatchSlice]:
     """Slices from ``progress`` on, to its end."""
 
     async def begin() -> Fetch:
         return reader.fetching(progress)
 
-    return Iteration(reader.ahead(begin), _whole)
+    return Iteration(reader.ahead(begin), unfold)
 
 
 def _newest_first(piece: BatchSlice) -> Iterator[Record]:
     return reversed(list(piece.records()))
-
-
-def _whole(piece: BatchSlice) -> Iterator[BatchSlice]:
-    return iter((piece,))

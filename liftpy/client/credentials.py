@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import ssl
 from dataclasses import field
@@ -15,6 +16,11 @@ from liftpy.wire.subjects import check_speaker
 _MAX_FILE_BYTES = 1024 * 1024
 _JWT = re.compile(rb"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-{3,}END NATS USER JWT-{3,}")
 _SEED = re.compile(rb"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-{3,}END USER NKEY SEED-{3,}")
+
+
+_FILES = ("creds_file", "nkey_seed_file", "tls_ca_file", "tls_cert_file", "tls_key_file")
+PROOFS = ("user", "password", "token", *_FILES)
+"""The fields by which a server is shown who we are, and we see who it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,11 @@ class Credentials:
             check_inbox_prefixes((f"{self.inbox_prefix}.",))
         if self.principal:
             check_speaker(self.principal, "principal")
+
+    def proofs(self) -> dict[str, bytes]:
+        """Of each of ``PROOFS`` a digest of its value, of a file also of what is in it: another one, and a server is told something
+        else. A file that can't be read has that for its content."""
+        return {name: _proof(name, getattr(self, name)) for name in PROOFS}
 
     def nats_options(self) -> dict[str, Any]:
         """Keyword arguments for ``nats.connect``; raise ConfigError if a file can't be used, and say why."""
@@ -101,6 +112,16 @@ def _read(path: str, name: str) -> bytes:
             return file.read(_MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{name} {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _proof(name: str, value: str) -> bytes:
+    digest = hashlib.blake2b(value.encode(), digest_size=16)
+    if value and name in _FILES:
+        try:
+            digest.update(_read(value, name))
+        except ConfigError as error:
+            digest.update(str(error).encode())
+    return digest.digest()
 
 
 def _check_creds(path: str) -> None:

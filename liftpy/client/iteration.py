@@ -156,6 +156,11 @@ def _nothing() -> None:
     pass
 
 
+def whole(piece: BatchSlice) -> Iterator[BatchSlice]:
+    """A slice as one item."""
+    return iter((piece,))
+
+
 class HandedOn:
     """``last``: what an application was given last, whole: what was only fetched for it is not behind its position."""
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from liftpy.dataclass import dataclass
 from liftpy.ingest.digest import RollingDigest
 from liftpy.ingest.producers import after, distance
+from liftpy.trace.messages import first_marked
 from liftpy.wire.batch import build_batch, in_epoch, parse_batch, seal
 from liftpy.wire.batch_columns import ColumnSet
 from liftpy.wire.columnar import body_of
@@ -122,6 +123,8 @@ class Lane:
         self._attempt_s = attempt_s
         self._linger_s = linger_s
         self._new_ticket = new_ticket
+        self.begun: Callable[[Any, Pairs], Pairs] | None = None
+        """Told of each batch that is begun: its ticket, and the headers of its first record; gives those it is to have."""
         self.epoch = 0
         self.next_sequence = 0
         """That the next batch which is closed begins with."""
@@ -196,6 +199,8 @@ class Lane:
             gathered, index = self._open, 0
         if not index:
             gathered.since = now
+            if self.begun is not None and size_bytes <= self._batch_bytes:
+                headers = self.begun(gathered.ticket, headers)
         gathered.values.append(value)
         gathered.keys.append(key)
         gathered.headers.append(headers)
@@ -236,6 +241,9 @@ class Lane:
             gathered.values += values[start:end]
             gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
             gathered.headers += [()] * (end - start)
+            if not first and self.begun is not None and ends[end - 1] - taken <= self._batch_bytes:
+                gathered.headers[0] = self.begun(gathered.ticket, ())
+                gathered.has_headers = bool(gathered.headers[0])
             gathered.size_bytes += ends[end - 1] - taken
             gathered.has_keys = gathered.has_keys or keys is not None
             start = end
@@ -246,6 +254,8 @@ class Lane:
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
+        if self.begun is not None and size_bytes <= self._batch_bytes and (marks := self.begun(ticket, ())):
+            columns = first_marked(columns, marks)
         batch = seal(
             body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
         )

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nats.aio.client import Client
@@ -285,7 +285,7 @@ class StrictConnection(Client):
         self.on_reconnected: list[Callable[[], None]] = []
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
-        self._wants_tls = False
+        self._wants_tls = self._urls_want_tls = False
         self._looked_at: tuple[str | None, bytes] = None, b""
         """The subject of the last message that ``hand_over`` took, as text and as bytes."""
 
@@ -296,8 +296,25 @@ class StrictConnection(Client):
     async def connect(self, servers: Any = "nats://127.0.0.1:4222", **options: Any) -> None:  # type: ignore[override]
         """As nats-py's; with a ``tls://`` URL or any TLS setting, a server that does not encrypt is refused."""
         urls = [servers] if isinstance(servers, str) else list(servers)
-        self._wants_tls = bool(options.get("tls")) or wants_tls(urls)
+        self._urls_want_tls = wants_tls(urls)
+        self._wants_tls = bool(options.get("tls")) or self._urls_want_tls
         await super().connect(servers=servers, **options)
+
+    async def renew(self, options: Mapping[str, Any]) -> None:
+        """Go on with other credentials (``Credentials.nats_options``): connects anew, at once if it is connected. What is asked and not
+        answered by then ends as with any lost connection; subscriptions come along."""
+        self._user_credentials, self._nkeys_seed = options.get("user_credentials"), options.get("nkeys_seed")
+        self._user_jwt_cb = self._signature_cb = self._public_nkey = None
+        if self._user_credentials is not None or self._nkeys_seed is not None:
+            self._setup_nkeys_connect()
+        for name in ("user", "password", "token"):
+            self.options[name] = options.get(name)
+        self.options.pop("tls", None)
+        if "tls" in options:
+            self.options["tls"] = options["tls"]
+        self._wants_tls = "tls" in options or self._urls_want_tls
+        if self.is_connected:
+            await self._process_op_err(Error("nats: other credentials are used from now on"))
 
     def hand_over(self, subject: str, reply: str, payload: bytes, room_bytes: int) -> bool:
         """Take a message as ``publish`` does, at half its price; False: not taken, ``publish`` is to do it, or to say why not.

@@ -133,12 +133,14 @@ class ManyAck(NamedTuple):
 class Ticket:
     """One batch, to those who wait for what became of it."""
 
-    __slots__ = ("future", "partition", "stream")
+    __slots__ = ("future", "partition", "record_count", "stream")
 
     def __init__(self, stream: str, partition: int) -> None:
         self.stream = stream
         self.partition = partition
         self.future: asyncio.Future[Landed] = asyncio.get_running_loop().create_future()
+        self.record_count = 0
+        """Known when it is placed."""
 
     def fail(self, error: LiftError) -> None:
         """Whoever waits is told; nobody has to."""
@@ -407,6 +409,7 @@ class Course:
             offset = -1  # it was stored in other batches, perhaps, with others between them
         for parcel, placed in self.lane.placed(sequence, Landed(offset, ack.leaderEpoch, known)):
             ticket: Ticket = parcel.ticket
+            ticket.record_count = parcel.record_count
             if not ticket.future.done():
                 ticket.future.set_result(placed)
             self._errand.left(parcel.size_bytes, parcel.record_count)

@@ -22,9 +22,10 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from liftpy.client.client import Client
 from liftpy.client.client import connect as _connect
@@ -46,6 +47,9 @@ from liftpy.config import AckPolicy
 from liftpy.errors import ClientClosedError, ConfigError
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import HeadersLike
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -112,12 +116,15 @@ def connect(
     credentials: Credentials | None = None,
     name: str = "liftpy-client",
     timeout_s: float = 5.0,
+    trace: bool | TracerProvider = False,
     **nats_options: Any,
 ) -> SyncClient:
     """A connected client; use it as ``with connect(...) as client``, or ``close`` it. Arguments and errors as of ``liftpy.connect``."""
 
     async def opened() -> Client:
-        return await _connect(nats, namespace, credentials=credentials, name=name, timeout_s=timeout_s, **nats_options)
+        return await _connect(
+            nats, namespace, credentials=credentials, name=name, timeout_s=timeout_s, trace=trace, **nats_options
+        )
 
     return waiting(opened)
 
@@ -188,6 +195,10 @@ class SyncClient:
     def counters(self) -> dict[str, int]:
         """What came and could not be used, by kind."""
         return self._client.counters
+
+    def processing(self, stream: str, what: Record | BatchSlice, *, partition: int = 0) -> AbstractContextManager[Any]:
+        """A span around what is done with a record; see ``liftpy.client.Client.processing``."""
+        return self._client.processing(stream, what, partition=partition)
 
     @overload
     def publish(

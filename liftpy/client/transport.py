@@ -54,7 +54,7 @@ async def open_connection(
     timeout_s: float = 5.0,
     carrier: CarriedBy | None = None,
     **nats_options: Any,
-) -> NatsConnection:
+) -> ClientConnection:
     """A connected nats-py client that reconnects for ever; raise UnavailableError when no server answers in ``timeout_s``.
 
     ``servers``: one URL or several, also comma separated. ``carrier``: goes in the place of TCP, as in ``liftpy.testing.memory``.

@@ -1,11 +1,11 @@
-"""How many spans a node may make: a token bucket. What does not fit is not made, and counted. Pure."""
+"""How many spans a node, or a client, may make: a token bucket. What does not fit is not made, and counted. Pure."""
 
 from __future__ import annotations
 
 from liftpy.config import NS_PER_S
 
 SPANS_PER_S = 100.0
-"""Of one node."""
+"""Of one node; of one client, in each direction."""
 
 
 class SpanBudget:
@@ -28,3 +28,7 @@ class SpanBudget:
             return False
         self._tokens -= spans
         return True
+
+    def gives_back(self, spans: int) -> None:
+        """So many that were taken were not needed."""
+        self._tokens += spans

@@ -15,12 +15,14 @@ from liftpy.wire.batch_columns import BytesColumn, Columns, HeadersColumn
 
 MOST_LINKS = 32
 """Contexts of one batch; those of further messages are not looked for."""
+MOST_READ_LINKS = 64
+"""The same of a batch that is read."""
 _NAME = TRACEPARENT.encode()
 _LAST_FLAG = 54
 """Where the lower of the two digits of the flags stands."""
 _NINE = ord("9")
-_MOST_PARSED = 4 * MOST_LINKS
-"""Values of one batch that look sampled and may turn out malformed."""
+_PARSED_A_LINK = 4
+"""So many values that look sampled and may turn out malformed."""
 
 
 def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
@@ -35,32 +37,37 @@ def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
     return () if headers is None else sampled_in(headers)
 
 
-def sampled_in(headers: HeadersColumn) -> tuple[TraceContext, ...]:
-    """The same of a column."""
+def sampled_in(
+    headers: HeadersColumn, first: int = 0, end: int | None = None, most: int = MOST_LINKS
+) -> tuple[TraceContext, ...]:
+    """The same of a column: of its records ``first`` (inclusive) to ``end`` (exclusive; None: to the last)."""
     names = bytes(headers.names.data)
     if names.find(_NAME) < 0:
         return ()
+    begin = int(headers.ends[first - 1]) if first else 0
+    behind = int(headers.ends[-1 if end is None else end - 1])
     found: dict[TraceContext, None] = {}
-    for value in _sampled_values(headers, names)[:_MOST_PARSED]:
+    for value in _sampled_values(headers, names, begin, behind, most * _PARSED_A_LINK):
         context = parse_traceparent(value)
         if context is not None and context.sampled:
             found[context] = None
-            if len(found) == MOST_LINKS:
+            if len(found) == most:
                 break
     return tuple(found)
 
 
-def _sampled_values(headers: HeadersColumn, names: bytes) -> list[bytes]:
-    """Of the headers with that name, whose flags look sampled."""
+def _sampled_values(headers: HeadersColumn, names: bytes, begin: int, end: int, most: int) -> list[bytes]:
+    """Of the pairs ``begin`` (inclusive) to ``end`` (exclusive) with that name, whose flags look sampled."""
     name_starts, name_sizes = _places(headers.names)
     value_starts, value_sizes = _places(headers.values)
-    pairs = np.flatnonzero((name_sizes == len(_NAME)) & (value_sizes >= TRACEPARENT_BYTES))
+    fits = (name_sizes[begin:end] == len(_NAME)) & (value_sizes[begin:end] >= TRACEPARENT_BYTES)
+    pairs = np.flatnonzero(fits) + begin
     letters, values = np.frombuffer(names, dtype=np.uint8), np.frombuffer(headers.values.data, dtype=np.uint8)
     written = letters[name_starts[pairs, None] + np.arange(len(_NAME))]
     pairs = pairs[(written == np.frombuffer(_NAME, dtype=np.uint8)).all(axis=1)]
     digit = values[value_starts[pairs] + _LAST_FLAG]
     bit = (digit ^ (digit > _NINE)) & SAMPLED  # in ASCII '0' is even, and 'a', which stands for ten, is odd
-    pairs = pairs[bit == SAMPLED][:_MOST_PARSED]
+    pairs = pairs[bit == SAMPLED][:most]
     data, starts, sizes = bytes(headers.values.data), value_starts[pairs].tolist(), value_sizes[pairs].tolist()
     return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 

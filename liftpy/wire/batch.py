@@ -137,6 +137,8 @@ class RecordBatch:
     """A view of one batch in a buffer: nothing is copied before a column is asked for, and none when it is uncompressed."""
 
     __slots__ = ("__dict__", "header", "on_damage", "view")
+    arrived_ns = 0
+    """When a reader who is traced got it, ns since 1970; 0: nobody has said."""
 
     def __init__(self, header: BatchHeader, view: memoryview) -> None:
         self.header = header

@@ -30,6 +30,7 @@ from liftpy.ingest.unsure import Unsure
 from liftpy.replica.went_past import all_have_lost_it
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
+from sidecar.bus.keys import Keys
 from sidecar.bus.outlet import Buffer, Outlet
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
@@ -424,15 +425,16 @@ def _call(callback: Callable[[], None]) -> None:
 Connection = TypeVar("Connection", bound=BusConnection)
 
 
-async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Connection:
-    """A connection that reconnects for ever; keeps trying at the start too, until cancelled."""
+async def open_bus(settings: NodeSettings, make: Callable[[], Connection], keys: Keys | None = None) -> Connection:
+    """A connection that reconnects for ever; keeps trying at the start too, until cancelled. ``keys``: None, those of ``settings``."""
+    keys = keys or Keys(settings.credentials)
     check_nats_py()
     announced = False
     inbox = Subjects(settings.namespace).inbox(settings.node_id)
     while True:
         connection = make()
         connection.inbox = f"{inbox}.{secrets.token_hex(11)}"
-        options: dict[str, Any] = settings.credentials.nats_options()
+        options: dict[str, Any] = (credentials := keys.credentials).nats_options()
         try:
             await connection.connect(
                 servers=list(settings.nats),
@@ -449,6 +451,7 @@ async def open_bus(settings: NodeSettings, make: Callable[[], Connection]) -> Co
                 **options,
             )
             connection.options["max_reconnect_attempts"] = -1
+            keys.add(connection, credentials)
             return connection
         except (OSError, TimeoutError, nats.errors.Error) as error:
             with contextlib.suppress(Exception):

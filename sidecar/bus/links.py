@@ -21,6 +21,7 @@ from liftpy.replica.intake import NodeIntake
 from sidecar import clock
 from sidecar.bus.connection import BusConnection, open_bus
 from sidecar.bus.inflow import Inflow
+from sidecar.bus.keys import Keys
 from sidecar.bus.standby_link import StandbyLink
 from sidecar.settings import NodeSettings
 
@@ -101,12 +102,12 @@ class _DataPath:
             self._changed(changed)
 
 
-async def open_links(settings: NodeSettings, intake: NodeIntake) -> Links:
+async def open_links(settings: NodeSettings, intake: NodeIntake, keys: Keys) -> Links:
     """Connect all three; keeps trying until cancelled."""
     config = settings.replication
-    replication = await open_bus(settings, lambda: BusConnection("replication"))
-    reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES))
-    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads))
+    replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
+    reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
+    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads), keys)
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
-    standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby")))
+    standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby"), keys))
     return Links(replication, ingest, reads, standby)

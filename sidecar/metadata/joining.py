@@ -23,6 +23,7 @@ from liftpy.errors import ConfigError
 from liftpy.instruments import Instruments
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, Subjects
+from sidecar.bus.keys import Keys
 from sidecar.bus.rights import RightsWatch
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.feed import FeedSubscriber
@@ -52,7 +53,9 @@ class GroupLink:
         inboxes: InboxRule,
         counters: Counter[str],
         instruments: Instruments | None = None,
+        keys: Keys | None = None,
     ) -> None:
+        self._keys = keys or Keys(settings.credentials)
         self._instruments = instruments or Instruments()
         if not settings.controllers:
             raise ConfigError(
@@ -112,15 +115,18 @@ class GroupLink:
             self._group.prefer(every_s)
 
     async def _connect_for_events(self) -> Client:
-        return await open_connection(
+        connection = await open_connection(
             list(self._settings.nats),
-            credentials=self._settings.credentials,
+            credentials=(credentials := self._keys.credentials),
             name=f"liftpy-{self._settings.node_id}-events",
             inbox_prefix=GROUPS_INBOX.encode(),
         )
+        self._keys.add(connection, credentials)
+        return connection
 
     async def _connect(self) -> None:
         while True:
+            credentials = self._keys.credentials
             try:
                 await self._connection.connect(
                     servers=list(self._settings.nats),
@@ -136,9 +142,10 @@ class GroupLink:
                     max_outstanding_pings=2,
                     pending_size=0,
                     inbox_prefix=self._subjects.inbox(self._settings.node_id).encode(),
-                    **self._settings.credentials.nats_options(),
+                    **credentials.nats_options(),
                 )
                 self._connection.options["max_reconnect_attempts"] = -1
+                self._keys.add(self._connection, credentials)
                 return
             except (OSError, TimeoutError, nats.errors.Error):
                 with contextlib.suppress(Exception):

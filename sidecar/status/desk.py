@@ -86,7 +86,7 @@ class StatusDesk:
         """None: the node is one process."""
         self.on_level: Callable[[str, float], None] = lambda level, for_s: None
         """Tells other processes of the node."""
-        self.on_reload: Callable[[], dict[str, Any]] = lambda: {"error": "this process has no settings of its own"}
+        self.on_reload: Callable[[], Awaitable[dict[str, Any]]] = _nothing_to_reload
         """Reads the settings again, and says what came of it."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
@@ -150,13 +150,16 @@ class StatusDesk:
 
         def reload(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
             if any(rule.allows(reply) for rule in inboxes):
-                said = self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
-                bus.send(reply.decode(), (json.dumps(said).encode(),))
+                spawn(self._reload(bus, reply.decode(), payload), "reading the settings again")
 
         bus.listen(subjects.control_settings(self._settings.node_id), reload)
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))
+
+    async def _reload(self, bus: BusConnection, reply: str, payload: bytes) -> None:
+        said = await self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
+        bus.send(reply, (json.dumps(said).encode(),))
 
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
@@ -329,6 +332,10 @@ def _asked_after(payload: bytes) -> tuple[str, int]:
 
 MOST_S = 24 * 3600.0
 """A level that was asked for holds at most so long."""
+
+
+async def _nothing_to_reload() -> dict[str, Any]:
+    return {"error": "this process has no settings of its own"}
 
 
 def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[str, Any]:

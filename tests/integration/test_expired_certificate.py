@@ -113,9 +113,7 @@ async def test_nodes_wait_for_certificates_and_come_back(tmp_path: Path) -> None
             node.log.clear()
             node.start()
             await says(node, "lets this node in yet", "certificate")
-            node.terminate()
             made.issue("node")
-            node.start()
             await asyncio.to_thread(node.wait_ready)
             async with connect(url, credentials=made.credentials()) as client:
                 await client.publish("orders", b"after")

@@ -30,6 +30,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "status": ("tests/unit/node",),
     "node": ("tests/unit/node",),
     "workers": ("tests/unit/node",),
+    "trace": ("tests/unit/trace",),
+    "tracing": ("tests/unit/node",),
     "backup": ("tests/unit/backup",),
 }
 """Tests of each package that start no processes: what is tried after a mutant's own tests."""

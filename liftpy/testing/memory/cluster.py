@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nats.aio.client import Client as NatsConnection
 
@@ -17,6 +17,7 @@ from liftpy.client import sync
 from liftpy.client.client import Client
 from liftpy.client.ending import end_tasks
 from liftpy.client.opening import Opening
+from liftpy.client.tracing import making_of
 from liftpy.client.transport import Transport, open_connection
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import ReplicationConfig
@@ -32,6 +33,9 @@ from liftpy.testing.memory.node import MemoryNode
 from liftpy.testing.memory.services import MemoryService
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM, Subjects
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 _T = TypeVar("_T")
 DEFAULT_NODES = 3
@@ -172,13 +176,13 @@ class MemoryCluster:
         """Of the cluster's own subjects."""
         return self._subjects.namespace
 
-    def client(self, name: str = "liftpy-client") -> Opening[Client]:
+    def client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> Opening[Client]:
         """``async with cluster.client() as client``, or ``await``: a ``liftpy.Client`` in the event loop that runs here."""
-        return Opening(self._client(name))
+        return Opening(self._client(name, trace))
 
-    def sync_client(self, name: str = "liftpy-client") -> sync.SyncClient:
+    def sync_client(self, name: str = "liftpy-client", *, trace: bool | TracerProvider = False) -> sync.SyncClient:
         """A client without asyncio; close it, or use it as a context manager."""
-        return sync.waiting(partial(self._client, name))
+        return sync.waiting(partial(self._client, name, trace))
 
     def nats(self, **options: Any) -> Opening[NatsConnection]:
         """A nats-py client: ``async with cluster.nats() as nc``, or ``await``. ``options``: of ``nats.connect``."""
@@ -189,9 +193,10 @@ class MemoryCluster:
             raise ConfigError(_NOT_RUNNING)
         return open_connection(URL, carrier=MemoryTransport(self._server), **options)
 
-    async def _client(self, name: str) -> Client:
+    async def _client(self, name: str, trace: bool | TracerProvider = False) -> Client:
+        making = making_of(trace)
         connection = await self._connection(name=name)
-        return Client(Transport(connection), self._subjects, owns_connection=True)
+        return Client(Transport(connection), self._subjects, owns_connection=True, making=making)
 
     # ---- services --------------------------------------------------------------------------------------------------------
     def serve(

@@ -138,14 +138,14 @@ _DRAWN = {
     "liftpy/client/client.py": [
         (
             "the connection of others is closed",
-            "return Client(Transport(nats), subjects, owns_connection=False)",
-            "return Client(Transport(nats), subjects, owns_connection=True)",
+            "return Client(Transport(nats), subjects, owns_connection=False, making=making)",
+            "return Client(Transport(nats), subjects, owns_connection=True, making=making)",
             "closing a client ends the application's own connection",
         ),
         (
             "our own connection stays open",
-            "return Client(Transport(connection), subjects, owns_connection=True)",
-            "return Client(Transport(connection), subjects, owns_connection=False)",
+            "return Client(Transport(connection), subjects, owns_connection=True, making=making)",
+            "return Client(Transport(connection), subjects, owns_connection=False, making=making)",
             "each client leaks a connection",
         ),
         (

@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 from nats.errors import UnexpectedEOF
 
+from liftpy.client.credentials import Credentials
 from liftpy.client.receiving import Receiver, receive
 from liftpy.cluster.predecessor import Sign
 from liftpy.replica.intake import NodeIntake
@@ -21,6 +22,7 @@ from sidecar.bus import cuts as cuts_module
 from sidecar.bus.absence import QUESTION, Probes, is_absent, look_for
 from sidecar.bus.backlog import Told
 from sidecar.bus.cuts import Cuts
+from sidecar.bus.keys import Keys
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.socket_thread import SocketThread
 
@@ -243,8 +245,8 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
     given: list[Any] = []
     closed: list[str] = []
 
-    async def open_bus(settings: Any, make: Any) -> Any:
-        given.append(settings)
+    async def open_bus(settings: Any, make: Any, keys: Any) -> Any:
+        given.append((settings, keys))
         return make()
 
     class Made:
@@ -258,9 +260,9 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
     monkeypatch.setattr(links, "BusConnection", Made)
     monkeypatch.setattr(links, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
     settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
-    node = NodeIntake()
-    made: Any = await open_links(settings, node)
-    assert given == [settings] * 3
+    node, keys = NodeIntake(), Keys(Credentials())
+    made: Any = await open_links(settings, node, keys)
+    assert given == [(settings, keys)] * 3
     assert made.replication.args == ("replication",)
     assert made.reads.args == ("reads", 32 * 1024 * 1024)
     assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads)), "asked over another connection"

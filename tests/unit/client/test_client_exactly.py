@@ -18,6 +18,7 @@ from liftpy.client.addressing import Address
 from liftpy.client.credentials import Credentials
 from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import HandedOn, Iteration
+from liftpy.client.making import Making
 from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
 from liftpy.client.publisher import Publisher
@@ -474,7 +475,8 @@ async def test_whose_connection_it_is_decides_who_closes_it(strict: type[Strict]
     made: list[Any] = []
 
     class Made:
-        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool) -> None:
+        def __init__(self, transport: Any, subjects: Any, *, owns_connection: bool, making: Any) -> None:
+            assert type(making) is Making
             made.append((transport, subjects.namespace, subjects.principal, owns_connection))
 
     monkeypatch.setattr(client_module, "Client", Made)

@@ -196,7 +196,7 @@ def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobod
         return client
 
     monkeypatch.setattr(sync, "_connect", connected)
-    given = {"credentials": "c", "name": "me", "timeout_s": 7.0, "tls": "t"}
+    given = {"credentials": "c", "name": "me", "timeout_s": 7.0, "trace": True, "tls": "t"}
     with sync.connect("nats://there", "spaces", **given) as made:  # type: ignore[arg-type]
         assert calls == [(("nats://there", "spaces"), given)]
         assert made.counters == {"odd": 3}

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import nkeys
 import pytest
 
 from liftpy.client.credentials import Credentials
@@ -40,12 +41,15 @@ class Told:
         self.hosts: list[tuple[str, ...]] = []
         self.preferred: list[float] = []
         self.others: list[NodeSettings] = []
+        self.keys: list[Credentials] = []
+        self.proved: list[Credentials] = []
+        self.refusal: ConfigError | None = None
         self.scrub: Any = SimpleNamespace(change_rate=self.rates.append)
         self.supervisor: Any = SimpleNamespace(
             reloading=lambda: self.said.append("reloading"), reloaded=lambda: self.said.append("reloaded")
         )
         monkeypatch.setattr(module, "LOGS", SimpleNamespace(reconfigure=lambda level, form: self.logs.append((level, form))))
-        self.reloading = Reloading(SETTINGS, self, self.parts)
+        self.reloading = Reloading(SETTINGS, self, self.parts, self.prove)
 
     def parts(self) -> LiveParts:
         return LiveParts(
@@ -54,7 +58,13 @@ class Told:
             lambda hosts: self.hosts.append(tuple(hosts)),
             self.preferred.append,
             self.others.append,
+            self.keys.append,
         )
+
+    async def prove(self, credentials: Credentials) -> None:
+        self.proved.append(credentials)
+        if self.refusal is not None:
+            raise self.refusal
 
     sources: ClassVar[dict[str, str]] = {"rack": "file"}
 
@@ -70,7 +80,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(monkeypatch)
 
 
-def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
+async def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
     told.found = replace(
         SETTINGS,
         log_level="debug",
@@ -80,7 +90,7 @@ def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
         rack="b",
         data=Path("/y"),
     )
-    assert told.reloading.reload() == Reloaded(
+    assert await told.reloading.reload() == Reloaded(
         ("log_level", "log_format", "metrics_streams", "scrub_bytes_per_s"), ("data", "rack")
     )
     assert told.logs == [("debug", "json")]
@@ -93,75 +103,75 @@ def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:
     assert rows["metrics_streams"] == {
         "name": "metrics_streams", "value": ["shop-*"], "source": "default", "default": [], "applies": "live"
     }  # fmt: skip
-    assert told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
+    assert await told.reloading.reload() == Reloaded((), ("data", "rack")), "once more: only what waits"
 
 
-def test_each_process_of_several_takes_its_share(told: Told) -> None:
+async def test_each_process_of_several_takes_its_share(told: Told) -> None:
     several = replace(SETTINGS, workers=2)
     told.found = replace(several, log_level="debug", scrub_bytes_per_s=1000, rack="b")
-    reloading = Reloading(several, told, told.parts)
-    assert reloading.reload() == Reloaded(("log_level", "scrub_bytes_per_s"), ("rack",))
+    reloading = Reloading(several, told, told.parts, told.prove)
+    assert await reloading.reload() == Reloaded(("log_level", "scrub_bytes_per_s"), ("rack",))
     assert told.rates == [500]
     (each,) = told.others
     assert (each.log_level, each.scrub_bytes_per_s, each.rack) == ("debug", 500, "")
     rows = {row["name"]: row["value"] for row in reloading.shown()}
     assert rows["scrub_bytes_per_s"] == 1000, "what is shown is the node's"
-    worker = Reloading(shared_out(several), None, told.parts)
+    worker = Reloading(shared_out(several), None, told.parts, told.prove)
     worker.take_over(each)
     assert told.rates == [500, 500]
 
 
-def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
+async def test_what_waits_is_no_more_when_the_file_is_as_it_was(told: Told) -> None:
     told.found = replace(SETTINGS, rack="b")
-    told.reloading.reload()
+    await told.reloading.reload()
     told.found = SETTINGS
-    assert told.reloading.reload() == Reloaded((), ())
+    assert await told.reloading.reload() == Reloaded((), ())
     assert told.reloading.read == SETTINGS
 
 
 @pytest.mark.parametrize(
     "wrong", [ConfigError("weight = 2000 is outside 0..1000"), replace(SETTINGS, node_id="n2", log_level="debug")]
 )
-def test_a_wrong_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_file_changes_nothing(told: Told, wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     told.found = wrong
     with pytest.raises(ConfigError):
-        told.reloading.reload()
+        await told.reloading.reload()
     with caplog.at_level(logging.ERROR):
-        told.reloading.signalled(told.supervisor)
+        await told.reloading.signalled(told.supervisor)
     assert "settings are as they were" in caplog.text
     assert (told.said, told.logs, told.rates) == (["reloading", "reloaded"], [], [])
     assert told.reloading.running == told.reloading.read == SETTINGS
 
 
-def test_before_there_are_partitions_it_takes_over_what_it_can(told: Told) -> None:
+async def test_before_there_are_partitions_it_takes_over_what_it_can(told: Told) -> None:
     told.partitions = told.scrub = None
     told.found = replace(SETTINGS, scrub_bytes_per_s=5, log_level="warning")
-    assert told.reloading.reload().applied == ("log_level", "scrub_bytes_per_s")
+    assert (await told.reloading.reload()).applied == ("log_level", "scrub_bytes_per_s")
     assert told.logs == [("warning", "text")]
 
 
-def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> None:
+async def test_a_file_is_read_as_at_the_start(tmp_path: Path, told: Told) -> None:
     file = tmp_path / "n1.toml"
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "info"\n')
     flags = {"rack": "flag"}
     given = GivenSettings(file, flags, {"LIFTPY_WEIGHT": "2", "LIFTPY_REPLICATION_SESSION_S": "3"})
-    reloading = Reloading(given.load(), given, told.parts)
+    reloading = Reloading(given.load(), given, told.parts, told.prove)
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\nnonsense = 1\n')
     with pytest.raises(ConfigError, match="nonsense"):
-        reloading.reload()
+        await reloading.reload()
     file.write_text('node_id = "n1"\ndata = "/x"\nlog_level = "debug"\nrack = "c"\n')
-    assert reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
+    assert await reloading.reload() == Reloaded(("log_level",), ()), "a flag wins over the file"
     sources = {row["name"]: row["source"] for row in reloading.shown()}
     assert {name: sources[name] for name in ("rack", "weight", "data", "namespace", "replication.session_s")} == {
         "rack": "flag", "weight": "env", "data": "file", "namespace": "default", "replication.session_s": "env"
     }  # fmt: skip
 
 
-def test_who_asks_is_told_what_came_of_it(told: Told) -> None:
+async def test_who_asks_is_told_what_came_of_it(told: Told) -> None:
     told.found = replace(SETTINGS, log_level="debug", rack="b")
-    assert told.reloading.signalled(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
+    assert await told.reloading.signalled(told.supervisor) == {"applied": ["log_level"], "wait": ["rack"]}
     told.found = ConfigError("weight = 2000 is outside 0..1000")
-    assert told.reloading.signalled(told.supervisor) == {"error": "weight = 2000 is outside 0..1000"}
+    assert await told.reloading.signalled(told.supervisor) == {"error": "weight = 2000 is outside 0..1000"}
 
 
 def test_settings_are_shown_whole_and_without_secrets() -> None:
@@ -170,7 +180,7 @@ def test_settings_are_shown_whole_and_without_secrets() -> None:
     by_name = {row["name"]: row for row in found}
     assert "hush" not in json.dumps(found)
     assert by_name["credentials.password"] == {
-        "name": "credentials.password", "value": "***", "read": "", "source": "default", "default": "", "applies": "restart"
+        "name": "credentials.password", "value": "***", "read": "", "source": "default", "default": "", "applies": "live"
     }  # fmt: skip
     assert (by_name["credentials.user"]["value"], by_name["credentials.token"]["value"]) == ("u", "")
     assert by_name["nats"]["value"][0].endswith("h:4222")
@@ -183,7 +193,41 @@ def test_each_live_setting_is_one() -> None:
     assert set(LIVE) <= set(flat(SETTINGS))
 
 
-def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> None:
+async def test_credentials_are_tried_first_and_one_that_is_not_let_in_changes_nothing(told: Told, tmp_path: Path) -> None:
+    found = Credentials(user="u", password="hush", principal="u")
+    told.found = replace(SETTINGS, credentials=found, log_level="debug")
+    told.refusal = ConfigError("the NATS server does not accept these credentials")
+    assert await told.reloading.signalled(told.supervisor) == {"error": "the NATS server does not accept these credentials"}
+    assert (told.proved, told.keys, told.logs, told.reloading.running) == ([found], [], [], SETTINGS)
+    told.refusal = None
+    names = ("log_level", "credentials.user", "credentials.password")
+    assert await told.reloading.reload() == Reloaded(names, ("credentials.principal",))
+    held = Credentials(user="u", password="hush")
+    assert told.keys == [held], "who it asks as stays as it is"
+    assert await told.reloading.reload() == Reloaded((), ("credentials.principal",))
+    assert (told.keys, len(told.proved)) == ([held], 2), "nothing new: nobody connects anew"
+
+
+async def test_a_file_with_another_content_is_taken_over_under_the_same_name(told: Told, tmp_path: Path) -> None:
+    file = tmp_path / "n1.seed"
+    file.write_bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER))
+    settings = replace(SETTINGS, workers=2, credentials=Credentials(nkey_seed_file=str(file)))
+    told.found = settings
+    reloading = Reloading(settings, told, told.parts, told.prove)
+    worker = Reloading(shared_out(settings), None, told.parts, told.prove)
+    assert await reloading.reload() == Reloaded((), ())
+    file.write_bytes(nkeys.encode_seed(bytes([1]) * 32, nkeys.PREFIX_BYTE_USER))
+    assert await reloading.reload() == Reloaded(("credentials.nkey_seed_file",), ())
+    assert told.keys == [settings.credentials]
+    worker.take_over(told.others[-1])
+    assert told.keys == [settings.credentials] * 2, "its other processes too"
+    file.write_bytes(b"no seed")
+    with pytest.raises(ConfigError, match="nkey_seed_file"):
+        await reloading.reload()
+    assert len(told.keys) == 2
+
+
+async def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> None:
     config = replace(
         SETTINGS.replication,
         copy_bytes_per_second=5_000_000,
@@ -195,7 +239,7 @@ def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> 
     )
     told.pace.copied_bytes = 7
     told.found = replace(SETTINGS, page_hosts=("liftpy.example",), replication=config)
-    found = told.reloading.reload()
+    found = await told.reloading.reload()
     assert set(found.applied) == {
         "page_hosts",
         *(f"replication.{name}" for name in COPIES),
@@ -205,5 +249,5 @@ def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Told) -> 
     assert told.hosts[-1] == ("liftpy.example",)
     assert told.preferred == [30.0]
     assert told.pace == replace(pace_of(config), copied_bytes=7), "what was copied stays counted"
-    told.reloading.reload()
+    await told.reloading.reload()
     assert told.preferred == [30.0], "only when it changes: a look begins anew"

@@ -290,18 +290,23 @@ def test_who_asks_whether_it_is_there_hears_it_before_there_is_a_report(asked: A
     assert ask(b"_INBOX.a", QUESTION) == b"yes", "whoever asks may ask often: no report"
 
 
-def test_settings_are_read_again_for_who_may_be_answered_and_asks_just_that(asked: Any) -> None:
+async def test_settings_are_read_again_for_who_may_be_answered_and_asks_just_that(asked: Any) -> None:
     bus, desk, _ = asked
-    desk.on_reload = lambda: {"applied": ["log_level"], "wait": []}
 
-    def told(reply: bytes, payload: bytes) -> Any:
+    async def on_reload() -> dict[str, Any]:
+        return {"applied": ["log_level"], "wait": []}
+
+    desk.on_reload = on_reload
+
+    async def told(reply: bytes, payload: bytes) -> Any:
         bus.sent.clear()
         bus.listening["ns.control.settings.n1"](b"ns.control.settings.n1", reply, payload, b"")
+        await asyncio.sleep(0)
         return json.loads(bus.sent[0][1]) if bus.sent else None
 
-    assert told(b"_INBOX.x", b'{"reload": true}') == {"applied": ["log_level"], "wait": []}
-    assert "error" in told(b"_INBOX.x", b"")
-    assert told(b"orders", b'{"reload": true}') is None
+    assert await told(b"_INBOX.x", b'{"reload": true}') == {"applied": ["log_level"], "wait": []}
+    assert "error" in await told(b"_INBOX.x", b"")
+    assert await told(b"orders", b'{"reload": true}') is None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from liftpy.config import Codec
 from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
-from liftpy.trace.search import MOST_LINKS, traced_in
-from liftpy.wire.batch import build_batch
+from liftpy.trace.search import MOST_LINKS, sampled_in, traced_in
+from liftpy.wire.batch import build_batch, parse_batch
 from liftpy.wire.header_block import Headers
 from tests.fuzz import meanings
 
@@ -100,3 +100,20 @@ def test_the_search_agrees_with_looking_at_each_header(headers: list[list[tuple[
     each = [meanings.traceparent(value) for pairs in headers for name, value in pairs if name == "traceparent"]
     wanted = dict.fromkeys(context for context in each if context is not None and context[2] & 1)
     assert traced_in(batch_of(list(headers))) == tuple(wanted)
+
+
+def test_of_a_part_of_a_batch_its_own_are_found() -> None:
+    headers: list[Headers | None] = [
+        [("a", b"b"), ("traceparent", one(0))],
+        None,
+        [("traceparent", one(2))],
+        [("traceparent", one(3))],
+    ]
+    column = parse_batch(batch_of(headers)).columns.headers
+    assert column is not None
+    found = {
+        bounds: [context.trace_id - TRACE for context in sampled_in(column, *bounds)]
+        for bounds in ((0, None), (0, 1), (1, 2), (1, 3), (2, 4), (3, None))
+    }
+    assert found == {(0, None): [0, 2, 3], (0, 1): [0], (1, 2): [], (1, 3): [2], (2, 4): [2, 3], (3, None): [3]}
+    assert len(sampled_in(column, 0, 4, 2)) == 2

@@ -1,0 +1,24 @@
+"""What ``connect(trace=...)`` means. OpenTelemetry is loaded where a client is traced, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liftpy.client.making import Making
+from liftpy.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+
+
+def making_of(trace: bool | TracerProvider) -> Making:
+    """As ``connect`` was told; raises ConfigError for what is no provider of tracers, and where the packages are missing."""
+    if trace is False:
+        return Making()
+    if trace is not True and not callable(getattr(trace, "get_tracer", None)):
+        raise ConfigError(f"trace is True, False or a TracerProvider of OpenTelemetry, not {type(trace).__name__}")
+    try:
+        from liftpy.client.traced import TracedMaking
+    except ImportError as error:
+        raise ConfigError(f"trace needs `pip install liftpy[trace]`: {error}") from None
+    return TracedMaking(None if trace is True else trace)

@@ -1,0 +1,120 @@
+"""What a node proves itself by, changed while it runs: nats-server says who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from liftpy.client.credentials import PROOFS, Credentials
+from liftpy.errors import ConfigError
+from liftpy.wire.subjects import Subjects
+from sidecar.bus.connection import BusConnection, open_bus
+from sidecar.bus.keys import Keys, prove
+from sidecar.dev.embedded import NatsServer
+from sidecar.settings import NodeSettings
+
+FIRST, SECOND = (Credentials(user=name, password=f"{name}-secret") for name in ("first", "second"))
+DEAF = Credentials(user="deaf", password="deaf-secret")
+CONFIG = """authorization: { users: [
+  { user: first, password: first-secret }, { user: second, password: second-secret },
+  { user: deaf, password: deaf-secret, permissions: { subscribe: { deny: ["liftpy.notify.>"] } } } ] }
+"""
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def settings(server: NatsServer, credentials: Credentials) -> NodeSettings:
+    return NodeSettings("n1", Path("unused"), nats=(server.url,), credentials=credentials)
+
+
+async def test_all_open_connections_go_on_with_what_holds_by_then() -> None:
+    with NatsServer(config=CONFIG) as server:
+        keys = Keys(FIRST)
+        heard: list[bytes] = []
+        one, other = [await open_bus(settings(server, FIRST), lambda: BusConnection("test"), keys) for _ in "12"]
+        one.listen("data.x", lambda subject, reply, payload, headers: heard.append(payload))
+        keys.change(SECOND)
+        await until(lambda: one.stats["reconnects"] == 1 and other.stats["reconnects"] == 1)
+        await until(lambda: one.is_connected and other.is_connected)
+        assert one.options["user"] == other.options["user"] == "second"
+        await one.settled(5)
+        other.send("data.x", (b"subscriptions come along",))
+        await until(lambda: heard == [b"subscriptions come along"])
+        late = await open_bus(settings(server, FIRST), lambda: BusConnection("test"), keys)
+        assert late.options["user"] == "second", "not what the settings said at the start"
+        assert late.stats["reconnects"] == 0
+        between = await open_bus(settings(server, FIRST), lambda: BusConnection("test"), Keys(FIRST))
+        keys.add(between, FIRST)
+        await until(lambda: between.options["user"] == "second")
+        for connection in (one, other, late, between):
+            await connection.stop()
+
+
+async def test_what_a_node_cant_go_on_with_is_refused() -> None:
+    with NatsServer(config=CONFIG) as server:
+        subjects = Subjects("liftpy")
+
+        async def tried(credentials: Credentials, url: str, *, works: bool) -> None:
+            await prove((url,), subjects, "n1", credentials, works=works)
+
+        await tried(SECOND, server.url, works=True)
+        for works in (True, False):
+            with pytest.raises(ConfigError, match="does not accept these credentials"):
+                await tried(replace(SECOND, password="other"), server.url, works=works)
+            with pytest.raises(ConfigError, match=r"subscribe on liftpy\.notify\.n1"):
+                await tried(DEAF, server.url, works=works)
+        gone = server.url
+    await tried(SECOND, gone, works=False)
+    with pytest.raises(ConfigError, match="with what this node has it is let in"):
+        await tried(SECOND, gone, works=True)
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed one of 127.0.0.1, and its key."""
+    cert, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=liftpy", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", *kind, *names, "-keyout", str(key), "-out", str(cert)]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except OSError:
+        pytest.skip("there is no openssl to make certificates with")
+    return cert, key
+
+
+async def test_another_certificate_under_the_same_name(tmp_path: Path) -> None:
+    """The server's is renewed, then the file in which we have it."""
+    held, held_key = certificate(tmp_path, "held")
+    known = tmp_path / "known.pem"
+    known.write_bytes(held.read_bytes())
+    trusting = Credentials(tls_ca_file=str(known))
+    before = trusting.proofs()
+    with NatsServer(config=f'tls: {{ cert_file: "{held}", key_file: "{held_key}" }}\n') as server:
+        keys = Keys(trusting)
+        bus = await open_bus(settings(server, trusting), lambda: BusConnection("test"), keys)
+        assert trusting.proofs() == before
+        renewed, renewed_key = certificate(tmp_path, "renewed")
+        held.write_bytes(renewed.read_bytes())
+        held_key.write_bytes(renewed_key.read_bytes())
+        port = server.port
+        server.stop()
+        await until(lambda: not bus.is_connected)
+        with NatsServer(port, config=f'tls: {{ cert_file: "{held}", key_file: "{held_key}" }}\n') as again:
+            await until(lambda: "certificate" in bus.last_problem.lower())
+            with pytest.raises(ConfigError, match="certificate"):
+                await prove((again.url,), Subjects("liftpy"), "n1", trusting, works=True)
+            known.write_bytes(renewed.read_bytes())
+            assert {name for name in PROOFS if trusting.proofs()[name] != before[name]} == {"tls_ca_file"}
+            await prove((again.url,), Subjects("liftpy"), "n1", trusting, works=True)
+            keys.change(trusting)
+            await until(lambda: bus.is_connected)
+            await bus.stop()

@@ -1,0 +1,73 @@
+"""The context in one message's headers, and in the first record of a batch by columns."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liftpy.trace.budget import SpanBudget
+from liftpy.trace.context import TraceContext, traceparent
+from liftpy.trace.messages import MARK_BYTES, MAX_STATE_BYTES, bears_one, created_in, first_marked, with_context
+from liftpy.wire.batch import build_batch, parse_batch, seal
+from liftpy.wire.columnar import body_of
+from liftpy.wire.headers import Pairs
+
+OWN, OTHER = TraceContext(5, 6, 1), TraceContext(7, 8, 1)
+MARK = ("traceparent", traceparent(OWN))
+
+
+def test_a_context_is_put_behind_the_headers_once() -> None:
+    assert with_context((), OWN) == (MARK,)
+    assert with_context((("a", b"b"),), OWN, "x=y") == (("a", b"b"), MARK, ("tracestate", b"x=y"))
+    assert with_context((MARK,), OTHER, "x=y") == (MARK,)
+    assert with_context((("TraceState", b"own"),), OWN, "x=y") == (("TraceState", b"own"), MARK)
+
+
+def test_a_state_is_put_in_up_to_its_bound() -> None:
+    pairs = with_context((), OWN, "x" * MAX_STATE_BYTES)
+    assert len(pairs) == 2
+    assert sum(len(name) + len(value) for name, value in pairs) < MARK_BYTES
+    assert with_context((), OWN, "x" * (MAX_STATE_BYTES + 1)) == (MARK,)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "bears", "created"),
+    [
+        ((), False, None),
+        ((("a", b"b"),), False, None),
+        ((("a", b"b"), MARK), True, OWN),
+        ((("TraceParent", traceparent(OWN)),), True, None),
+        ((("traceparent", b"00-x"), MARK), True, OWN),
+        ((("traceparent", traceparent(OWN._replace(flags=2))),), True, None),
+    ],
+)
+def test_what_a_message_bears(pairs: Pairs, bears: bool, created: TraceContext | None) -> None:
+    assert (bears_one(pairs), created_in(pairs)) == (bears, created)
+    assert (with_context(pairs, OTHER) == pairs) == bears
+
+
+_HEADERS = st.lists(
+    st.tuples(st.sampled_from(["a", "traceparent", "Traceparent", "bb"]), st.binary(max_size=5)), max_size=3
+).map(tuple)
+
+
+@given(st.lists(_HEADERS, min_size=1, max_size=5), st.sampled_from(["", "x=y"]))
+def test_the_first_of_a_batch_bears_it_before_its_own_headers(headers: list[Pairs], state: str) -> None:
+    columns = parse_batch(build_batch([b"v"] * len(headers), headers=list(headers))).columns
+    marks = with_context((), OWN, state)
+    made = parse_batch(seal(body_of(first_marked(columns, marks))))
+    first, *others = headers
+    wanted = first if bears_one(first) else (*marks, *first)
+    assert [record.headers for record in made.records()] == [wanted, *others]
+    assert [record.value for record in made.records()] == [b"v"] * len(headers)
+
+
+def test_what_was_not_needed_is_there_for_others() -> None:
+    budget = SpanBudget(2.0)
+    assert budget.takes(2, 0)
+    assert not budget.takes(1, 0)
+    budget.gives_back(1)
+    assert budget.takes(1, 0)
+    assert not budget.takes(1, 0)
+    assert budget.dropped == 2
