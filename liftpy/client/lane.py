@@ -371,9 +371,11 @@ class Lane:
         self._go_back(now)
         return True
 
-    def _go_back(self, now: float) -> None:
+    def _go_back(self, now: float, after_s: float = 0.0) -> None:
         self._out_count = 0
-        self.resume_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self.resume_at = now + (after_s or self._pause_s)
+        if not after_s:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def placed(self, sequence: int, answer: Landed) -> list[tuple[Parcel, Landed]]:
@@ -388,8 +390,9 @@ class Lane:
             self._out_count = max(self._out_count - 1, 0)
         return told
 
-    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0) -> bool:
-        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for."""
+    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
+        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for.
+        ``after_s``: until a quota lets it in; 0: a pause that grows."""
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
             return True  # that was before it went back
@@ -398,7 +401,7 @@ class Lane:
         self._asks = refusal is Refusal.UNKNOWN
         if refusal is Refusal.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
             return False  # what was answered as stored is not there any more: nothing can follow on it
-        self._go_back(now)
+        self._go_back(now, after_s)
         return True
 
     @property

@@ -282,7 +282,7 @@ class PartitionWorker:
         count_isr(self._node.instruments, self._node.settings.node_id, self.state, held.state)
         self.state = held.state
         self.config = self.log.config = held.config
-        self.ingest.settings_changed(held.config)
+        self.ingest.settings_changed(held.config, held.partition_count)
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
         if self.log.told(held.state):
