@@ -49,6 +49,7 @@ from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
 from sidecar.coordinators import GroupCoordinators
+from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import raise_limit, used
 from sidecar.disk.files import OpenMaps
@@ -170,6 +171,7 @@ class Node:
         self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
+        self._flush_beside = Beside(self._flush_place)
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
         self._coordinators = GroupCoordinators(
@@ -303,6 +305,7 @@ class Node:
         return Signs(
             failure=str(self._failure or ""),
             longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
+            hung_flush_s=self.settings.replication.hung_flush_s,
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
             metadata_heard_s=self._metadata_heard.age_s,
@@ -390,7 +393,7 @@ class Node:
             counters=self.counters,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
-            flush_place=self._flush_place,
+            flush_beside=self._flush_beside,
             instruments=self.instruments,
             tracing=self._tracing,
             fatal=self.fatal,
@@ -575,6 +578,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_beside.close()
         self._tracing.close()
         self._loop_watch.close()
         self._unwatch()

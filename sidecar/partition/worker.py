@@ -30,7 +30,6 @@ from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, Partition
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.instruments import Instruments, PublishTimes
-from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
@@ -49,6 +48,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
+from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.metadata.identity import NodeFile, WorkerMarks
@@ -103,7 +103,7 @@ class NodeTools:
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
-    flush_place: FlushPlace
+    flush_beside: Beside
     instruments: Instruments
     tracing: Tracing
     fatal: Callable[[Exception], None]
@@ -211,7 +211,7 @@ class PartitionWorker:
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
+            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_beside
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -384,7 +384,9 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what the stream's retention lets go."""
+        """Delete what the stream's retention lets go; while the disk holds something up, not yet."""
+        if self.flusher.stalls:
+            return
         before, held_from = self.log.log_start_offset, self.services.held_from()
         try:
             hold_bytes = self._node.settings.replication.service_hold_bytes
