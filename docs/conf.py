@@ -27,6 +27,7 @@ project = "liftpy"
 author = project_copyright = "The liftpy authors"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+smartquotes = False  # it would make a dash of an option
 html_theme = "furo"
 html_title = f"liftpy {release}"
 html_show_sourcelink = html_copy_source = False

@@ -12,6 +12,8 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
+MAX_QUOTA_TOKEN = 256
+"""Of a subject: by a token that stands farther back no quota is told apart."""
 
 
 class AckPolicy(Enum):
@@ -114,6 +116,12 @@ class StreamConfig:
     is room."""
     max_per_subject: int = 0
     """Of each subject the newest so many stay for sure; older ones go as compaction comes by. 0: all stay."""
+    quota_records_per_s: int = 0
+    """Of publishes, of the whole stream: each partition takes its share (``liftpy/ingest/quota.py``). 0: as many as come."""
+    quota_bytes_per_s: int = 0
+    """The same in bytes, of payload and headers as they were sent."""
+    quota_by_token: int = 0
+    """The two hold for each value of this token of the subject, counted from 1; 0: for all that is published together."""
 
     def __post_init__(self) -> None:
         year_s = 366 * 86_400.0
@@ -131,6 +139,9 @@ class StreamConfig:
                 "max_message_bytes": (0, 1 << 31),
                 "max_held_s": (0, year_s),
                 "max_per_subject": (0, 1 << 31),
+                "quota_records_per_s": (0, 1 << 31),
+                "quota_bytes_per_s": (0, 1 << 40),
+                "quota_by_token": (0, MAX_QUOTA_TOKEN),
             },
         )
         if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
@@ -142,6 +153,16 @@ class StreamConfig:
         return self.compaction or self.max_per_subject > 0
 
     @property
+    def has_quota(self) -> bool:
+        """Whether publishes beyond a rate are refused."""
+        return self.quota_records_per_s > 0 or self.quota_bytes_per_s > 0
+
+    @property
+    def needs_quotas(self) -> bool:
+        """Whether it holds what clusters without quotas don't know."""
+        return any(getattr(self, name) for name in QUOTA_SETTINGS)
+
+    @property
     def has_retention(self) -> bool:
         """Whether its oldest records go, by age, bytes or count."""
         return bool(self.retention_age_s or self.retention_bytes or self.retention_records)
@@ -151,7 +172,7 @@ class StreamConfig:
         return min(self.min_isr or 2, replica_count)
 
 
-ALTERABLE = (
+ALTERABLE_AT_FIRST = (
     "read_only",
     "max_message_bytes",
     "optimistic_concurrency",
@@ -163,7 +184,9 @@ ALTERABLE = (
     "segment_bytes",
     "segment_age_s",
 )
-"""Settings that a stream may be given anew, while it is used."""
+QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
+ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS)
+"""Settings that a stream may be given anew, while it is used; the first of them at any feature level."""
 REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 """Those by which a leader refuses publishes."""
 
@@ -254,6 +277,8 @@ class ReplicationConfig:
     hands over to a member that is fast."""
     slow_flush_out_s: float = 20.0
     """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
+    hung_flush_s: float = 30.0
+    """A flush, or a stored HW, that takes so long does not end any more: the node says that it is not live."""
     leader_rest_s: float = 120.0
     """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
     service_grace_s: float = 5.0

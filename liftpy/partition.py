@@ -231,6 +231,8 @@ class HeldPartition:
     key: PartitionKey
     config: StreamConfig
     state: PartitionState
+    partition_count: int = 1
+    """Of the stream."""
     isr: frozenset[str] = field(init=False)
     min_isr: int = field(init=False)
     """The effective one: at least 1, never more than there are replicas."""

@@ -23,7 +23,13 @@ sys.dont_write_bytecode = False
 """Images of containers often forbid bytecode files. Each of the suite's hundreds of nodes and commands would compile all its modules
 anew then, which is half of what its start costs; and each worker would rewrite all asserts, each time."""
 
-ONE_AT_A_TIME = ("tests/integration/", "tests/system/", "tests/unit/test_compose.py", "tests/bench/")
+ONE_AT_A_TIME = (
+    "tests/integration/",
+    "tests/system/",
+    "tests/unit/test_compose.py",
+    "tests/bench/",
+    "tests/docs/test_tutorial.py",
+)
 """Where the tests marked ``processes`` and ``spark`` are (``test_tidy`` sees to it): they wait for elections, beside their own load.
 
 In this order: the integration tests are two workers', the others another's; the benchmarks' short forms come last there.
@@ -35,6 +41,7 @@ SPARK = (
     "tests/integration/test_spark_",
     "tests/integration/test_operator_mode.py",
     "tests/bench/test_short_forms.py::test_the_spark",
+    "tests/docs/test_tutorial.py",
 )
 """These wait for Spark, and for few elections: they begin the fourth worker's part."""
 

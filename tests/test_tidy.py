@@ -378,7 +378,7 @@ def test_what_starts_processes_is_where_one_worker_takes_all_of_it() -> None:
     assert marked
     assert not [path for path in marked if not path.startswith(ONE_AT_A_TIME)]
     starts = ("tests/integration/test_a", "tests/integration/test_z", *ONE_AT_A_TIME[1:], *SPARK)
-    groups = ["integration", "integration, later"] + ["system"] * 3 + ["spark"] * 3
+    groups = ["integration", "integration, later"] + ["system"] * 3 + ["spark"] * 5
     assert [group_of(f"{start}x.py::test_y") for start in starts] == groups
     order = ("tests/integration/test_a.py::a", "tests/bench/x.py::a", "tests/integration/test_spark_x.py::a", "tests/a.py::a")
     assert [group_of(nodeid) for nodeid in order] == ["integration", "system", "spark", "tests/a.py"]

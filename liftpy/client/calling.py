@@ -33,9 +33,8 @@ OFFSET_HEADER = "Lift-Offset"
 _ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """An inbox, and what comes there."""
-_AGAIN = frozenset(
-    {client_pb2.Ack.NOT_LEADER, client_pb2.Ack.OVERLOADED, client_pb2.Ack.WRONG_STREAM, client_pb2.Ack.BELOW_MIN_ISR}
-)
+_Error = client_pb2.Ack
+_AGAIN = frozenset({_Error.NOT_LEADER, _Error.OVERLOADED, _Error.WRONG_STREAM, _Error.BELOW_MIN_ISR, _Error.QUOTA})
 
 
 class CommandFailedError(LiftError):

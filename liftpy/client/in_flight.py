@@ -11,6 +11,7 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejectedError
 
 FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 1.0
 
 
 class PublishAck(NamedTuple):
@@ -63,7 +64,16 @@ class InFlight:
     """An attempt was not answered."""
     resend_at: float = 0.0
     wait_s: float = FIRST_WAIT_S
+    not_before: float = 0.0
+    """Loop time in s: a quota lets it in then."""
     refusal: LiftError | None = None
+
+    def refused(self, refusal: LiftError, now: float, after_s: float) -> None:
+        """It is to be sent again after ``after_s``; 0: after a pause that grows."""
+        self.refusal, self.not_before = refusal, now + after_s
+        self.resend_at = now + (after_s or self.wait_s)
+        if not after_s:
+            self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
 
     def deadline_from(self, now: float) -> float:
         """Of an attempt that begins now; who may ask again does not wait beyond the patience."""

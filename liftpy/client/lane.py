@@ -199,7 +199,7 @@ class Lane:
             gathered, index = self._open, 0
         if not index:
             gathered.since = now
-            if self.begun is not None and size_bytes <= self._batch_bytes:
+            if self.begun is not None:
                 headers = self.begun(gathered.ticket, headers)
         gathered.values.append(value)
         gathered.keys.append(key)
@@ -241,7 +241,7 @@ class Lane:
             gathered.values += values[start:end]
             gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
             gathered.headers += [()] * (end - start)
-            if not first and self.begun is not None and ends[end - 1] - taken <= self._batch_bytes:
+            if not first and self.begun is not None:
                 gathered.headers[0] = self.begun(gathered.ticket, ())
                 gathered.has_headers = bool(gathered.headers[0])
             gathered.size_bytes += ends[end - 1] - taken
@@ -254,7 +254,7 @@ class Lane:
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
-        if self.begun is not None and size_bytes <= self._batch_bytes and (marks := self.begun(ticket, ())):
+        if self.begun is not None and (marks := self.begun(ticket, ())):
             columns = first_marked(columns, marks)
         batch = seal(
             body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence
@@ -371,9 +371,11 @@ class Lane:
         self._go_back(now)
         return True
 
-    def _go_back(self, now: float) -> None:
+    def _go_back(self, now: float, after_s: float = 0.0) -> None:
         self._out_count = 0
-        self.resume_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        self.resume_at = now + (after_s or self._pause_s)
+        if not after_s:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def placed(self, sequence: int, answer: Landed) -> list[tuple[Parcel, Landed]]:
@@ -388,8 +390,9 @@ class Lane:
             self._out_count = max(self._out_count - 1, 0)
         return told
 
-    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0) -> bool:
-        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for."""
+    def refused(self, sequence: int, attempt: int, refusal: Refusal, now: float, due: int = 0, after_s: float = 0.0) -> bool:
+        """A batch was not stored; whether the lane goes on. ``due``: with OUT_OF_ORDER, the sequence that the leader waits for.
+        ``after_s``: until a quota lets it in; 0: a pause that grows."""
         out = next((parcel for parcel in islice(self._parcels, self._out_count) if parcel.sequence == sequence), None)
         if out is None or out.placed is not None or attempt != out.attempt:
             return True  # that was before it went back
@@ -398,7 +401,7 @@ class Lane:
         self._asks = refusal is Refusal.UNKNOWN
         if refusal is Refusal.OUT_OF_ORDER and distance(due, self._parcels[0].sequence) < 0:
             return False  # what was answered as stored is not there any more: nothing can follow on it
-        self._go_back(now)
+        self._go_back(now, after_s)
         return True
 
     @property

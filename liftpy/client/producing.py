@@ -40,6 +40,7 @@ _Ack = client_pb2.Ack
 _REFUSALS = {
     _Ack.NOT_LEADER: Refusal.AGAIN,
     _Ack.OVERLOADED: Refusal.AGAIN,
+    _Ack.QUOTA: Refusal.AGAIN,
     _Ack.BELOW_MIN_ISR: Refusal.AGAIN,
     _Ack.NO_SPACE: Refusal.AGAIN,
     _Ack.WRONG_STREAM: Refusal.AGAIN,
@@ -398,7 +399,8 @@ class Course:
         if ack.ackError == _Ack.WRONG_STREAM or not ack.streamUid:
             self.addressing.doubt()
         refusal = _REFUSALS.get(ack.ackError, Refusal.FINAL)
-        self._refused(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence)
+        after_s = ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0
+        self._refused(sequence, attempt, refusal, self._rejection(ack), now, ack.producer.nextSequence, after_s)
 
     def _placed(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
@@ -415,9 +417,11 @@ class Course:
             self._errand.left(parcel.size_bytes, parcel.record_count)
         self.awake.set()
 
-    def _refused(self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0) -> None:
+    def _refused(
+        self, sequence: int, attempt: int, refusal: Refusal, error: LiftError, now: float, due: int = 0, after_s: float = 0.0
+    ) -> None:
         self._refusal = error
-        if not self.lane.refused(sequence, attempt, refusal, now, due):
+        if not self.lane.refused(sequence, attempt, refusal, now, due, after_s):
             self._failed(error)
         self.awake.set()
 

@@ -2,10 +2,11 @@
 
 A message travels as the published envelope ``Message`` on the stream's own subject, addressed to one stream, uid and partition; its
 reply subject names it, the Ack envelope comes back there, and only who was addressed acknowledges [A9]. What the other side certainly
-did not store (no subscriber, "not leader", "overloaded") is sent again until ``patience_s``. What is not answered, or was on its way
-when the connection broke, may be stored: under a message id it is sent again within the stream's window, in which the leader stores an
-id once; without one it is OutcomeUnknownError, and never repeated. Silence, and whoever else answers, make the address doubtful: it is
-asked for anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library of ours.
+did not store (no subscriber, "not leader", "overloaded", "quota") is sent again until ``patience_s``. What is not answered, or was on
+its way when the connection broke, may be stored: under a message id it is sent again within the stream's window, in which the leader
+stores an id once; without one it is OutcomeUnknownError, and never repeated. Silence, and whoever else answers, make the address
+doubtful: it is asked for anew. Without an ack (policy NONE) the bytes go out as they are: a plain NATS publish that needs no library
+of ours.
 
 Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
 all the others follow. So what is out of order is only what was on its way when the first was refused.
@@ -44,10 +45,9 @@ from liftpy.wire.ordinary import Ordinary
 from liftpy.wire.runs import MAX_DIGITS
 
 _Ack = client_pb2.Ack
-_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM})
+_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
-_LONGEST_WAIT_S = 1.0
 _FIRST_ATTEMPT_S = 2.0
 """For an ack, where it may be asked for again."""
 _OF_THE_WINDOW = 0.8
@@ -454,8 +454,8 @@ class Publisher:
     def _first_is_taken(self) -> None:
         """Somebody has taken the one that was sent again alone: all the others follow."""
         self._taken, self._first, now = True, -1, asyncio.get_running_loop().time()
-        for other in self._refused:
-            self._in_flight[other].resend_at = now
+        for other in map(self._in_flight.__getitem__, self._refused):
+            other.resend_at = max(now, other.not_before)
 
     def _refusal(self, number: int, waiting: InFlight, ack: _Ack, other: bool) -> None:
         reason = _Ack.Error.Name(ack.ackError) if ack.ackError in _Ack.Error.values() else str(ack.ackError)
@@ -463,7 +463,7 @@ class Publisher:
         if other or not ack.streamUid:
             self._addressing.doubt()
         if ack.ackError in _AGAIN:
-            self._send_again(number, waiting, refusal)
+            self._send_again(number, waiting, refusal, ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0)
         else:
             self._fail(number, refusal)
 
@@ -505,13 +505,12 @@ class Publisher:
             self._fail(number, error)
 
     # ---- what is not answered ----------------------------------------------------------------------------------------
-    def _send_again(self, number: int, message: InFlight, refusal: LiftError) -> None:
-        if number not in self._in_flight:
-            return
-        message.refusal, self._taken = refusal, False
-        message.resend_at = asyncio.get_running_loop().time() + message.wait_s
-        message.wait_s = min(message.wait_s * 2, _LONGEST_WAIT_S)
-        self._refused.add(number)
+    def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
+        """``after_s``: its turn, as the leader said it; 0: a pause that grows."""
+        if number in self._in_flight:
+            self._taken = False
+            message.refused(refusal, asyncio.get_running_loop().time(), after_s)
+            self._refused.add(number)
 
     def _done(self, number: int) -> asyncio.Future[PublishAck]:
         """The future of a message that is answered or given up; done already if who waited for it has cancelled it."""

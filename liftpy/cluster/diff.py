@@ -90,7 +90,8 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
 
 
 def _partitions(old: StreamImage, new: StreamImage) -> Iterator[PartitionChange]:
-    others_too = old.config is not new.config and old.config != new.config
+    shares_change = new.config.has_quota and len(old.partitions) != len(new.partitions)
+    others_too = shares_change or (old.config is not new.config and old.config != new.config)
     for before, after in zip_longest(old.partitions, new.partitions):
         if others_too or (before is not after and before != after):
             yield PartitionChange(new, before, after)

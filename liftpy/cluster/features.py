@@ -23,11 +23,22 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_range import FIRST, LevelRange
 from liftpy.dataclass import dataclass
 from liftpy.errors import UnspokenError
+from liftpy.wire._pb import cluster_pb2 as pb
 
 UNSUPPORTED = "UNSUPPORTED: "
 """Before the detail of an INVALID: the other side is of another version, and the request may well make sense there."""
 STRICT = 2
 """From this level on apply stops at what it does not know, the image holds the rules, and what is applied has a digest."""
+QUOTAS = 3
+"""From this level on streams may have quotas."""
+QUOTAS_NEED = (
+    f"{UNSUPPORTED}quotas of publishes need feature level {QUOTAS}, the cluster is at level {{level}}: liftpy upgrade finalize"
+)
+
+
+def _with_quotas(image: ClusterImage) -> list[str]:
+    """``liftpy upgrade revert`` waits until these have none."""
+    return [f"stream {name} has a quota" for name, stream in sorted(image.streams.items()) if stream.config.needs_quotas]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ FEATURES: tuple[Feature, ...] = (
         "apply stops at requests that it does not know; namespace and elections are in the image; controllers compare digests; "
         "snapshots of the metadata group have version 2",
     ),
+    Feature(QUOTAS, "0.1.0", "streams may have quotas of publishes", has_way_back=True, in_use=_with_quotas),
 )
 
 
@@ -78,6 +90,17 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
     refused = refused_level(image.feature_level, "this version", spoken)
     if refused:
         raise UnspokenError(refused)
+
+
+def why_not_yet(request: pb.ControlRequest, level: int) -> str:
+    """Why what is asked for must not be logged at ``level``, '' if it may: a controller of a version before would not know it."""
+    if level >= QUOTAS:
+        return ""
+    for part in (request, *(item.request for item in request.batch.requests)):
+        asked = part.alterStream if part.HasField("alterStream") else part.createStream
+        if asked.config.quotaRecordsPerS or asked.config.quotaBytesPerS or asked.config.quotaByToken:
+            return QUOTAS_NEED.format(level=level)
+    return ""
 
 
 def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:

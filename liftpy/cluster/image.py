@@ -107,7 +107,8 @@ class StreamImage:
 
     def held(self, partition: PartitionState) -> HeldPartition:
         """What the replicas of ``partition`` are told."""
-        return HeldPartition(key=self.key(partition.partition), config=self.config, state=partition)
+        key, count = self.key(partition.partition), len(self.partitions)
+        return HeldPartition(key=key, config=self.config, state=partition, partition_count=count)
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""

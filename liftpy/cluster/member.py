@@ -31,6 +31,7 @@ from liftpy.cluster.controller_list import (
 from liftpy.cluster.decisions.nodes import still_a_controller
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties, joined
+from liftpy.cluster.features import why_not_yet
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.fsm import again
@@ -320,6 +321,8 @@ class MetadataMember:
         log = self._log
         if not log.leads:
             return None
+        if unknown_to_others := why_not_yet(request, log.image.feature_level):
+            return error_response(request, pb.ControlResponse.INVALID, unknown_to_others)
         if not self.in_office or self._term != log.term:
             if self._birth.is_ahead(log.image) and _decides(request):
                 return error_response(request, pb.ControlResponse.UNAVAILABLE, _NEW)

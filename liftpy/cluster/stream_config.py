@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import TypeVar
 
@@ -36,6 +36,9 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         optimisticConcurrency=config.optimistic_concurrency,
         maxHeldS=config.max_held_s,
         maxPerSubject=config.max_per_subject,
+        quotaRecordsPerS=config.quota_records_per_s,
+        quotaBytesPerS=config.quota_bytes_per_s,
+        quotaByToken=config.quota_by_token,
     )
 
 
@@ -61,6 +64,9 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         optimistic_concurrency=message.optimisticConcurrency,
         max_held_s=message.maxHeldS,
         max_per_subject=message.maxPerSubject,
+        quota_records_per_s=message.quotaRecordsPerS,
+        quota_bytes_per_s=message.quotaBytesPerS,
+        quota_by_token=message.quotaByToken,
     )
 
 
@@ -73,13 +79,15 @@ def camel_case(field: str) -> str:
 _ALTERABLE = {camel_case(field): field for field in ALTERABLE}
 
 
-def altered(config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str]) -> StreamConfig:
+def altered(
+    config: StreamConfig, wanted: pb.StreamConfig, changed: Iterable[str], alterable: Collection[str] = ALTERABLE
+) -> StreamConfig:
     """``config`` with the fields of ``wanted`` that ``changed`` names, as the protobuf has them; raise ConfigError for one that is
-    fixed, or out of its bounds."""
+    fixed (not ``alterable``, at the cluster's feature level), or out of its bounds."""
     whole = config_to_pb(config)
     for name in changed:
-        if name not in _ALTERABLE:
-            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(ALTERABLE)} can")
+        if _ALTERABLE.get(name) not in alterable:
+            raise ConfigError(f"{name!r} can't be changed any more: of a stream that is there, {', '.join(alterable)} can")
         setattr(whole, name, getattr(wanted, name))
     found = config_from_pb(whole)
     if found.is_cleaned != config.is_cleaned:

@@ -45,8 +45,12 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
     RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
     RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this id, or another source"),
+    RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
+
+OVERLOADED_WAIT_MS = 50
+"""What is said to who is refused for want of room."""
 
 
 class AckShell(Protocol):
@@ -98,11 +102,11 @@ class Publishers:
         plain = self.replies.count(b"")
         return plain * self.batch_records if self.batch_records else plain
 
-    def only(self, index: int) -> Publishers:
-        """The publisher of the record at ``index``, alone."""
-        envelopes = None if self.envelopes is None else [self.envelopes[index]]
-        policies = None if self.policies is None else [self.policies[index]]
-        return Publishers(self.policy, [self.replies[index]], envelopes, policies)
+    def only(self, *indices: int) -> Publishers:
+        """The publishers of the messages at ``indices``, alone."""
+        envelopes = None if self.envelopes is None else [self.envelopes[index] for index in indices]
+        policies = None if self.policies is None else [self.policies[index] for index in indices]
+        return Publishers(self.policy, [self.replies[index] for index in indices], envelopes, policies, self.batch_records)
 
     @property
     def wanted(self) -> AckPolicy:
@@ -237,14 +241,23 @@ class PendingAcks:
             body = b"%b%d%b}" % (self._json_prefix, offset + 1, b',"duplicate":true' if duplicate else b"")
         lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
 
-    def reject(self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0, epoch: int = 0) -> None:
-        """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2]."""
+    def reject(
+        self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
+        waits_ms: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2], and
+        when to come again: after ``waits_ms``, of each."""
         lines: list[bytes] = []
-        envelopes = publishers.envelopes or [None] * len(publishers.replies)
+        how_many = len(publishers.replies)
+        envelopes = publishers.envelopes or [None] * how_many
         plain = self._json_error(unfit)
-        for reply, envelope in zip(publishers.replies, envelopes, strict=True):
+        waits_ms = waits_ms or [OVERLOADED_WAIT_MS if unfit.reason is RejectReason.OVERLOADED else 0] * how_many
+        for reply, envelope, wait_ms in zip(publishers.replies, envelopes, waits_ms, strict=True):
             if reply:
-                body = plain if envelope is None else self._negative_ack(envelope, unfit, leader, leader_epoch, epoch)
+                if envelope is not None:
+                    body = self._negative_ack(envelope, unfit, leader, leader_epoch, epoch, wait_ms)
+                else:
+                    body = b'%b,"retry_after_ms":%d}' % (plain[:-1], wait_ms) if wait_ms else plain
                 lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
         if lines:
             self._shell.send_lines(lines)
@@ -280,7 +293,9 @@ class PendingAcks:
         )
         return frames.encode(ack)
 
-    def _negative_ack(self, envelope: Envelope, unfit: Unfit, leader: str, leader_epoch: int, epoch: int) -> bytes:
+    def _negative_ack(
+        self, envelope: Envelope, unfit: Unfit, leader: str, leader_epoch: int, epoch: int, wait_ms: int
+    ) -> bytes:
         ack = client_pb2.Ack(
             stream=self.key.stream,
             streamUid=self.key.uid,
@@ -298,6 +313,7 @@ class PendingAcks:
             epoch=epoch,
             detail=unfit.detail,
             producer=envelope.producer,
+            retryAfterMs=wait_ms,
         )
         return frames.encode(ack)
 

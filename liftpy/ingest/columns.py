@@ -21,6 +21,7 @@ from liftpy.ingest.jetstream import Expected, Unfit
 from liftpy.ingest.producer_desk import Question
 from liftpy.ingest.producers import Claim
 from liftpy.ingest.published_batch import MAX_HEADERS, Published, UnfitBatchError, body_to_store, largest_record_bytes
+from liftpy.ingest.quota import Quota
 from liftpy.ingest.recent_ids import MAX_ID_BYTES, MESSAGE_ID, is_id
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import envelope, frames
@@ -106,6 +107,8 @@ class MessageReader:
         """Another cluster's protocol, on subjects that the stream covers: stored as plain bytes, never answered [A8]."""
         self.max_message_bytes = 0
         """Of payload and header block, of a record where a batch comes; 0: no bound of the stream's own."""
+        self.quota: Quota | None = None
+        """What the stream lets in; None: whatever comes."""
         self.wants_offsets = False
         """Whether a publish that expects no offset is refused (optimistic concurrency)."""
         self._own_is_protocol = is_protocol_shaped(own_subject)

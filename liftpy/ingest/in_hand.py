@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import field
 
+from liftpy.config import Codec
 from liftpy.dataclass import dataclass
 from liftpy.ingest.acks import Publishers
-from liftpy.ingest.columns import RawMessage
+from liftpy.ingest.columns import MessageColumns, RawMessage
 from liftpy.ingest.derived_part import Numbering
 from liftpy.instruments import PublishTimes
-from liftpy.wire.batch import Body
+from liftpy.replica.effects import RejectReason
+from liftpy.wire.batch import Body, encode_body
 
 RECORD_OVERHEAD_BYTES = 24
 """What a record adds to its columns at most, besides its bytes."""
@@ -32,6 +34,8 @@ class IngestCounters:
     """Left out, because a record with their message id is stored or in hand."""
     refused: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that somebody waits for, and that are not stored: he is told, if that is certain."""
+    throttled: Counter[str] = field(default_factory=Counter)
+    """Scope of a quota (``stream``, ``token``) -> publishes that it did not let in; they are among those refused and dropped."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Reason -> publishes that nobody waits for, and that are not stored."""
     on_drop: Callable[[str, int], None] = lambda reason, count: None
@@ -47,6 +51,16 @@ class IngestCounters:
         """So many that somebody waits for are not stored."""
         if count:
             self.refused[reason] += count
+
+    def not_stored(self, publishers: Publishers, reason: RejectReason) -> None:
+        """Those are refused, or dropped where nobody waits."""
+        plain = publishers.plain_count
+        self.drop(reason.name.lower(), plain)
+        self.refuse(reason.name.lower(), publishers.record_count - plain)
+        if reason is RejectReason.OVERLOADED:
+            self.overloaded += publishers.record_count
+        else:
+            self.rejected += publishers.record_count - plain
 
 
 @dataclass(slots=True)
@@ -71,3 +85,27 @@ def message_size_bytes(message: RawMessage) -> int:
     """About what it takes in a batch."""
     subject, _, payload, headers = message
     return len(subject) + len(payload) + len(headers) + RECORD_OVERHEAD_BYTES
+
+
+def batch_end(raw: list[RawMessage], start: int, most_records: int, most_bytes: int) -> int:
+    """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
+    total = 0
+    for index in range(start, min(len(raw), start + most_records)):
+        total += message_size_bytes(raw[index])
+        if total > most_bytes:
+            return max(index, start + 1)
+    return min(len(raw), start + most_records)
+
+
+def body_of(columns: MessageColumns, codec: Codec) -> Body:
+    """Of the batch, as it will be sealed; raise BatchTooLargeError if it is more than a log holds in one."""
+    if columns.batch is not None:
+        return columns.batch.body
+    return encode_body(
+        columns.values,
+        keys=columns.keys,
+        headers=columns.headers,
+        subjects=columns.subjects,
+        replies=columns.replies,
+        codec=codec,
+    )

@@ -21,20 +21,21 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
-from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, message_size_bytes
+from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, batch_end, body_of, message_size_bytes
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
+from liftpy.ingest.quota import Quota, quota_for
 from liftpy.ingest.recent_ids import Stored
 from liftpy.ingest.sorting import TakenOver
 from liftpy.instruments import PublishTimes
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
-from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, encode_body, seal
+from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
@@ -45,8 +46,6 @@ IDS_LOST = "message_ids_lost"
 """Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
-
-
 _NOBODY = Numbering(0, 0, 0, None)
 
 
@@ -106,8 +105,9 @@ class Ingest:
         """Of all ``InHand.again``."""
         self._next_token = 1
 
-    def settings_changed(self, stream: StreamConfig) -> None:
-        """The stream's settings, at first and whenever they change."""
+    def settings_changed(self, stream: StreamConfig, partitions: int = 1) -> None:
+        """The stream's settings and the number of its partitions, at first and whenever they change."""
+        self.reader.quota = quota_for(stream, partitions, self.reader.quota)
         self.reader.max_message_bytes = stream.max_message_bytes
         self.reader.wants_offsets = stream.optimistic_concurrency
 
@@ -140,7 +140,7 @@ class Ingest:
         if taken.known:
             self._feed(DuplicateReceived(last_offset=min(stored.last_offset for stored, _ in taken.known)))
         if taken.fresh:
-            self._raw = taken.fresh
+            self._raw, taken.fresh_left = taken.fresh, len(taken.fresh)
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
@@ -245,16 +245,22 @@ class Ingest:
         if size_bytes <= batch_bytes and len(raw) <= self._config.batch_max_records:
             if raw:
                 self._take(raw)
+            self._took(len(raw))
             return
         start = 0
         most = len(raw) if self._taken_over is None else self._config.batch_max_records  # a standby's are many
         while start < min(len(raw), most):
-            end = self._batch_end(raw, start, batch_bytes)
+            end = batch_end(raw, start, self._config.batch_max_records, batch_bytes)
             self._take(raw[start:end])
             start = end
+        self._took(start)
         if start < len(raw) and self._listener is not None:
             self._raw, self._raw_bytes = raw[start:], size_bytes - sum(map(message_size_bytes, raw[:start]))
             self._drain_soon()
+
+    def _took(self, count: int) -> None:
+        if self._taken_over is not None:
+            self._taken_over.fresh_left = max(0, self._taken_over.fresh_left - count)
 
     def _drain_soon(self) -> None:
         self._drain_scheduled = True
@@ -270,15 +276,6 @@ class Ingest:
                 return
             for message in messages:
                 self._take([message])
-
-    def _batch_end(self, raw: list[RawMessage], start: int, batch_bytes: int) -> int:
-        """Where the batch that begins at ``start`` ends (exclusive): by count, then by bytes; at least one message."""
-        total = 0
-        for index in range(start, min(len(raw), start + self._config.batch_max_records)):
-            total += message_size_bytes(raw[index])
-            if total > batch_bytes:
-                return max(index, start + 1)
-        return min(len(raw), start + self._config.batch_max_records)
 
     def _submit(self, messages: list[RawMessage]) -> None:
         now_wall_ns = self._wall_ns()
@@ -307,7 +304,10 @@ class Ingest:
             return
         replies = columns.publishers.replies
         plain_count = replies.count(b"")
-        acks_are_full = plain_count < len(messages) and self._owed + len(messages) > self._config.ingest_queue_records
+        acks_are_full = (
+            plain_count < len(messages)
+            and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
+        )
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
             self._submit_apart(messages, columns.publishers)
             return
@@ -319,6 +319,8 @@ class Ingest:
             return
         if bound and not self._takes() and not self._alone(messages):
             return  # who is bound to an offset does not wait, and nobody else is refused for it
+        if self.reader.quota is not None and self._over_quota(self.reader.quota, columns, messages, numbering, now_wall_ns):
+            return
         body = self._measured(columns, messages)
         if body is None:
             return
@@ -387,7 +389,7 @@ class Ingest:
 
     def _answer_as_stored(self, stored: Stored, publishers: Publishers) -> None:
         """As the publishers of the record are; beyond the bound in silence: who asks again is told."""
-        if publishers.wanted is not AckPolicy.NONE and self._owed < self._config.ingest_queue_records:
+        if publishers.wanted is not AckPolicy.NONE and self._acks.count + self._again_count < self._config.ingest_queue_records:
             self._acks.add_again(stored, publishers)
             self._feed(DuplicateReceived(last_offset=stored.last_offset))
 
@@ -435,7 +437,7 @@ class Ingest:
                 continue
             self.counters.duplicates += 1
             publishers = columns.publishers.only(index)
-            if publishers.wanted is AckPolicy.NONE or self._owed >= self._config.ingest_queue_records:
+            if publishers.wanted is AckPolicy.NONE or self._acks.count + self._again_count >= self._config.ingest_queue_records:
                 continue  # beyond the bound in silence: it is stored, and whoever asks again is told
             if stored is None:
                 in_hand, first = self._ids_in_hand[message_id]
@@ -452,25 +454,11 @@ class Ingest:
         for index in repeated_here:
             self._submit([messages[index]])
 
-    @property
-    def _owed(self) -> int:
-        """Answers that publishers wait for."""
-        return self._acks.count + self._again_count
-
     def _measured(self, columns: MessageColumns, messages: list[RawMessage]) -> Body | None:
         """The body of the batch, as it will be sealed [A10]; None if it is more than a log holds in one: then nothing is appended, and
         several messages are judged one by one."""
-        if columns.batch is not None:
-            return columns.batch.body
         try:
-            return encode_body(
-                columns.values,
-                keys=columns.keys,
-                headers=columns.headers,
-                subjects=columns.subjects,
-                replies=columns.replies,
-                codec=self.reader.codec,
-            )
+            return body_of(columns, self.reader.codec)
         except BatchTooLargeError as error:
             if self._alone(messages):
                 detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
@@ -501,6 +489,26 @@ class Ingest:
                 self._submit([message])
         return len(messages) == 1
 
+    def _over_quota(
+        self, quota: Quota, columns: MessageColumns, messages: list[RawMessage], numbering: Numbering | None, now_ns: int
+    ) -> bool:
+        """Whether some are beyond it: those are refused, and the others submitted by themselves [A2]."""
+        publishers = columns.publishers
+        heard = self._taken_over is not None and self._taken_over.fresh_left > 0
+        forced = heard or (numbering is not None and numbering.first > 0)
+        waits_ms = quota.charge(messages, publishers.batch_records, now_ns, forced=forced)
+        if waits_ms is None:
+            return False
+        over = [index for index, wait_ms in enumerate(waits_ms) if wait_ms]
+        refused, unfit = publishers.only(*over), Unfit(RejectReason.QUOTA, "")
+        self.counters.throttled[quota.scope] += refused.record_count
+        self.counters.not_stored(refused, unfit.reason)
+        if self._may.refuse_for_now():
+            self._acks.reject(refused, unfit, waits_ms=[waits_ms[index] for index in over])
+        if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
+            self._submit(within)
+        return True
+
     def _overload(self, messages: list[RawMessage]) -> None:
         self.counters.overloaded += len(messages)
         plain = len(messages)
@@ -525,19 +533,10 @@ class Ingest:
         self.counters.drop(INGEST_OVERFLOW, count)
 
     def _refuse(self, publishers: Publishers, unfit: Unfit) -> None:
-        self._count_refused(publishers, unfit.reason)
+        self.counters.not_stored(publishers, unfit.reason)
         # Another node may lead by now, and have stored it [A2]; but nobody of this stream stores what is addressed to another.
         if unfit.reason is RejectReason.WRONG_STREAM or self._may.refuse():
             self._acks.reject(publishers, unfit)
-
-    def _count_refused(self, publishers: Publishers, reason: RejectReason) -> None:
-        plain = publishers.plain_count
-        self.counters.drop(reason.name.lower(), plain)
-        self.counters.refuse(reason.name.lower(), publishers.record_count - plain)
-        if reason is RejectReason.OVERLOADED:
-            self.counters.overloaded += publishers.record_count
-        else:
-            self.counters.rejected += publishers.record_count - plain
 
     def seal(self, effect: AppendBatch) -> bytes:
         """The record batch of the publishes under ``effect.token``; ``appended`` or ``reject`` must follow."""
@@ -584,7 +583,7 @@ class Ingest:
         of the partition: so that who asked knows where to, and whether it is news."""
         in_hand = self._taken_out(token)
         if in_hand is not None:
-            self._count_refused(in_hand.publishers, reason)
+            self.counters.not_stored(in_hand.publishers, reason)
             for publishers in (in_hand.publishers, *(publishers for _, publishers in in_hand.again)):
                 self._acks.reject(publishers, Unfit(reason, ""), leader, leader_epoch, epoch)
 

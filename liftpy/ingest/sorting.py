@@ -65,6 +65,8 @@ class TakenOver:
     fresh: list[RawMessage] = field(default_factory=list)
     known: list[tuple[Stored, Publishers]] = field(default_factory=list)
     undecided: list[RawMessage] = field(default_factory=list)
+    fresh_left: int = 0
+    """Of ``fresh``, not taken yet: no quota refuses what came while nobody led."""
 
 
 def origin_of(reply: bytes, value: bytes | None) -> bytes:

@@ -69,6 +69,7 @@ class RejectReason(Enum):
     UNKNOWN_PRODUCER = 16
     PRODUCER_CONFLICT = 17
     PAUSED = 18
+    QUOTA = 19
 
 
 @value

@@ -120,7 +120,7 @@ class SimReplica(Asking):
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
         self.log.config = held.config
-        self.publishers.ingest.settings_changed(held.config)
+        self.publishers.ingest.settings_changed(held.config, held.partition_count)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
         if self.log.told(held.state):
             self.apply_retention(self.now_ns() + self.process.node.wall_offset_ns)

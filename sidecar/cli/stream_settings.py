@@ -78,6 +78,24 @@ SETTINGS = (
         "max_held_s",
         "Drop, and count, a plain publish held longer than so many seconds while the ISR is short; 0: hold it.",
     ),
+    Setting(
+        "quota_records_per_s",
+        "--quota-records",
+        "quota_records_per_s",
+        "Refuse what is published beyond so many records a second, of the whole stream; 0: no quota.",
+    ),
+    Setting(
+        "quota_bytes_per_s",
+        "--quota-bytes",
+        "quota_bytes_per_s",
+        "The same in bytes a second, of payload and headers; 0: no quota.",
+    ),
+    Setting(
+        "quota_by_token",
+        "--quota-by-token",
+        "quota_by_token",
+        "The quotas hold for each value of this token of the subject, counted from 1; 0: for all together.",
+    ),
 )
 _DEFAULT = StreamConfig()
 

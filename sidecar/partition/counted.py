@@ -59,6 +59,7 @@ class Counts:
         """Label -> in the order of SUMS."""
         self.refused: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.throttled: Counter[str] = Counter()
         self.standby: Counter[str] = Counter()
 
     def add(self, label: str, worker: Any) -> None:
@@ -72,6 +73,8 @@ class Counts:
             self.refused.update(ingest.refused)
         if ingest.dropped:
             self.dropped.update(ingest.dropped)
+        if ingest.throttled:
+            self.throttled.update(ingest.throttled)
         if worker.standby.has_counted:
             standby = worker.standby.report()
             del standby["held_bytes"]
@@ -82,6 +85,7 @@ class Counts:
         made = Counts()
         made.by_stream = {label: list(sums) for label, sums in self.by_stream.items()}
         made.refused, made.dropped, made.standby = self.refused.copy(), self.dropped.copy(), self.standby.copy()
+        made.throttled = self.throttled.copy()
         return made
 
     def total(self, name: str) -> int:

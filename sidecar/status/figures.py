@@ -266,6 +266,7 @@ def _counted(found: Figures, counts: Counts) -> None:
         found.put(metric, counts.total(name))
     found.each("publish_refused_total", counts.refused.items())
     found.each("publish_dropped_total", counts.dropped.items())
+    found.each("quota_throttled_total", counts.throttled.items())
     found.each("standby_messages_total", counts.standby.items())
     found.put("standby_overflow_total", counts.standby["lost"])
 

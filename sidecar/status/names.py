@@ -71,7 +71,7 @@ TABLE: dict[str, Row] = {
         (
             "log_flushes_on_loop",
             "",
-            "1 while short flushes run on the event loop: this disk is faster than a hand-over to a thread.",
+            "1 while the event loop waits for short flushes, 20 ms at most: this disk is faster than a hand-over to a thread.",
         ),
         ("disk_free_bytes", "", "In the file system of the data folder, for this node."),
         ("disk_size_bytes", "", "Of that file system."),
@@ -128,6 +128,7 @@ TABLE: dict[str, Row] = {
         ("ingest_bytes_total", "stream", "Bytes of record batches appended as leader."),
         ("publish_refused_total", "reason", "Publishes that somebody waits for an answer to, not stored."),
         ("publish_dropped_total", "reason", "Publishes that nobody waits for, not stored."),
+        ("quota_throttled_total", "scope", "Of both, for a quota: of the whole stream, or of a token of its subject."),
         ("publish_duplicates_total", "", "Left out because a record has their message id, or sequence."),
         (
             "publish_lost_with_connections_total",

@@ -80,7 +80,7 @@ class MemoryReplica(MemoryAsking, Peers):
         """The metadata shows the partition, its stream's settings or the set of live nodes in a new state."""
         self.state = held.state
         self.log.config = held.config
-        self.publishers.ingest.settings_changed(held.config)
+        self.publishers.ingest.settings_changed(held.config, held.partition_count)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
         self.publishers.standby.review()
         if self.log.told(held.state):

@@ -119,7 +119,7 @@ class ProducerState(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords")
+    __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords", "retryAfterMs")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[Ack.Error]
@@ -141,6 +141,7 @@ class Ack(_message.Message):
         UNKNOWN_PRODUCER: _ClassVar[Ack.Error]
         PRODUCER_CONFLICT: _ClassVar[Ack.Error]
         PAUSED: _ClassVar[Ack.Error]
+        QUOTA: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
     INCORRECT_OFFSET: Ack.Error
@@ -160,6 +161,7 @@ class Ack(_message.Message):
     UNKNOWN_PRODUCER: Ack.Error
     PRODUCER_CONFLICT: Ack.Error
     PAUSED: Ack.Error
+    QUOTA: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]
     MSGSUBJECT_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +182,7 @@ class Ack(_message.Message):
     DUPLICATE_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
     KNOWNRECORDS_FIELD_NUMBER: _ClassVar[int]
+    RETRYAFTERMS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     partitionSubject: str
     msgSubject: str
@@ -200,7 +203,8 @@ class Ack(_message.Message):
     duplicate: bool
     producer: ProducerState
     knownRecords: int
-    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ..., producer: _Optional[_Union[ProducerState, _Mapping]] = ..., knownRecords: _Optional[int] = ...) -> None: ...
+    retryAfterMs: int
+    def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ..., producer: _Optional[_Union[ProducerState, _Mapping]] = ..., knownRecords: _Optional[int] = ..., retryAfterMs: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId", "filterSubjects", "filterKeys", "backwards", "endOffset", "leftOut", "rangeEnd", "borderBytes", "asksFiles", "borderRecords")

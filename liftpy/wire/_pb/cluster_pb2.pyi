@@ -47,7 +47,7 @@ ENDING: Pause
 UNTIL_PUBLISH_TO_ANY: Pause
 
 class StreamConfig(_message.Message):
-    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS", "readOnly", "maxMessageBytes", "optimisticConcurrency", "maxHeldS", "maxPerSubject")
+    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS", "readOnly", "maxMessageBytes", "optimisticConcurrency", "maxHeldS", "maxPerSubject", "quotaRecordsPerS", "quotaBytesPerS", "quotaByToken")
     ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
     MINISR_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +67,9 @@ class StreamConfig(_message.Message):
     OPTIMISTICCONCURRENCY_FIELD_NUMBER: _ClassVar[int]
     MAXHELDS_FIELD_NUMBER: _ClassVar[int]
     MAXPERSUBJECT_FIELD_NUMBER: _ClassVar[int]
+    QUOTARECORDSPERS_FIELD_NUMBER: _ClassVar[int]
+    QUOTABYTESPERS_FIELD_NUMBER: _ClassVar[int]
+    QUOTABYTOKEN_FIELD_NUMBER: _ClassVar[int]
     ackPolicy: str
     minIsr: int
     flush: str
@@ -86,7 +89,10 @@ class StreamConfig(_message.Message):
     optimisticConcurrency: bool
     maxHeldS: float
     maxPerSubject: int
-    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ..., readOnly: _Optional[bool] = ..., maxMessageBytes: _Optional[int] = ..., optimisticConcurrency: _Optional[bool] = ..., maxHeldS: _Optional[float] = ..., maxPerSubject: _Optional[int] = ...) -> None: ...
+    quotaRecordsPerS: int
+    quotaBytesPerS: int
+    quotaByToken: int
+    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ..., readOnly: _Optional[bool] = ..., maxMessageBytes: _Optional[int] = ..., optimisticConcurrency: _Optional[bool] = ..., maxHeldS: _Optional[float] = ..., maxPerSubject: _Optional[int] = ..., quotaRecordsPerS: _Optional[int] = ..., quotaBytesPerS: _Optional[int] = ..., quotaByToken: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand", "leaving", "host")

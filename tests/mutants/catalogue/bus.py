@@ -7,6 +7,12 @@ from tests.mutants.mutant import rows
 RUNS = ("tests/unit/bus/test_acks_of_runs.py",)
 MUTANTS = [
     *rows(
+        "sidecar/bus/connection.py",
+        ("a reason is said at each attempt", "        self.told.add(self.last)\n", "", "an outage fills the log"),
+        ("nobody hears why a connection stays lost", "        self._problems.told = {self.last_problem}\n", "", "an expired certificate looks like a server that is down"),
+        tests=("tests/unit/bus/test_connection_steps.py",),
+    ),
+    *rows(
         "sidecar/bus/absence.py",
         ("silence is absence", "    except (nats.errors.TimeoutError, TimeoutError):\n        return Sign.SILENT", "    except (nats.errors.TimeoutError, TimeoutError):\n        return Sign.ABSENT",
          "a paused node is deposed as if it were gone"),
@@ -128,8 +134,8 @@ MUTANTS = [
         ("a run over a gap in offsets", "length = run_end(replies, index, end) - index if envelope.takes_runs else 1",
          "asked = [*filter(None, replies)]; length = run_end(asked, index, len(asked)) - index if envelope.takes_runs else 1",
          "messages behind one that nobody waits for are acknowledged one offset too low"),
-        ("a run over a refusal", "        for reply, envelope in zip(publishers.replies, envelopes, strict=True):\n",
-         "        for reply, envelope in [*zip(publishers.replies, envelopes, strict=True)][: run_end(publishers.replies, 0, 1)]:\n",
+        ("a run over a refusal", "        for reply, envelope, wait_ms in zip(publishers.replies, envelopes, waits_ms, strict=True):\n",
+         "        for reply, envelope, wait_ms in [*zip(publishers.replies, envelopes, waits_ms, strict=True)][: run_end(publishers.replies, 0, 1)]:\n",
          "of a batch that is refused the first publisher alone is told"),
         ("a run over those who want something else", "start, end = end, end + sum(1 for _ in alike)", "start, end = end, how_many",
          "publishers are answered twice, and by the ack of another policy"),
@@ -226,9 +232,12 @@ MUTANTS = [
         ("keys that are empty are none", "if published.key or published.keyed:", "if published.key:", "records with an empty key are never compacted"),
     ),
     *rows(
+        "liftpy/ingest/in_hand.py",
+        ("one record more than the bound", "if total > most_bytes:\n            return max(index, start + 1)", "if total > most_bytes:\n            return index + 1", "batches are larger than one message"),
+    ),
+    *rows(
         "liftpy/ingest/ingest.py",
         ("headers are free", "self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES", "self._raw_bytes += len(payload)", "a flood of empty messages has no bound"),
-        ("one record more than the bound", "if total > batch_bytes:\n                return max(index, start + 1)", "if total > batch_bytes:\n                return index + 1", "batches are larger than one message"),
         ("whoever was confirmed before", "self.heard = self.heard or listener is self._listener", "self.heard = True", "a leader that came back answers reads before its subscription stands"),
         ("overloads answer without a lease", "            if self._may.refuse_for_now():\n                self._acks.reject(publishers", "            if True:\n                self._acks.reject(publishers", "a publisher is told no although the next leader stored it"),
         ("what was rejected stays", "in_hand = self._tokens.pop(token, None)", "in_hand = self._tokens.get(token)", "memory grows with each refusal, and a leader never gets idle"),

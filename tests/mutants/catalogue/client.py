@@ -222,7 +222,12 @@ MUTANTS = [
         ("later ones overtake", "        if self._refused:\n            message.resend_at", "        if False:\n            message.resend_at", "a change of leader turns the order round"),
         ("all go at once", "            elif number in self._in_flight and not self._taken:\n", "            elif False:\n", "a change of leader turns the order round"),
         ("a new connection asks for nothing", "            if renewed.done():", "            if False:", "what a broken connection lost waits for a time-out"),
-        ("waits do not grow", "message.wait_s = min(message.wait_s * 2, _LONGEST_WAIT_S)", "message.wait_s = 0.05", "refused publishers flood a leader that is overloaded"),
+        ("a quota's wait is not heeded", "ack.retryAfterMs / 1000 if ack.ackError == _Ack.QUOTA else 0.0)\n        else:", "0.0)\n        else:", "publishers beyond a quota flood its leader"),
+        ("one that is taken calls all the others", "other.resend_at = max(now, other.not_before)", "other.resend_at = now", "each publish that a quota lets in brings all the refused ones back at once"),
+    ),
+    *rows(
+        "liftpy/client/in_flight.py",
+        ("waits do not grow", "self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)", "self.wait_s = 0.05", "refused publishers flood a leader that is overloaded"),
     ),
     *rows(
         "liftpy/client/slices.py",
@@ -258,7 +263,7 @@ MUTANTS = [
         ("what is answered takes room", "            self._out_count = max(self._out_count - 1, 0)", "            pass", "after a window of batches a producer sends no more"),
         ("what is stored goes again", "            if parcel.placed is None:\n                self.sent", "            if parcel is not None:\n                self.sent", "each loss costs the window again"),
         ("a loss is passed over", "distance(due, self._parcels[0].sequence) < 0:", "False:", "a producer whose stored records are gone sends for ever and is told nothing"),
-        ("pauses do not grow", "self.resume_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)", "self.resume_at = now + self._pause_s", "producers flood a leader that is overloaded"),
+        ("pauses do not grow", "self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)", "pass", "producers flood a leader that is overloaded"),
         ("each batch begins anew", "        self._reset = False\n        self._parcels", "        self._parcels", "a producer that begins anew is refused from its second batch on"),
         ("a batch has no bound", "if index and (index >= self._batch_records or gathered.size_bytes + size_bytes > self._batch_bytes):", "if index and index >= self._batch_records:", "a batch is larger than a message"),
         ("many have no bound", "gathered.size_bytes + size_bytes > self._batch_bytes\n        if gathered.values and full:", "False\n        if gathered.values and full:", "a batch is larger than a message"),

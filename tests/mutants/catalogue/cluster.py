@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/stream_config.py",
-        ("all settings change", "    for name in changed:\n        if name not in _ALTERABLE:", "    for name in _ALTERABLE:\n        if name not in _ALTERABLE:", "retention ends when a stream becomes read-only"),
+        ("all settings change", "    for name in changed:\n        if _ALTERABLE", "    for name in _ALTERABLE:\n        if _ALTERABLE", "retention ends when a stream becomes read-only"),
     ),
     *rows(
         "liftpy/cluster/diff.py",

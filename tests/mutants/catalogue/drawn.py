@@ -353,13 +353,15 @@ _DRAWN = {
             "a stream without acks sends them",
         ),
     ],
-    "liftpy/ingest/ingest.py": [
+    "liftpy/ingest/in_hand.py": [
         (
             "one message too many in a batch",
-            "        for index in range(start, min(len(raw), start + self._config.batch_max_records)):\n            total += message_size",
-            "        for index in range(start, min(len(raw), start + self._config.batch_max_records + 1)):\n            total += message_size",
+            "    for index in range(start, min(len(raw), start + most_records)):\n",
+            "    for index in range(start, min(len(raw), start + most_records + 1)):\n",
             "a batch is larger than its bound",
         ),
+    ],
+    "liftpy/ingest/ingest.py": [
         (
             "bytes that nobody counted",
             "self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES",

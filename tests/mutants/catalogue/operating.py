@@ -61,7 +61,7 @@ MUTANTS = [
     *rows(
         "liftpy/health.py",
         ("a process is restarted for NATS", "    return [\n        Check(\"tasks\", signs.failure),\n", "    return [\n        Check(\"tasks\", signs.failure or (\"\" if signs.nats else \"no NATS\")),\n", "all nodes restart when NATS is away"),
-        ("a flush may hang for ever", "hung = signs.longest_flush_s >= HUNG_FLUSH_S", "hung = False", "a node whose disk hangs is never restarted"),
+        ("a flush may hang for ever", "hung = signs.longest_flush_s >= signs.hung_flush_s", "hung = False", "a node whose disk hangs is never restarted"),
         ("a silent metadata group is well", "late = heard_s is None or heard_s > signs.session_s", "late = heard_s is None", "a fenced node takes traffic"),
         ("synced is forgotten", "        self.done = True\n", "", "a lag takes applications out of service"),
         ("once in sync counts for nothing", "            elif key not in self._were:\n", "            else:\n", "a rolling restart waits for ever under load"),

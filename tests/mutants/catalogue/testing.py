@@ -165,7 +165,7 @@ MUTANTS = [
         ),
         (
             "settings reach nobody",
-            "        self.publishers.ingest.settings_changed(held.config)\n",
+            "        self.publishers.ingest.settings_changed(held.config, held.partition_count)\n",
             "",
             "the largest message of a stream is not looked at",
         ),

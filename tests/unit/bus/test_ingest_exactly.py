@@ -293,6 +293,7 @@ def test_what_a_jetstream_client_reads_of_a_refusal(reason: RejectReason, code: 
     for detail in ("", "the detail"):
         acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.p"]), Unfit(reason, detail))
     general, detailed = (json.loads(body) for _, body in bus.take())
+    assert general.pop("retry_after_ms", 0) == (50 if reason is RejectReason.OVERLOADED else 0)
     assert {**general, "error": {**general["error"], "description": ""}} == {
         "stream": "s", "seq": 0, "error": {"code": code, "err_code": err_code, "description": ""}
     }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from liftpy.cluster.features import FEATURES
 from liftpy.cluster.image import NodeImage
 from liftpy.cluster.level_range import FeatureLevels, LevelRange
 from sidecar.cli import upgrade as commands
@@ -106,7 +107,7 @@ def test_the_report(run: Any) -> None:
     assert (code, found["level"], found["in_the_way_back"]) == (0, 2, ["orders"])
     assert found["nodes"] == {"a": {"version": "1", "speaks": [1, 2]}, "b": {"version": "1", "speaks": None}}
     assert [found["disk_formats"][name]["writes"] for name in ("image", "record batch")] == [2, 1]
-    assert [row["level"] for row in found["known_here"]] == [1, 2]
+    assert [row["level"] for row in found["known_here"]] == [feature.level for feature in FEATURES]
     _, shown = run(FakeClient(1, b=None), "report", as_json=False)
     assert "not heard" in shown
     assert "1 to 2" in shown

@@ -392,7 +392,14 @@ async def test_what_goes_out_again_goes_to_the_stream_as_it_is_then() -> None:
 
 @pytest.mark.parametrize(
     ("error", "again"),
-    [(_Ack.NOT_LEADER, True), (_Ack.OVERLOADED, True), (_Ack.WRONG_STREAM, True), (_Ack.READ_ONLY, False), (99, False)],
+    [
+        (_Ack.NOT_LEADER, True),
+        (_Ack.OVERLOADED, True),
+        (_Ack.QUOTA, True),
+        (_Ack.WRONG_STREAM, True),
+        (_Ack.READ_ONLY, False),
+        (99, False),
+    ],
 )
 @pytest.mark.parametrize("uid", ["u1", ""])
 async def test_what_a_refusal_leads_to(error: Any, again: bool, uid: str) -> None:
@@ -404,6 +411,32 @@ async def test_what_a_refusal_leads_to(error: Any, again: bool, uid: str) -> Non
     refusal = made._in_flight[0].refusal if again else future.exception()
     assert (str(refusal), refusal.reason) == (f"s/0 refused: {name} why", name)
     assert (made._refused, found.asked) == ({0} if again else set(), int(not uid))
+    await made.close()
+
+
+async def test_whom_a_quota_refuses_comes_again_when_it_was_told_and_not_before() -> None:
+    made, wire, _ = publisher()
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        await made.send(b"v")
+    before = loop.time()
+    for number, wait_ms in enumerate((1000, 2000, 3000)):
+        await made._on_ack(ack(number, ackError=_Ack.QUOTA, retryAfterMs=wait_ms))
+    first, second, third = (made._in_flight[number] for number in range(3))
+    for wait_s, message in enumerate((first, second, third), 1):
+        assert before + wait_s <= message.resend_at <= loop.time() + wait_s
+        assert message.wait_s == 0.05, "pauses grow for other refusals"
+    del wire.sent[:]
+    await made._send_refused(before + 0.9)
+    assert wire.sent == []
+    await made._send_refused(first.resend_at)
+    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0"]
+    await made._on_ack(ack(0, offset=5))
+    assert second.resend_at == second.not_before, "that another was taken changes nothing"
+    await made._send_refused(second.resend_at)
+    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1"]
+    await made._on_ack(ack(1, ackError=_Ack.OVERLOADED, retryAfterMs=9000))
+    assert second.resend_at <= loop.time() + 0.05
     await made.close()
 
 

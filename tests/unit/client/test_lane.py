@@ -208,6 +208,17 @@ def test_pauses_grow_to_a_second_and_begin_anew_when_something_is_stored() -> No
     assert round(lane.resume_at - now, 6) == FIRST_PAUSE_S
 
 
+def test_whom_a_quota_refuses_goes_again_when_it_was_told() -> None:
+    lane = a_lane(window=9)
+    fill(lane, b"a", b"b", b"c")
+    sent(lane, 1.0)
+    assert lane.refused(0, 1, Refusal.AGAIN, 1.0, after_s=7.5)
+    assert (lane.resume_at, sent(lane, 8.4)) == (8.5, [])
+    assert len(sent(lane, 8.5)) == 2
+    lane.refused(0, 2, Refusal.AGAIN, 9.0)
+    assert round(lane.resume_at - 9.0, 6) == FIRST_PAUSE_S, "pauses grow for other refusals"
+
+
 def test_what_is_not_answered_in_time_goes_again() -> None:
     lane = a_lane()
     assert lane.wake_at() is None

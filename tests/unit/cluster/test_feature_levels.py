@@ -11,7 +11,19 @@ from liftpy.cluster import level_check
 from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes, node_to_pb
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties
-from liftpy.cluster.features import FEATURES, SPOKEN, STRICT, UNSUPPORTED, Feature, check_level, range_of, refused_level
+from liftpy.cluster.features import (
+    FEATURES,
+    QUOTAS,
+    QUOTAS_NEED,
+    SPOKEN,
+    STRICT,
+    UNSUPPORTED,
+    Feature,
+    check_level,
+    range_of,
+    refused_level,
+    why_not_yet,
+)
 from liftpy.cluster.feed_subscription import MAX_UNREADABLE, FeedSubscription
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage, ClusterRules
@@ -20,12 +32,13 @@ from liftpy.cluster.level_range import LevelRange, said
 from liftpy.cluster.membership import Registered, registered
 from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
-from liftpy.config import ReplicationConfig
+from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import CorruptionError, UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.unknown import has_unknown_fields
 
-NEWER = (*FEATURES, Feature(3, "9.0", "something", has_way_back=True, in_use=lambda image: sorted(image.streams)))
+NEWEST, NEXT = SPOKEN.most, SPOKEN.most + 1
+NEWER = (*FEATURES, Feature(NEXT, "9.0", "something", has_way_back=True, in_use=lambda image: sorted(image.streams)))
 UNKNOWN_FIELD = bytes.fromhex("c23e0161")  # number 1000, one byte
 UNKNOWN_KIND = bytes.fromhex("921f00")  # number 498, an empty message
 Error = pb.ControlResponse
@@ -91,7 +104,12 @@ def test_a_level_that_everybody_speaks_is_finalized_once_and_the_image_says_so()
         (2, {"b": LevelRange(3, 4)}, {}, r"node b \(1.2.3\) speaks 3 to 4, not 2"),
         (2, {}, {"c": None}, "controller c is not connected: start it, or take it out of the controllers"),
         (2, {}, {"c": LevelRange(1, 1)}, "controller c speaks 1, not 2"),
-        (3, {}, {}, "asked for is feature level 3, the metadata leader speaks 1 to 2: it needs a newer version"),
+        (
+            NEXT,
+            {},
+            {},
+            f"asked for is feature level {NEXT}, the metadata leader speaks 1 to {NEWEST}: it needs a newer version",
+        ),
     ],
 )
 def test_a_level_that_somebody_does_not_speak_is_not(
@@ -142,7 +160,7 @@ def test_a_dry_run_says_what_each_node_speaks_and_changes_nothing() -> None:
     driver.restart("b")
     answer = asked(driver, 0, heard, dry_run=True)
     found = {n.nodeId: (n.minLevel, n.maxLevel, n.version) for n in answer.levels.nodes}
-    assert found == {"a": (1, 2, "1.2.3"), "b": (0, 0, "")}
+    assert found == {"a": (1, NEWEST, "1.2.3"), "b": (0, 0, "")}
     assert (answer.levels.level, list(answer.levels.reasons)) == (1, [])
     assert driver.log[-1:] == driver.log[2:3], "only the restart was logged"
 
@@ -163,24 +181,64 @@ def test_the_metadata_leader_forgets_with_its_leadership_and_with_nodes() -> Non
 
 # ---- the way back ---------------------------------------------------------------------------------------------------------------
 def test_back_only_where_the_table_says_so_and_nothing_uses_the_level() -> None:
-    driver = finalized("a", "b", features=NEWER, level=3)
+    driver = finalized("a", "b", features=NEWER, level=NEXT)
     driver.create("orders", "x", replicationFactor=2)
-    assert asked(driver, 2, heard_of(driver)).detail == "orders"
+    assert asked(driver, NEWEST, heard_of(driver)).detail == "orders"
     unlooked = driver.ask(setFeatureLevel=pb.SetFeatureLevel(
-        level=2, checked=[pb.CheckedNode(nodeId=n, incarnation=driver.incarnation(n)) for n in "ab"]))  # fmt: skip
+        level=NEWEST, checked=[pb.CheckedNode(nodeId=n, incarnation=driver.incarnation(n)) for n in "ab"]))  # fmt: skip
     assert (unlooked.error, unlooked.detail) == (Error.INVALID, "orders"), "apply says the same"
     driver.delete("orders")
-    assert asked(driver, 1, heard_of(driver)).detail == "one level at a time: from 3 to 2"
-    assert asked(driver, 2, heard_of(driver)).error == Error.OK
-    assert driver.fsm.image.feature_level == 2
+    assert asked(driver, 1, heard_of(driver)).detail == f"one level at a time: from {NEXT} to {NEWEST}"
+    for level in range(NEWEST, STRICT - 1, -1):
+        assert asked(driver, level, heard_of(driver)).error == Error.OK
+        assert driver.fsm.image.feature_level == level
     answer = asked(driver, 1, heard_of(driver))
     assert answer.error == Error.INVALID
     assert answer.detail.startswith("level 2 has written what versions before it can't read")
 
 
 def test_a_node_that_speaks_the_new_level_alone_is_in_the_way_back() -> None:
-    driver = finalized("a", "b", features=NEWER, level=3)
-    assert asked(driver, 2, heard_of(driver, b=LevelRange(3, 3))).detail == "node b (1.2.3) speaks 3, not 2"
+    driver = finalized("a", "b", features=NEWER, level=NEXT)
+    answer = asked(driver, NEWEST, heard_of(driver, b=LevelRange(NEXT, NEXT)))
+    assert answer.detail == f"node b (1.2.3) speaks {NEXT}, not {NEWEST}"
+
+
+# ---- quotas ---------------------------------------------------------------------------------------------------------------------
+QUOTA = pb.StreamConfig(quotaRecordsPerS=1000, quotaByToken=2)
+
+
+def test_a_quota_needs_its_level_and_keeps_it() -> None:
+    driver = finalized("a")
+    refused = driver.create("orders", "x.*", replicationFactor=1, config=QUOTA)
+    assert (refused.error, refused.detail) == (Error.INVALID, QUOTAS_NEED.format(level=2))
+    driver.create("others", "y", replicationFactor=1)
+    refused = driver.ask(alterStream=pb.AlterStream(name="others", config=QUOTA, changed=["quotaRecordsPerS"]))
+    assert refused.error == Error.INVALID
+    assert refused.detail.endswith("segment_bytes, segment_age_s can"), "as versions before say it"
+    assert asked(driver, QUOTAS, heard_of(driver)).error == Error.OK
+    assert driver.create("orders", "x.*", replicationFactor=1, config=QUOTA).error == Error.OK
+    assert driver.fsm.image.streams["orders"].config == StreamConfig(quota_records_per_s=1000, quota_by_token=2)
+    answer = driver.ask(alterStream=pb.AlterStream(name="others", config=QUOTA, changed=["quotaRecordsPerS"]))
+    assert (answer.error, answer.stream.config.quotaRecordsPerS) == (Error.OK, 1000)
+    assert asked(driver, 2, heard_of(driver)).detail == "stream orders has a quota; stream others has a quota"
+    driver.delete("orders")
+    driver.ask(alterStream=pb.AlterStream(name="others", config=pb.StreamConfig(), changed=["quotaRecordsPerS"]))
+    assert asked(driver, 2, heard_of(driver)).error == Error.OK
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", config=QUOTA)),
+        pb.ControlRequest(alterStream=pb.AlterStream(name="s", config=pb.StreamConfig(quotaBytesPerS=5))),
+    ],
+)
+def test_what_versions_of_an_older_level_would_not_know_is_never_logged(part: pb.ControlRequest) -> None:
+    batch = pb.ControlRequest(batch=pb.Batch(requests=[pb.BatchedRequest(number=1, request=part)]))
+    for request in (part, batch):
+        assert why_not_yet(request, 2) == QUOTAS_NEED.format(level=2)
+        assert why_not_yet(request, QUOTAS) == ""
+    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s")), 1) == ""
 
 
 # ---- who takes part -------------------------------------------------------------------------------------------------------------
@@ -242,18 +300,18 @@ def test_an_unknown_field_deep_in_an_entry_ends_apply_too() -> None:
         finalized("a").fsm.apply(entry, 100)
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [1, 2, NEWEST])
 def test_a_controller_that_does_not_speak_the_next_level_ends_instead_of_guessing(level: int) -> None:
     newer = finalized("a", features=NEWER, level=level) if level > 1 else a_driver("a", features=NEWER)
     older = ClusterFsm("shop", elections=True)
     for index, entry in enumerate(newer.log, 1):
         older.apply(entry, index)
-    assert asked(newer, 3, heard_of(newer)).error == Error.OK
+    assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     before = older.image
-    with pytest.raises(UnspokenError, match="the feature level becomes 3, this version speaks 1 to 2"):
+    with pytest.raises(UnspokenError, match=f"the feature level becomes {NEXT}, this version speaks 1 to {NEWEST}"):
         older.apply(newer.log[-1], len(newer.log))
     assert older.image is before
-    with pytest.raises(UnspokenError, match="the cluster is at feature level 3, this version speaks 1 to 2"):
+    with pytest.raises(UnspokenError, match=f"the cluster is at feature level {NEXT}, this version speaks 1 to {NEWEST}"):
         older.restore(newer.fsm.snapshot())
     assert older.image is before
 
@@ -297,7 +355,7 @@ def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_w
     take(encode_snapshot(newer.fsm.image, operations=False))
     assert (follower.synced, follower.image.feature_level) == (True, 2)
     held = newer.fsm.image.index
-    assert asked(newer, 3, heard_of(newer)).error == Error.OK
+    assert asked(newer, NEXT, heard_of(newer)).error == Error.OK
     entry = pb.FeedEntry(index=newer.fsm.image.index, previousIndex=held, records=newer.fsm.records)
     assert not follower.entry_received(entry)
     assert (follower.image.index, follower.synced) == (held, False), "it asks for a snapshot"
@@ -307,7 +365,7 @@ def test_a_follower_of_the_feed_takes_no_level_that_it_does_not_speak_and_ends_w
     take(encode_snapshot(replace(newer.fsm.image, feature_level=2), operations=False))
     for _ in range(MAX_UNREADABLE - 1):
         take(data)
-    with pytest.raises(UnspokenError, match="feature level 3"):
+    with pytest.raises(UnspokenError, match=f"feature level {NEXT}"):
         take(data)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cluster_driver import Driver
 
+from liftpy.cluster import diff as diff_module
 from liftpy.cluster import trail
 from liftpy.cluster.diff import diff
 from liftpy.cluster.fsm import ClusterFsm
+from liftpy.cluster.image import StreamImage
+from liftpy.cluster.stream_config import config_from_pb
 from liftpy.config import CommitPolicy
+from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -86,6 +92,15 @@ def test_a_difference_of_one_line_looks_at_the_touched_streams_only_and_in_full_
     driver.create("s6")
     assert driver.fsm.image.trail.since(old.trail) is None
     assert len(diff(old, driver.fsm.image).created) == 3
+
+
+def test_a_share_of_a_quota_is_told_anew_when_partitions_are_added() -> None:
+    first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
+    for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
+        stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
+        more = replace(stream, partitions=(first, replace(first, partition=1)))
+        assert [change.key.partition for change in diff_module._partitions(stream, more)] == numbers
+        assert more.held(first).partition_count == 2
 
 
 def test_a_replica_is_told_its_partition_and_what_follows_from_the_settings() -> None:

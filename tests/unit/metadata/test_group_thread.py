@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.config import ReplicationConfig
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -50,7 +51,8 @@ async def group(server: NatsServer, tmp_path: Path) -> AsyncIterator[GroupThread
 
 
 async def _register(group: GroupThread, node: str = "n1") -> pb.ControlResponse:
-    said = pb.RegisterNode(nodeId=node, flushedAlways=True, minLevel=1, maxLevel=2)
+    said = pb.RegisterNode(nodeId=node, flushedAlways=True)
+    SPOKEN.tell(said)
     return await group.propose(pb.ControlRequest(registerNode=said))
 
 

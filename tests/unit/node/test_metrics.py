@@ -52,6 +52,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
     counters = IngestCounters(records=10, size_bytes=1000, batches=2, duplicates=3)
     counters.refused["overloaded"] = 4
     counters.dropped["not_leader"] = 5
+    counters.throttled["token"] = 6
     return SimpleNamespace(**{
         "key": PartitionKey(stream, "u1", partition), "node_id": "n1", "state": state, "config": StreamConfig(min_isr=2),
         "ingest": SimpleNamespace(counters=counters, reader=SimpleNamespace(poison_envelopes=6, refused_replies=7)),
@@ -175,6 +176,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("replayed_bytes_total",): 55, ("derived_states_written_total",): 60, ("derived_states_failed_total",): 65,
         ("poison_envelopes_total",): 30, ("refused_replies_total",): 35, ("truncated_records_total",): 105,
         ("publish_refused_total", "overloaded"): 20, ("publish_dropped_total", "not_leader"): 25,
+        ("quota_throttled_total", "token"): 30,
         ("standby_messages_total", "appended"): 90, ("standby_overflow_total",): 95, ("standby_buffer_bytes",): 85,
         ("acks_waiting",): 110, ("log_size_bytes",): 100, ("readers_waiting",): 80, ("assembling_bytes",): 125,
         ("partitions", "leader"): 3, ("partitions", "follower"): 1, ("partitions", "learner"): 1, ("partitions", "candidate"): 0,
@@ -193,7 +195,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
         ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
-        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): 2,
+        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): 3,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected

@@ -142,7 +142,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ended: Any = SimpleNamespace(
-            key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
+            key=KEY, feed=told.append, _driver=part("driver"), _traces=None, ingest=part("ingest"), replication=part("replication"),
             standby=part("standby"), acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
             flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,
@@ -225,7 +225,7 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None, told=lambda state: given.append(state) or state.asked_start == 7),
         apply_retention=lambda now_ns: given.append("retention"),
-        ingest=SimpleNamespace(settings_changed=given.append), feed=given.append,
+        ingest=SimpleNamespace(settings_changed=lambda config, partitions: given.append(config)), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
         standby=SimpleNamespace(review=lambda: given.append("review")),
         _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments()), state=None,

@@ -1,0 +1,181 @@
+"""Quota: how much of what is published a partition's leader lets in, by records and by bytes a second. Pure.
+
+Goal: over any time a stream gets its rate and what one burst is more, however fast it is published to; who is refused is told when to
+come again. Constraint: no statement of Python meets a single message, and what is let in as a whole costs a few sums.
+
+Algorithm: a bucket for records and one for bytes, filled at the rate up to ``BURST_S`` of it. A publish is let in while neither is
+empty, and may take it below zero: what is owed is waited for. So a message, or a whole batch in one message, that is larger than the
+burst is let in too, and the rate holds in the long run: in t seconds at most ``rate * (BURST_S + t)`` and one message more. Of what
+came together the first ones are let in and the rest is refused, each told how long until its turn behind those before it: so they
+come again spread out, and not all at once. With ``by_token`` each value of that token of the subject has buckets of its own,
+``MAX_BUCKETS`` of them at most; those that were used last longest ago make room, and are full if they come again. What has no such
+token shares one.
+
+A stream of several partitions has its quota in equal parts: a partition's leader knows nothing of the others'.
+
+Worked example: 1,000 records a second: the bucket holds 250. 400 come at once: 250 are let in, the 251st is told 1 ms, the last 150
+ms. 100 ms later 100 more are let in.
+
+The clock may be a node's own: after a jump ahead a bucket is full, after one back it is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from liftpy.config import NS_PER_S, StreamConfig
+
+BURST_S = 0.25
+MAX_BUCKETS = 10_000
+MAX_WAIT_MS = 30_000
+"""What anybody is told to wait, at most."""
+_MAX_TOKEN_LENGTH = 32
+"""In characters: of a longer one a digest is kept."""
+_MS = 1000
+_ROUNDING = 1e-6
+
+Messages = Sequence[tuple[bytes, bytes, bytes, bytes]]
+"""(subject, reply, payload, header block) of each."""
+_Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
+_Indices = np.ndarray[tuple[int], np.dtype[np.intp]]
+
+
+class _Bucket:
+    """``left``: of records and of bytes; below zero: owed."""
+
+    __slots__ = ("left", "seen_ns")
+
+    def __init__(self, left: list[float], now_ns: int) -> None:
+        self.left = left
+        self.seen_ns = now_ns
+
+
+class Quota:
+    """Of one partition. ``rates``: of records and of bytes a second, 0: there is no bound."""
+
+    def __init__(self, rates: tuple[float, float], by_token: int = 0) -> None:
+        self.terms = rates, by_token
+        self._rates = rates
+        self._most = [max(rate * BURST_S, 1.0) if rate else 0.0 for rate in rates]
+        self._by_token = by_token
+        self._buckets: dict[str, _Bucket] = {}
+        """By token; the one that was used last stands last."""
+
+    @property
+    def scope(self) -> str:
+        """What has a bucket, for metrics."""
+        return "token" if self._by_token else "stream"
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def charge(self, messages: Messages, batch_records: int, now_ns: int, *, forced: bool = False) -> list[int] | None:
+        """None: all are let in, and paid for. Otherwise nothing is paid yet, and milliseconds to wait are returned by message, with 0
+        for those that are let in without the others. ``batch_records``: of the one message that holds a batch; 0: each message is a
+        record. ``forced``: they are let in, and paid for, whatever is left."""
+        records, sizes = batch_records or 1, self._sizes(messages)
+        if not self._by_token:
+            return self._of_all(len(messages), records, sizes, self._bucket("", now_ns), forced)
+        tokens, groups = self._tokens(messages)
+        buckets = [self._bucket(token, now_ns) for token in tokens]
+        if len(buckets) == 1:
+            return self._of_all(len(messages), records, sizes, buckets[0], forced)
+        costs = [np.full(len(messages), float(records)), np.array(sizes, np.float64)]
+        waits_ms = np.zeros(len(messages))
+        for kind, rate in enumerate(self._rates):
+            if rate:
+                left = np.array([bucket.left[kind] for bucket in buckets])
+                waits_ms = np.maximum(waits_ms, _waits(_before(costs[kind], groups) - left[groups], rate))
+        if forced or not waits_ms.any():
+            sums = [np.bincount(groups, cost, len(buckets)).tolist() for cost in costs]
+            for bucket, *paid in zip(buckets, *sums, strict=True):
+                self._pay(bucket, paid)
+            return None
+        return _bounded(waits_ms)
+
+    def _of_all(self, count: int, records: int, sizes: list[int], bucket: _Bucket, forced: bool) -> list[int] | None:
+        """One bucket is for all of them."""
+        paid, last = [float(count * records), float(sum(sizes))], (records, sizes[-1] if sizes else 0)
+        if forced or all(not self._rates[kind] or paid[kind] - last[kind] < bucket.left[kind] for kind in (0, 1)):
+            self._pay(bucket, paid)
+            return None
+        waits_ms = np.zeros(count)
+        for kind, rate in enumerate(self._rates):
+            if rate:
+                cost = np.array(sizes, np.float64) if kind else np.full(count, float(records))
+                waits_ms = np.maximum(waits_ms, _waits(np.cumsum(cost) - cost - bucket.left[kind], rate))
+        return _bounded(waits_ms)
+
+    def _pay(self, bucket: _Bucket, paid: Sequence[float]) -> None:
+        bucket.left = [left - cost if rate else left for left, cost, rate in zip(bucket.left, paid, self._rates, strict=True)]
+
+    def _sizes(self, messages: Messages) -> list[int]:
+        """In bytes, of payload and headers; [] where nobody asks."""
+        if not self._rates[1]:
+            return [0] * len(messages) if self._by_token else []
+        _, _, payloads, blocks = zip(*messages, strict=True)
+        return list(map(int.__add__, map(len, payloads), map(len, blocks)))
+
+    def _tokens(self, messages: Messages) -> tuple[list[str], _Indices]:
+        """The values of the token, and of each message which it is."""
+        subjects = [message[0] for message in messages]
+        numbers: dict[str, int] = {}
+        of_subject = {
+            subject: numbers.setdefault(_token(subject, self._by_token), len(numbers)) for subject in dict.fromkeys(subjects)
+        }
+        return list(numbers), np.fromiter(map(of_subject.__getitem__, subjects), np.intp, len(subjects))
+
+    def _bucket(self, token: str, now_ns: int) -> _Bucket:
+        """Filled up to now."""
+        bucket = self._buckets.pop(token, None)
+        if bucket is None:
+            bucket = _Bucket(list(self._most), now_ns)
+            if len(self._buckets) >= MAX_BUCKETS:
+                del self._buckets[next(iter(self._buckets))]
+        elif now_ns != bucket.seen_ns:
+            passed_s = max(now_ns - bucket.seen_ns, 0) / NS_PER_S
+            filled = zip(bucket.left, self._rates, self._most, strict=True)
+            bucket.left = [min(most, left + passed_s * rate) for left, rate, most in filled]
+            bucket.seen_ns = now_ns
+        self._buckets[token] = bucket
+        return bucket
+
+
+def quota_for(stream: StreamConfig, partitions: int, held: Quota | None) -> Quota | None:
+    """Of one of ``partitions`` of a stream: ``held`` where nothing has changed for it, None where the stream has none."""
+    if not stream.has_quota:
+        return None
+    share = max(partitions, 1)
+    terms = (stream.quota_records_per_s / share, stream.quota_bytes_per_s / share), stream.quota_by_token
+    return held if held is not None and held.terms == terms else Quota(*terms)
+
+
+def _token(subject: bytes, number: int) -> str:
+    parts = subject.split(b".", number)
+    token = parts[number - 1] if len(parts) >= number else b""
+    if len(token) > _MAX_TOKEN_LENGTH:
+        token = b"\0" + blake2b(token, digest_size=16).digest()
+    return token.decode("latin-1")
+
+
+def _before(costs: _Floats, groups: _Indices) -> _Floats:
+    """What those before each message cost that are of its group."""
+    order = np.argsort(groups, kind="stable")
+    sums = np.cumsum(costs[order]) - costs[order]
+    firsts = np.searchsorted(groups[order], np.arange(int(groups.max()) + 1))
+    found = np.empty(len(costs))
+    found[order] = sums - sums[firsts][groups[order]]
+    return found
+
+
+def _waits(owed: _Floats, rate: float) -> _Floats:
+    """In milliseconds, until what is before a message is paid for, and a little is left; 0: it is."""
+    return np.where(owed >= 0, np.floor(owed * _MS / rate + _ROUNDING) + 1, 0.0)
+
+
+def _bounded(waits_ms: _Floats) -> list[int]:
+    found: list[int] = np.minimum(waits_ms, MAX_WAIT_MS).astype(np.int64).tolist()
+    return found

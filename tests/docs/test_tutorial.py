@@ -1,0 +1,96 @@
+"""The tutorial is what happens: each block runs, in order, against one cluster of its own, and says what the page says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.myst import CodeBlockParser
+
+from liftpy.spark.session import spark_problem
+from tests.docs.pages import DOCS, ROOT
+from tests.docs.running import Reader, UnexpectedOutputError, commands, compare, fits
+
+INSTALLING = ("python3 -m venv", ". .venv/", "pip install")
+"""Done already where tests run; ``python -m tests.system.newcomer`` does it."""
+PARTS = {"--data shop-data": "--data shop-data --port 0", "liftpy page": "liftpy page --listen 127.0.0.1:0"}
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LIFTPY_")}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    environment["PYTHONPATH"] = str(
+        ROOT
+    )  # Spark looks for pyspark_* in folders, where those of an editable installation are not
+    with Reader(tmp_path, environment, PARTS) as running:
+        yield running
+
+
+class Evaluator:
+    """Of each kind of block; what a block ``python`` has printed is compared with the block ``text`` behind it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self.said = ""
+        self.evaluated: list[str] = []
+
+    def console(self, example: Example) -> None:
+        kept = [command for command, _ in commands(example.parsed) if not command.startswith(INSTALLING)]
+        lines = example.parsed.splitlines(keepends=True)
+        block = "".join(line for line in lines if not line.startswith("$ ") or line[2:].rstrip() in kept)
+        self._reader.console(block, f"tutorial.md:{example.line}")
+        self.evaluated += kept
+
+    def python(self, example: Example) -> None:
+        if "local_session" in example.parsed and spark_problem():
+            pytest.skip(spark_problem())
+        self.said = self._reader.python(example.parsed, example.line)
+        self.evaluated.append("python")
+
+    def text(self, example: Example) -> None:
+        compare(example.parsed, self.said, f"tutorial.md:{example.line}")
+        self.evaluated.append("text")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_the_tutorial(reader: Reader) -> None:
+    evaluator = Evaluator(reader)
+    names = ("console", "python", "text")
+    page = Sybil(parsers=[CodeBlockParser(language=name, evaluator=getattr(evaluator, name)) for name in names]).parse(
+        DOCS / "tutorial.md"
+    )
+    for example in page.examples():
+        example.evaluate()
+    assert evaluator.evaluated.count("python") == evaluator.evaluated.count("text") == 3
+    assert any(command.startswith("kill -9") for command in evaluator.evaluated)
+
+
+def test_outputs_are_compared_but_for_numbers_and_room() -> None:
+    assert fits("a 1\n...\nz  2.5 s\n", "a 17\nb\nc\nz 0.1 s\n")
+    assert fits("...\nz\n", "z\n")
+    assert not fits("a 1\nz\n", "a 1\nb\nz\n")
+    assert not fits("a 1\n", "a one\n")
+    assert not fits("a 1\n", "")
+    with pytest.raises(UnexpectedOutputError, match="expected\na\nsaid\nb"):
+        compare("a", "b", "x")
+
+
+def test_a_block_is_read_command_by_command() -> None:
+    assert commands("$ a | b\n1\n2\n$ c\n$ d\n3\n") == [("a | b", "1\n2\n"), ("c", ""), ("d", "3\n")]
+
+
+def test_a_command_that_fails_or_says_something_else_is_named(reader: Reader) -> None:
+    reader.console("$ echo 5 of 'it'\n7 of it\n$ x=3\n$ echo $x$x | head -1\n11\n", "page:1")
+    assert reader.shell("printf 'no line end'") == "no line end"
+    with pytest.raises(UnexpectedOutputError, match="page:2: echo no"):
+        reader.console("$ echo no\nyes\n", "page:2")
+    with pytest.raises(UnexpectedOutputError, match="ends with 7:\nwhy"):
+        reader.console("$ (echo why; exit 7)\n", "page:3")
+    with pytest.raises(UnexpectedOutputError, match="NameError"):
+        reader.python("print(undefined)\n", 1)

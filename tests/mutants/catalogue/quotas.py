@@ -1,0 +1,65 @@
+"""Bugs in quotas, and in what their publishers are told."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import rows
+
+_BUCKETS = ("tests/unit/ingest/test_quota.py",)
+_PUBLISHERS = ("tests/unit/bus/test_quota_of_publishers.py",)
+_LEVELS = ("tests/unit/cluster/test_feature_levels.py",)
+
+MUTANTS = [
+    *rows(
+        "liftpy/ingest/quota.py",
+        ("nothing is paid", "bucket.left = [left - cost if rate", "bucket.left = [left if rate", "a quota lets everything in"),
+        ("a bucket is never full", "[min(most, left + passed_s * rate) for", "[left + passed_s * rate for", "after a quiet hour an hour's worth comes at once"),
+        ("a clock that goes back takes", "passed_s = max(now_ns - bucket.seen_ns, 0) / NS_PER_S", "passed_s = (now_ns - bucket.seen_ns) / NS_PER_S", "a stream takes nothing for as long as a clock went back"),
+        ("time counts twice", "            bucket.seen_ns = now_ns\n", "            pass\n", "a quota lets more and more in"),
+        ("the first token goes", "        self._buckets[token] = bucket\n        return bucket", "        self._buckets = {token: bucket} | self._buckets\n        return bucket", "who publishes all the time has a full bucket all the time"),
+        ("any number of tokens", "if len(self._buckets) >= MAX_BUCKETS:", "if False:", "subjects that nobody has used before fill the leader's memory"),
+        ("tokens of any length", "if len(token) > _MAX_TOKEN_LENGTH:", "if False:", "long tokens fill the leader's memory"),
+        ("all wait alike", "_waits(np.cumsum(cost) - cost - bucket.left[kind], rate)", "_waits(np.cumsum(cost) * 0 - bucket.left[kind], rate)", "all that were refused come again at once"),
+        ("the others of a group do not count", "found[order] = sums - sums[firsts][groups[order]]", "found[order] = sums", "one token's publishers pay for another's"),
+        ("a quota counts no headers", "list(map(int.__add__, map(len, payloads), map(len, blocks)))", "list(map(len, payloads))", "a quota of bytes is passed by headers"),
+        ("a stream's quota for each partition", "terms = (stream.quota_records_per_s / share, stream.quota_bytes_per_s / share)", "terms = (stream.quota_records_per_s / 1, stream.quota_bytes_per_s / 1)", "a stream of ten partitions takes ten times its quota"),
+        ("each state fills the bucket", "return held if held is not None and held.terms == terms else Quota(*terms)", "return Quota(*terms)", "each change of the ISR gives a burst"),
+        tests=_BUCKETS,
+    ),
+    *rows(
+        "liftpy/ingest/ingest.py",
+        ("a part of it is stored, and no is said", "forced = heard or (numbering is not None and numbering.first > 0)", "forced = heard", "a producer is told no of records that are stored"),
+        ("what was heard is beyond the quota", "forced = heard or (", "forced = (", "a fail-over with standbys loses publishes"),
+        ("heard for ever in a small read", "            self._took(len(raw))\n", "            pass\n", "after a fail-over there is no quota any more"),
+        ("heard for ever", "        self._took(start)\n", "", "after a fail-over there is no quota any more"),
+        ("a quota says no without a lease", "        if self._may.refuse_for_now():\n            self._acks.reject(refused", "        if True:\n            self._acks.reject(refused", "a publisher is told no of what the next leader stores"),
+        ("who is within is lost", "            self._submit(within)\n", "            pass\n", "publishes within the quota vanish beside those beyond it"),
+        tests=_PUBLISHERS,
+    ),
+    *rows(
+        "liftpy/ingest/acks.py",
+        ("nobody is told when", "retryAfterMs=wait_ms", "retryAfterMs=0", "publishers beyond a quota come again at once"),
+        ("JSON does not say when", "if wait_ms else plain", "if False else plain", "publishers of plain NATS guess when to come again"),
+        tests=_PUBLISHERS,
+    ),
+    *rows(
+        "liftpy/cluster/features.py",
+        ("a batch is not looked into", "for part in (request, *(item.request for item in request.batch.requests)):\n        asked", "for part in (request,):\n        asked", "a controller of an older version stops in the middle of an upgrade"),
+        ("quotas do not hold the level", "if stream.config.needs_quotas]", "if False]", "after a way back older versions can't read the image"),
+        tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/cluster/decisions/streams.py",
+        ("a quota at any level", "if config.needs_quotas and image.feature_level < QUOTAS:", "if False:", "controllers of two versions hold two clusters"),
+        tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/cluster/decisions/altering.py",
+        ("a quota is altered at any level", "alterable = ALTERABLE if draft.image.feature_level >= QUOTAS else ALTERABLE_AT_FIRST", "alterable = ALTERABLE", "controllers of two versions hold two clusters"),
+        tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/client/lane.py",
+        ("a producer does not wait for its turn", "self.resume_at = now + (after_s or self._pause_s)", "self.resume_at = now + self._pause_s", "producers beyond a quota flood its leader"),
+        tests=("tests/unit/client/test_lane.py",),
+    ),
+]  # fmt: skip

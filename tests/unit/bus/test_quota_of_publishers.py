@@ -1,0 +1,179 @@
+"""What a quota does to publishers: the first are stored, the rest told when to come again, nobody is told no of what is stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from liftpy.config import AckPolicy, StreamConfig
+from liftpy.ingest.acks import OVERLOADED_WAIT_MS, Publishers
+from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.sorting import TakenOver
+from liftpy.replica.effects import RejectReason
+from liftpy.wire import frames
+from liftpy.wire._pb import client_pb2
+from tests.unit.bus import test_producer_batches as producers
+from tests.unit.bus.batches import Bench
+from tests.unit.bus.test_ingest import turn
+from tests.unit.bus.test_taking_over import Hearing, Leader, message
+
+_Ack = client_pb2.Ack
+PER_S = 8
+"""Two are a burst."""
+
+
+def a_bench(now_ns: int = 0, **settings: Any) -> Bench:
+    bench = Bench()
+    bench.ingest._wall_ns = lambda: now_ns
+    bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S, **settings))
+    return bench
+
+
+def values(bench: Bench) -> list[bytes | None]:
+    return [value for batch in bench.batches for value in batch.values()]
+
+
+def enveloped(value: bytes, **fields: Any) -> bytes:
+    return frames.encode(client_pb2.Message(value=value, stream="s", streamUid="u1", partition=1, offset=-1, **fields))
+
+
+def json_of(bench: Bench) -> dict[bytes, dict[str, Any]]:
+    lines, bench.lines = bench.lines, []
+    parts = [line.split(b"\r\n") for line in lines]
+    return {head.split()[1]: json.loads(body) for head, body, _ in parts}
+
+
+def test_the_first_are_stored_and_each_of_the_others_is_told_when() -> None:
+    bench = a_bench()
+    bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(5)))
+    assert values(bench) == [b"0", b"1"]
+    told = json_of(bench)
+    assert {inbox: answer["retry_after_ms"] for inbox, answer in told.items()} == {
+        b"_INBOX.2": 1, b"_INBOX.3": 126, b"_INBOX.4": 251,
+    }  # fmt: skip
+    assert told[b"_INBOX.2"]["error"] == {
+        "code": 429, "err_code": 10167, "description": "the stream's quota is used up: too many requests",
+    }  # fmt: skip
+    counters = bench.ingest.counters
+    assert (dict(counters.refused), dict(counters.dropped)) == ({"quota": 3}, {})
+    assert (dict(counters.throttled), counters.rejected) == ({"stream": 3}, 3)
+    bench.acks.release(AckPolicy.ALL, 1, 3, 0)
+    assert [answer["seq"] for answer in json_of(bench).values()] == [1, 2]
+    bench.ingest._wall_ns = lambda: 126_000_000
+    bench.arrive((b"_INBOX.5", b"5", b""))
+    assert values(bench) == [b"0", b"1", b"5"]
+
+
+def test_an_envelope_is_answered_with_its_own_ack() -> None:
+    bench = a_bench()
+    bench.arrive(*((b"_INBOX.%d" % number, enveloped(b"%d" % number, correlationId="c"), b"") for number in range(4)))
+    answers = bench.answers()
+    assert [(ack.ackError, ack.retryAfterMs, ack.correlationId, ack.offset) for ack in answers] == [
+        (_Ack.QUOTA, 1, "c", -1), (_Ack.QUOTA, 126, "c", -1),
+    ]  # fmt: skip
+
+
+def test_what_nobody_waits_for_is_dropped_and_counted() -> None:
+    bench = a_bench()
+    seen: list[tuple[str, int]] = []
+    bench.ingest.counters.on_drop = lambda reason, count: seen.append((reason, count))
+    bench.arrive(*((b"", b"%d" % number, b"") for number in range(5)))
+    assert (values(bench), bench.lines, seen) == ([b"0", b"1"], [], [("quota", 3)])
+    assert dict(bench.ingest.counters.throttled) == {"stream": 3}
+
+
+def test_what_repeats_a_stored_message_is_answered_as_that_and_costs_nothing() -> None:
+    bench = a_bench()
+    block = b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n"
+    bench.arrive((b"_INBOX.a", b"a", block % b"a"), (b"_INBOX.b", b"b", block % b"b"))
+    bench.arrive((b"_INBOX.again", b"a", block % b"a"), (b"_INBOX.c", b"c", block % b"c"))
+    assert set(json_of(bench)) == {b"_INBOX.c"}
+    bench.acks.release(AckPolicy.ALL, 1, 3, 0)
+    assert json_of(bench)[b"_INBOX.again"] == {"stream": "s.1", "seq": 1, "duplicate": True}
+    bench.ingest._wall_ns = lambda: 2_000_000
+    bench.arrive((b"_INBOX.c", b"c", block % b"c"))
+    assert values(bench) == [b"a", b"b", b"c"], "who was refused may come again under the same id"
+
+
+def test_a_whole_batch_is_let_in_or_refused_as_a_whole() -> None:
+    bench = producers.begun()
+    bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
+    producers.send(bench, 0, 3)
+    producers.send(bench, 3, 5)
+    (refused,) = bench.answers()
+    assert (refused.ackError, refused.retryAfterMs) == (_Ack.QUOTA, 126)
+    assert bench.ingest.counters.refused["quota"] == 2
+    assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:3]]
+    bench.ingest._wall_ns = lambda: 200_000_000
+    producers.send(bench, 3, 5)
+    assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:5]]
+
+
+def test_a_batch_of_which_a_part_is_stored_is_not_refused() -> None:
+    bench = producers.begun()
+    bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
+    producers.send(bench, 0, 3)
+    producers.send(bench, 0, 5)
+    assert bench.answers() == []
+    assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:5]]
+    producers.send(bench, 0, 3)
+    assert bench.answers() == [], "it is a duplicate, which waits for its commit"
+    producers.send(bench, 5, 6)
+    (refused,) = bench.answers()
+    assert refused.retryAfterMs == 376, "what was forced in is paid for"
+
+
+async def test_what_was_heard_standing_by_is_not_refused_and_what_comes_later_is() -> None:
+    hearing = Hearing()
+    fresh = [message(b"%d" % number) for number in range(6)]
+    leader = Leader(TakenOver(hearing, fresh=fresh), batch_max_records=4)
+    leader.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
+    await turn()
+    hearing.sink(b"ev", b"_INBOX.x", b"x", b"")  # type: ignore[misc]
+    await turn()
+    await turn()
+    assert leader.counts() == [4, 2]
+    assert leader.ingest.counters.refused["quota"] == 1
+
+
+def test_a_no_that_may_not_be_said_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = a_bench()
+    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
+    bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
+    assert (bench.lines, bench.ingest.counters.refused["quota"]) == ([], 2)
+
+
+def test_settings_change_while_it_runs_and_a_state_that_changes_fills_no_bucket() -> None:
+    bench = a_bench()
+    three = [(b"", b"v", b"")] * 3
+    bench.arrive(*three)
+    assert len(values(bench)) == 2
+    bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S))
+    bench.arrive(*three)
+    assert len(values(bench)) == 2
+    bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S), 2)
+    bench.arrive(*three)
+    assert len(values(bench)) == 3, "its share of two partitions is a burst of one"
+    bench.ingest.settings_changed(StreamConfig())
+    bench.arrive(*three)
+    assert len(values(bench)) == 6
+
+
+def test_by_token_the_one_does_not_pay_for_the_other() -> None:
+    bench = a_bench(quota_by_token=2)
+    for subject, count in ((b"ev.a", 4), (b"ev.b", 1)):
+        for _ in range(count):
+            bench.ingest._arrived(subject, b"", subject, b"")
+    bench.ingest._drain()
+    assert values(bench) == [b"ev.a", b"ev.a", b"ev.b"]
+    assert dict(bench.ingest.counters.throttled) == {"token": 2}
+
+
+def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
+    bench = Bench()
+    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.OVERLOADED, ""))
+    assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == OVERLOADED_WAIT_MS
+    bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.READ_ONLY, ""))
+    assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
