@@ -1,9 +1,9 @@
 """What thousands of partitions show, summed a part of them at a time: no turn of Python for each partition and metric.
 
-What counts in a partition (its log, its ingest, its readers...) is the same object as long as it is here. A ``SomePartitions`` has these objects
-in columns, which are laid out once and kept between two scrapes; a sum over a column is one call of ``sum`` over ``map``, 0.03 us for
-each. What follows from the image and from roles is kept until one of a part has changed; only how far followers lag is asked of each
-leader.
+What counts in a partition (its log, its ingest, its readers...) is the same object as long as it is here. A ``SomePartitions`` has
+these objects in columns, which are laid out once and kept between two scrapes; a sum over a column is one call of ``sum`` over
+``map``, 0.03 us for each. What follows from the image and from roles is kept until one of a part has changed; only how far
+followers lag is asked of each leader.
 """
 
 from __future__ import annotations
