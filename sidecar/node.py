@@ -88,7 +88,7 @@ from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
-from sidecar.tracing.node_tracing import tracing_of
+from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet
 from sidecar.workers.sharing import shared_out
@@ -117,7 +117,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self._keys = Keys(settings.credentials)
         self.instruments = Instruments()
-        self._tracing = tracing_of(settings, self.counters)
+        self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
         self._loop_watch = LoopWatch(
             self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
@@ -187,9 +187,8 @@ class Node:
 
     def _live_parts(self) -> LiveParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
-        return LiveParts(
-            self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings, self._keys.change
-        )
+        change, pages = self._workers.change_settings, self.status.change_hosts
+        return LiveParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
 
     async def _prove(self, credentials: Credentials) -> None:
         links = self._links

@@ -25,7 +25,7 @@ from liftpy.client.spans import ClientSpans, Sending
 from liftpy.config import AckPolicy
 from liftpy.errors import CorruptionError
 from liftpy.trace.context import TraceContext
-from liftpy.trace.messages import MARK_BYTES, created_in
+from liftpy.trace.messages import created_in
 from liftpy.trace.search import MOST_READ_LINKS, sampled_in
 from liftpy.wire.batch import Record
 from liftpy.wire.batch_columns import Columns
@@ -106,7 +106,6 @@ class TracedProducer(Producer):
         super().__init__(*arguments, **named)
 
     def _lane(self, partition: int, producer_id: int) -> Lane:
-        self._largest = min(self._largest, self._most_bytes - MARK_BYTES)
         lane = super()._lane(partition, producer_id)
         lane.begun = partial(self._begun, partition, self._round is None and self._options.begin != "repeat")
         return lane

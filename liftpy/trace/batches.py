@@ -22,6 +22,7 @@ LINGER_NS = 2_000_000_000
 MOST_NS = 30_000_000_000
 ENDED = "the leadership ended"
 SLOW = "not committed in time"
+SWITCHED = "traces were switched"
 _STEPS = 4
 """Spans of every batch: append, flush, commit, ack."""
 
@@ -205,9 +206,9 @@ class PartitionTraces:
                 one.acked_ns, one.policy = now_ns, policy.value
         self._hand_over(now_ns)
 
-    def ended(self) -> None:
-        """The leadership is over: what is not committed is another's."""
-        self._let_go(self._open, ENDED)
+    def ended(self, why: str = ENDED) -> None:
+        """The leadership is over, and what is not committed another's; or else ``why`` it is not followed any more."""
+        self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:
         """Hand over what has waited long enough."""

@@ -40,7 +40,7 @@ from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
-from liftpy.trace.batches import PartitionTraces
+from liftpy.trace.batches import SWITCHED, PartitionTraces
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
@@ -69,7 +69,7 @@ from sidecar.partition.states import FoundState, StateCheckpoints, found_state, 
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.tracing.traced import TracedExecutor, feed_of
+from sidecar.tracing.traced import trace
 
 logger = logging.getLogger("liftpy.partition")
 
@@ -123,6 +123,8 @@ class NodeTools:
 class PartitionWorker:
     """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
 
+    _traces: PartitionTraces | None = None
+
     def __init__(
         self,
         node: NodeTools,
@@ -140,7 +142,7 @@ class PartitionWorker:
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
-        self.feed = feed_of(self._driver.feed, traces := node.tracing.of(key))
+        self.feed = self._driver.feed
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
@@ -189,15 +191,26 @@ class PartitionWorker:
             hand_over=self._hand_over,
             compacted=config.is_cleaned,
         )
-        self.executor = self._executor(self._tools(node), traces)
-        self.executor.on_failure = self._storage_failed
+        self.executor = self._executor(node)
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
+        self.trace()
 
-    def _executor(self, tools: Tools, traces: PartitionTraces | None) -> Executor:
-        return Executor(tools) if traces is None else TracedExecutor(tools, traces, self._followers)
+    def _executor(self, node: NodeTools) -> Executor:
+        made = Executor(self._tools(node))
+        made.on_failure = self._storage_failed
+        return made
 
-    def _followers(self) -> frozenset[str]:
+    def trace(self) -> None:
+        """Begin to note what becomes of its batches, or end it, as the node's tracing says now."""
+        before, self._traces = self._traces, self._node.tracing.of(self.key)
+        if before is not None:
+            before.ended(SWITCHED)
+        if before is not None or self._traces is not None:
+            trace(self, self._driver, self._traces)
+
+    def followers(self) -> frozenset[str]:
+        """Other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -435,6 +448,8 @@ class PartitionWorker:
         self.fetches.close()
         self.services.close()
         self.executor.close()
+        if self._traces is not None:
+            self._traces.ended()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
         store_state = await self.states.close()

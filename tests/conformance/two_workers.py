@@ -43,7 +43,6 @@ from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tracing.node_tracing import Tracing
 from tests.conformance.contract_audit import Audit, ContractBroken
 
 KEY = PartitionKey("orders", "u1", 0)
@@ -192,7 +191,7 @@ class WorkerNode:
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
             derived=NodeDerived(),
-            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=Tracing(),
+            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,

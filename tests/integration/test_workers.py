@@ -18,7 +18,9 @@ from conftest import QUICK, show
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
+from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster, DevNode
+from tests.integration.collector import Collector
 
 PARTITIONS = 4
 EACH = 25
@@ -53,12 +55,26 @@ def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> N
         time.sleep(0.05)
 
 
-async def publish(client: Client, value: str) -> None:
+async def traces_are_switched(client: Client, write: Callable[[str], object], collector: Collector) -> None:
+    """On, off and on again, in all processes of a node that runs."""
+    wanted = {f"append orders/{partition}" for partition in range(PARTITIONS)}
+    on = f'metrics_streams = ["orders"]\nrack = "b"\ntrace = "otlp"\ntrace_endpoint = "{collector.url}"'
+    for number, text in enumerate((on, 'metrics_streams = ["orders"]\nrack = "b"', on)):
+        write(text)
+        assert await client.reload_settings("n1") == {"applied": ["trace", "trace_endpoint"], "wait": ["rack"]}
+        sender = TraceContext(0xAB0 + number, 1, 1)
+        async with asyncio.timeout(60):
+            while text == on and not wanted <= collector.of(sender.trace_id).keys():  # worker processes are told a moment later
+                await publish(client, "traced", {"traceparent": traceparent(sender)})
+                await asyncio.sleep(0.1)
+
+
+async def publish(client: Client, value: str, headers: dict[str, bytes] | None = None) -> None:
     """To each partition, until it is acknowledged."""
     for partition in range(PARTITIONS):
         while True:
             try:
-                await client.publish("orders", value.encode(), partition=partition)
+                await client.publish("orders", value.encode(), partition=partition, headers=headers)
             except LiftError:
                 await asyncio.sleep(0.05)
             else:
@@ -149,6 +165,8 @@ async def test_the_first_process_killed_and_other_numbers_of_processes(tmp_path:
             labelled = lambda: metric(node, 'liftpy_ingest_records_total{stream="orders"}')  # noqa: E731
             await asyncio.to_thread(until, lambda: labelled() > 0, "all processes have read the settings again")
             assert labelled() == await asyncio.to_thread(metric, node, "liftpy_ingest_records_total")
+            with Collector() as collector:
+                await traces_are_switched(client, file.write_text, collector)
             file.write_text("metrics_streams = []\nrack = 1.5\nnonsense = 1")
             assert "nonsense" in (await client.reload_settings("n1"))["error"]
             assert await asyncio.to_thread(node.terminate) == 0

@@ -21,7 +21,6 @@ from liftpy.replica import events
 from sidecar import clock
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tracing.node_tracing import Tracing
 from tests.unit.partition.shell_parts import KEY
 
 REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)
@@ -61,7 +60,7 @@ class Wired:
             heard=NodeHeard(1 << 30), derived=NodeDerived(),
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
-            reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=Tracing(),
+            reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []
