@@ -58,6 +58,22 @@ MUTANTS = [
         tests=_LEVELS,
     ),
     *rows(
+        "liftpy/cluster/request_rates.py",
+        ("all principals are one", "own = self._of.pop(principal, None)", "own, principal = self._of.pop('', None), ''", "one operator's tool shuts the others out"),
+        ("who is refused takes from all", "        if not wait_ms:\n            own.take(now_ns)\n            self._in_all.take(now_ns)", "        self._in_all.take(now_ns)\n        if not wait_ms:\n            own.take(now_ns)", "one operator's tool shuts the others out"),
+        ("principals are not forgotten", "if len(self._of) >= MAX_PRINCIPALS:", "if False:", "made-up names fill the metadata leader's memory"),
+    ),
+    *rows(
+        "sidecar/metadata/control.py",
+        ("readers are counted as operators", "elif door is Door.ADMIN and (wait_ms", "elif (wait_ms", "status pages are told to wait"),
+        tests=("tests/unit/metadata/test_control_desk.py",),
+    ),
+    *rows(
+        "liftpy/client/admin.py",
+        ("a wait is not heeded", "if response.retryAfterMs:", "if False:", "tools that ask too much are refused until their deadline"),
+        tests=("tests/unit/client/test_client_admin.py",),
+    ),
+    *rows(
         "liftpy/client/lane.py",
         ("a producer does not wait for its turn", "self.resume_at = now + (after_s or self._pause_s)", "self.resume_at = now + self._pause_s", "producers beyond a quota flood its leader"),
         tests=("tests/unit/client/test_lane.py",),

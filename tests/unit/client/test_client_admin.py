@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,15 @@ async def test_an_answer_that_is_damaged_or_anothers_says_nothing_and_is_asked_f
         (_Error.STALE, StaleRequestError),
     ],
 )
+async def test_who_asks_too_much_waits_as_he_was_told(admin: Admin, controller: Controller) -> None:
+    controller.script = [lambda _: pb.ControlResponse(error=_Error.UNAVAILABLE, retryAfterMs=600), made]
+    began = asyncio.get_running_loop().time()
+    assert (await admin.create_stream("orders", "x")).uid == "u1"
+    assert asyncio.get_running_loop().time() - began >= 0.6
+    first, second = controller.asked
+    assert first.operationId == second.operationId
+
+
 async def test_a_refusal_is_final_and_says_what_the_group_said(
     admin: Admin, controller: Controller, error: int, kind: type[Exception]
 ) -> None:
