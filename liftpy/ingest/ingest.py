@@ -11,7 +11,7 @@ A message whose id is in the log within the window, or in hand, is left out: who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -144,8 +144,13 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
+    def _say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] = ()) -> None:
+        self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+
     def settle(self) -> None:
         """Tell those who wait for a no, if that may be said by now."""
+        if self._acks.owes_a_no and self._may.refuse():
+            self._acks.say_untold(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
             messages, self._taken_over.undecided = self._taken_over.undecided, []
             for message in messages:
@@ -503,8 +508,7 @@ class Ingest:
         refused, unfit = publishers.only(*over), Unfit(RejectReason.QUOTA, "")
         self.counters.throttled[quota.scope] += refused.record_count
         self.counters.not_stored(refused, unfit.reason)
-        if self._may.refuse_for_now():
-            self._acks.reject(refused, unfit, waits_ms=[waits_ms[index] for index in over])
+        self._say_no(refused, unfit, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
             self._submit(within)
         return True
@@ -513,10 +517,8 @@ class Ingest:
         self.counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            now_wall_ns = self._wall_ns()
-            columns = self.reader.read(messages, now_wall_ns)
-            publishers = columns.publishers
-            plain = publishers.plain_count
+            columns = self.reader.read(messages, now_wall_ns := self._wall_ns())
+            publishers, plain = columns.publishers, columns.publishers.plain_count
             repeats = self._repeats(columns, now_wall_ns) if columns.ids else ()
             if repeats:  # who is told no must not find it stored [A2]
                 kept = [b"" if index in repeats else reply for index, reply in enumerate(publishers.replies)]
@@ -524,8 +526,7 @@ class Ingest:
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
             self.counters.refuse("overloaded", len(messages) - plain)
-            if self._may.refuse_for_now():
-                self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
+            self._say_no(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self.counters.drop("overloaded", plain)
 
     def _given_up(self, count: int) -> None:
