@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
+from liftpy.ingest.apart import late_ones, runs_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
@@ -274,7 +274,12 @@ class Ingest:
     def _take(self, messages: list[RawMessage]) -> None:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
         try:
-            self._submit(messages)
+            if self._may.room.node.is_late and self._may.refuse_for_now():
+                late, messages = late_ones(messages)
+                for refused in late:
+                    self._overload(refused)
+            if messages:
+                self._submit(messages)
         except Exception as error:
             if len(messages) == 1:
                 self._shell.sink_failed(messages[0][0], error)
@@ -314,7 +319,8 @@ class Ingest:
             and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
         )
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
-            self._submit_apart(messages, columns.publishers)
+            for run in runs_of(messages, replies):
+                self._submit(run)
             return
         if acks_are_full:
             self._overload(messages)
@@ -469,12 +475,6 @@ class Ingest:
                 detail = f"{error.size_bytes} bytes as a record, at most {MAX_BATCH_BYTES} are stored"
                 self._refuse(columns.publishers, Unfit(RejectReason.TOO_LARGE, detail))
             return None
-
-    def _submit_apart(self, messages: list[RawMessage], publishers: Publishers) -> None:
-        """In runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
-        pairs = zip(messages, publishers.replies, strict=True)
-        for _, run in groupby(pairs, key=lambda pair: bool(pair[1])):
-            self._submit([message for message, _ in run])
 
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
         """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""

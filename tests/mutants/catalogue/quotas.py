@@ -61,6 +61,24 @@ MUTANTS = [
         tests=_LEVELS,
     ),
     *rows(
+        "liftpy/ingest/node_room.py",
+        ("what was looked at is old for ever", "while self._looks and self._looks[0][0] <= done_bytes:", "while False:", "after one slow second a node refuses everybody who waits"),
+        ("late at once and in time at once", "self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)", "self.waited_ns > self._late_ns", "a node that is late refuses every other publish for as long as it lasts"),
+        ("late without a bound", "        if self._late_ns:\n", "        if True:\n", "a node for which nothing is late refuses what waits"),
+        tests=("tests/unit/ingest/test_node_room.py",),
+    ),
+    *rows(
+        "liftpy/ingest/ingest.py",
+        ("a late node refuses what it may not", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if self._may.room.node.is_late:", "publishes that a standby would store are dropped"),
+        ("nobody is late", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if False:", "in an overload answers take longer and longer, and memory grows"),
+        tests=_PUBLISHERS,
+    ),
+    *rows(
+        "liftpy/ingest/apart.py",
+        ("plain ones are late too", "[message for message in messages if not message[1]]", "[]", "bursts that nobody waits for are dropped instead of stored"),
+        tests=_PUBLISHERS,
+    ),
+    *rows(
         "liftpy/cluster/request_rates.py",
         ("all principals are one", "own = self._of.pop(principal, None)", "own, principal = self._of.pop('', None), ''", "one operator's tool shuts the others out"),
         ("who is refused takes from all", "        if not wait_ms:\n            own.take(now_ns)\n            self._in_all.take(now_ns)", "        self._in_all.take(now_ns)\n        if not wait_ms:\n            own.take(now_ns)", "one operator's tool shuts the others out"),

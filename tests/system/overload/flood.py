@@ -18,7 +18,7 @@ from tests.system.overload.quota import sender, until_led
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
-SETTINGS = {"LIFTPY_MEMORY_LIMIT_BYTES": str(LIMIT_BYTES)}
+SETTINGS = {"LIFTPY_MEMORY_LIMIT_BYTES": str(LIMIT_BYTES), "LIFTPY_REPLICATION_INGEST_LATE_S": "0.2"}
 STREAM, SIZE_BYTES, TIMES, SENDERS = "flooded", 500, 3, 2
 CALM_S = 5.0
 """In which all is as before, at the end."""
@@ -88,9 +88,9 @@ class Outcome:
         return json.dumps({k: sorted(v) if isinstance(v, set) else v for k, v in asdict(self).items()})
 
 
-async def run(cluster: DevCluster, seconds: float) -> Outcome:
+async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST_S) -> Outcome:
     """A new stream of ``cluster``: its peak, 80 % of that, three times that, and after it."""
-    out, before_s = Outcome(seconds=seconds), max(_SHORTEST_S, seconds / 15)
+    out, before_s = Outcome(seconds=seconds), max(shortest_s, seconds / 15)
     async with await connect(cluster.nats_url) as client:
         await client.create_stream(STREAM, STREAM)
         await until_led(client, STREAM)
