@@ -21,6 +21,15 @@ async def test_a_quota_holds_beside_a_neighbour_and_while_it_is_altered() -> Non
     assert out.by_client > 0
 
 
+async def test_all_who_are_refused_in_a_flood_are_told_so() -> None:
+    with DevCluster(3, settings=flood.SETTINGS, on_line=lambda node, line: print(f"{node} | {line}")) as cluster:
+        out = await flood.run(cluster, 2.0, shortest_s=1.0)
+    assert (out.unanswered(), out.ended) == (0, []), out.text()
+    assert out.answers().keys() <= {"ok", "429"}, out.text()
+    assert out.most_mib < 1.2 * flood.LIMIT_BYTES / flood.MIB, out.text()
+    assert out.calm_after_s >= 0
+
+
 def said(
     answers: dict[str, int], per_s: float = 1000.0, ms: float = 5.0, unanswered: int = 0, seconds: float = 30.0
 ) -> dict[str, Any]:
