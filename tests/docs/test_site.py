@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from liftpy.testing import plugin
+from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
 from sidecar.status.names import INCIDENTS, TABLE
 from tests.docs import pages as pages_module
 from tests.docs.__main__ import foreign
@@ -96,7 +97,9 @@ def _words_of_the_code() -> frozenset[str]:
 def _gone(page: str) -> list[str]:
     words, wrong = _words_of_the_code(), []
     variables = {from_code.environment_name(name) for name in from_code.defaults()}
-    metrics = {f"liftpy_{name}" for name in TABLE} | {name for name in dir(plugin) if name.startswith("liftpy_")}
+    metrics = {f"liftpy_{name}" for name in (*TABLE, *BACKUP_TABLE)} | {
+        name for name in dir(plugin) if name.startswith("liftpy_")
+    }
     errors = {word for word in words if word.endswith("Error")} | set(dir(builtins))
     for number, line in enumerate(pages()[page].splitlines(), 1):
         at = f"{page}:{number}"

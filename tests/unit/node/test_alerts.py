@@ -21,10 +21,10 @@ import yaml
 from liftpy.client.credentials import Credentials
 from liftpy.config import ReplicationConfig, StreamConfig
 from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
-from sidecar.cli.main import liftpy
 from sidecar.log_events import EVENTS
 from sidecar.settings import NodeSettings
 from sidecar.status.names import HISTOGRAM, TABLE
+from tests.docs.commands_said import understood
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -110,18 +110,6 @@ def test_a_runbook_names_commands_metrics_and_events_that_exist(page: Path, tmp_
     )
     assert not set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", text)) - known
     assert not set(re.findall(r"`([a-z]+\.[a-z_]+)`", text)) - set(EVENTS.values())
-
-
-def understood(words: list[str]) -> None:
-    """Whether the command line is one; raises click's error where it is not. Nothing is carried out."""
-    command: click.Command = liftpy
-    context = command.make_context("liftpy", words)
-    while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
-        name, found, rest = command.resolve_command(context, rest)
-        assert found is not None
-        assert name is not None
-        command = found
-        context = command.make_context(name, rest, parent=context)
 
 
 def test_a_command_line_that_is_none_is_found() -> None:
