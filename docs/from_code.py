@@ -92,13 +92,13 @@ def setting_texts() -> dict[str, str]:
 
 
 def settings() -> str:
-    """Of a node: file, environment, default, live or not, meaning."""
+    """Of a node: file and environment in one cell, default, live or not, meaning."""
     texts, given = setting_texts(), defaults()
     rows = []
     for name, value in given.items():
-        shown = "" if value in ("", ()) else f"`{list(value) if isinstance(value, tuple) else value}`"
-        rows.append((f"`{name}`", f"`{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
-    return _table(("setting", "environment", "default", "live", "what it says"), rows)
+        shown = "" if value in ("", ()) else f"`{', '.join(value) if isinstance(value, tuple) else value}`"
+        rows.append((f"`{name}` `{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
+    return _table(("setting, environment", "default", "live", "what it says"), rows)
 
 
 def stream_settings() -> str:
