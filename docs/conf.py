@@ -29,6 +29,7 @@ release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
 smartquotes = False  # it would make a dash of an option
 html_theme = "furo"
+html_static_path, html_css_files = ["_static"], ["site.css"]
 html_title = f"liftpy {release}"
 html_show_sourcelink = html_copy_source = False
 html_show_search_summary = False  # a browser fetches them page by page, and from file:// it may not
@@ -41,8 +42,9 @@ autodoc_use_type_comments = False
 python_use_unqualified_type_names = True
 add_module_names = False
 nitpicky = False
-OUTSIDE = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/MEASURED.md")
-"""Pages beside ``docs``: a link to one of them is plain text on the site."""
+INCLUDED = {f"project/{name.lower()}": f"{name}.md" for name in ("README", "ARCHITECTURE", "CONTRIBUTING", "CHANGELOG")}
+"""Page of the site -> the page at the root that it stands for; a link to the one leads to the other."""
+_LINK = re.compile(r"\[([^]]*)\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
 class FromCode(SphinxDirective):
@@ -69,9 +71,19 @@ def _write_command_pages(app: Sphinx) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _plain_outside(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A link to a page beside ``docs`` leads nowhere on the site: its words stay."""
-    source[0] = re.sub(rf"\[([^]]+)\]\((?:\.\./)+(?:{'|'.join(map(re.escape, OUTSIDE))})(?:#[^)]*)?\)", r"\1", source[0])
+def _as_on_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Links that work in the repository, made to work on the site; one that leads to no page of it becomes plain text."""
+    folder = HERE.parent if docname in INCLUDED else (HERE / docname).parent
+    pages = {HERE.parent / name: f"/{page}.md" for page, name in INCLUDED.items()}
+
+    def link(match: re.Match[str]) -> str:
+        target = (folder / match[2]).resolve()
+        if target in pages or (docname in INCLUDED and target.is_relative_to(HERE) and target.suffix):
+            return f"[{match[1]}]({pages.get(target) or '/' + str(target.relative_to(HERE))}{match[3] or ''})"
+        return match[0] if target.is_relative_to(HERE) else match[1]
+
+    text = (HERE.parent / INCLUDED[docname]).read_text(encoding="utf-8") if docname in INCLUDED else source[0]
+    source[0] = _LINK.sub(link, text)
 
 
 def _name_what_is_missing(app: Sphinx, *_: Any) -> None:
@@ -98,5 +110,5 @@ def setup(app: Sphinx) -> None:
     app.add_directive("from-code", FromCode)
     app.connect("builder-inited", _write_command_pages)
     app.connect("autodoc-process-docstring", _literal_examples)
-    app.connect("source-read", _plain_outside)
+    app.connect("source-read", _as_on_the_site)
     app.connect("env-updated", _name_what_is_missing)

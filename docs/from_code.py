@@ -92,13 +92,13 @@ def setting_texts() -> dict[str, str]:
 
 
 def settings() -> str:
-    """Of a node: file, environment, default, live or not, meaning."""
+    """Of a node: file and environment in one cell, default, live or not, meaning."""
     texts, given = setting_texts(), defaults()
     rows = []
     for name, value in given.items():
-        shown = "" if value in ("", ()) else f"`{list(value) if isinstance(value, tuple) else value}`"
-        rows.append((f"`{name}`", f"`{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
-    return _table(("setting", "environment", "default", "live", "what it says"), rows)
+        shown = "" if value in ("", ()) else f"`{', '.join(value) if isinstance(value, tuple) else value}`"
+        rows.append((f"`{name}` `{environment_name(name)}`", shown, "live" if name in LIVE else "", texts[name]))
+    return _table(("setting, environment", "default", "live", "what it says"), rows)
 
 
 def stream_settings() -> str:
@@ -226,9 +226,14 @@ def commands(
             yield from commands(command, (*path, name))
 
 
+WHOLE = {"health": "sidecar.cli.health_nats:health"}
+"""Commands whose module is another's beginning: where all of their options are."""
+
+
 def command_pages() -> dict[str, str]:
     """File -> its reStructuredText: a page for each command of ``liftpy``."""
     pages = {}
     for name, (module, _) in COMMANDS.items():
-        pages[f"{name}.rst"] = f".. click:: {module}:{name.replace('-', '_')}\n   :prog: liftpy {name}\n   :nested: full\n"
+        where = WHOLE.get(name, f"{module}:{name.replace('-', '_')}")
+        pages[f"{name}.rst"] = f".. click:: {where}\n   :prog: liftpy {name}\n   :nested: full\n"
     return pages

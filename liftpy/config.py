@@ -280,6 +280,8 @@ class ReplicationConfig:
     hands over to a member that is fast."""
     slow_flush_out_s: float = 20.0
     """After its last slow flush such a follower may come back; twice as long each time, up to 16 times, if it is slow again soon."""
+    hung_flush_s: float = 30.0
+    """A flush, or a stored HW, that takes so long does not end any more: the node says that it is not live."""
     leader_rest_s: float = 120.0
     """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
     service_grace_s: float = 5.0

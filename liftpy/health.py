@@ -16,9 +16,6 @@ from typing import NamedTuple
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 
-HUNG_FLUSH_S = 30.0
-"""A flush that takes so long does not end any more, for all that can be told."""
-
 
 class Check(NamedTuple):
     """One thing that was looked at. ``why``: in words, '' where it is well."""
@@ -40,6 +37,8 @@ class Signs:
     """Why the process stops, unexpectedly; '': it does not."""
     longest_flush_s: float = 0.0
     """How long the flush has taken until now that began first."""
+    hung_flush_s: float = 30.0
+    """One that takes so long does not end any more."""
     registered: bool = False
     nats: bool = False
     metadata_heard_s: float | None = None
@@ -56,7 +55,7 @@ class Signs:
 
 def live(signs: Signs) -> list[Check]:
     """Whether this process should go on."""
-    hung = signs.longest_flush_s >= HUNG_FLUSH_S
+    hung = signs.longest_flush_s >= signs.hung_flush_s
     return [
         Check("tasks", signs.failure),
         Check("flush", f"a flush has not ended for {signs.longest_flush_s:.0f} s" if hung else ""),

@@ -12,6 +12,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.bus", "a connection goes on with the credentials that it has: %s"): "bus.credentials_kept",
     ("liftpy.bus", "NATS: %r"): "bus.error",
     ("liftpy.bus", "NATS connection for %s lost (%s); reconnecting"): "bus.lost",
+    ("liftpy.bus", "NATS connection for %s can't be had again yet (%s); trying o"): "bus.still_lost",
     ("liftpy.bus", "a message on %r can't be taken: %r"): "bus.message_not_taken",
     ("liftpy.bus", "no NATS server at %s lets this node in yet (%s); trying on"): "bus.not_let_in",
     ("liftpy.bus", "%s"): "bus.rights_denied",

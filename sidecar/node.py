@@ -49,6 +49,7 @@ from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
 from sidecar.coordinators import GroupCoordinators
+from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.descriptors import raise_limit, used
 from sidecar.disk.files import OpenMaps
@@ -87,7 +88,7 @@ from sidecar.status.loop_watch import LoopWatch
 from sidecar.status.report import Reporter
 from sidecar.supervisor import Supervisor
 from sidecar.tasks import attended, fatal_on
-from sidecar.tracing.node_tracing import tracing_of
+from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.parent import Workers
 from sidecar.workers.quiet import SharedQuiet
 from sidecar.workers.sharing import shared_out
@@ -120,7 +121,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self._keys = Keys(settings.credentials)
         self.instruments = Instruments()
-        self._tracing = tracing_of(settings, self.counters)
+        self._tracing = Tracing(settings, self.counters)
         self._cluster_watch = ClusterWatch(self.instruments.failovers, self._tracing.failed_over)
         self._loop_watch = LoopWatch(
             self.instruments, lambda: self.group.leader if self.group is not None else "", self._look_at_room
@@ -174,6 +175,7 @@ class Node:
         self._timers = Timers()
         self._flush_times = NodeFlushTimes(self.counters, self.instruments.flushes)
         self._flush_place = FlushPlace()
+        self._flush_beside = Beside(self._flush_place)
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
         self._coordinators = GroupCoordinators(
@@ -189,9 +191,8 @@ class Node:
 
     def _live_parts(self) -> LiveParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None
-        return LiveParts(
-            self.partitions, self._scrub, self.status.change_hosts, prefer, self._workers.change_settings, self._keys.change
-        )
+        change, pages = self._workers.change_settings, self.status.change_hosts
+        return LiveParts(self.partitions, self._scrub, pages, prefer, change, self._keys.change, self._tracing)
 
     async def _prove(self, credentials: Credentials) -> None:
         links = self._links
@@ -309,6 +310,7 @@ class Node:
         return Signs(
             failure=str(self._failure or ""),
             longest_flush_s=max((worker.flusher.under_way_s for worker in workers), default=0.0),
+            hung_flush_s=self.settings.replication.hung_flush_s,
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
             metadata_heard_s=self._metadata_heard.age_s,
@@ -396,7 +398,7 @@ class Node:
             counters=self.counters,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
-            flush_place=self._flush_place,
+            flush_beside=self._flush_beside,
             instruments=self.instruments,
             tracing=self._tracing,
             fatal=self.fatal,
@@ -581,6 +583,7 @@ class Node:
         if self._folder is not None:
             self._folder.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._flush_beside.close()
         self._tracing.close()
         self._loop_watch.close()
         self._unwatch()

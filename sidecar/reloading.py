@@ -20,6 +20,7 @@ from sidecar.partition.set import Partitions
 from sidecar.settings import NodeSettings
 from sidecar.settings_names import flat, rows, with_values
 from sidecar.supervisor import Supervisor
+from sidecar.tracing.node_tracing import Tracing
 from sidecar.workers.sharing import shared_out
 
 logger = logging.getLogger("liftpy.node")
@@ -30,6 +31,8 @@ LIVE = (
     "metrics_streams",
     "page_hosts",
     "scrub_bytes_per_s",
+    "trace",
+    "trace_endpoint",
     "replication.copy_bytes_per_second",
     "replication.copy_least_bytes_per_second",
     "replication.copy_share",
@@ -70,6 +73,16 @@ class LiveParts:
     prefer: Callable[[float], None]
     others: Callable[[NodeSettings], None]
     keys: Callable[[Credentials], None]
+    tracing: Tracing
+
+    def trace(self, settings: NodeSettings) -> None:
+        """Switch traces, in all partitions."""
+
+        def partitions() -> None:
+            for worker in self.partitions or ():
+                worker.trace()
+
+        self.tracing.take_over(settings, partitions)
 
 
 Parts = Callable[[], LiveParts]
@@ -108,6 +121,7 @@ class Reloading:
         proofs = found.credentials.proofs()
         renewed = [f"credentials.{name}" for name, proof in proofs.items() if proof != self._proofs[name]]
         changed += [name for name in renewed if name not in changed]
+        self._parts().tracing.check(found)
         if renewed:
             found.credentials.nats_options()  # what can't be read is said here
             await self._prove(found.credentials)
@@ -135,6 +149,7 @@ class Reloading:
         if parts.scrub is not None:
             parts.scrub.change_rate(settings.scrub_bytes_per_s)
         parts.page_hosts(settings.page_hosts)
+        parts.trace(settings)
         if proofs != self._proofs:
             self._proofs = proofs
             parts.keys(settings.credentials)

@@ -199,7 +199,7 @@ class Lane:
             gathered, index = self._open, 0
         if not index:
             gathered.since = now
-            if self.begun is not None and size_bytes <= self._batch_bytes:
+            if self.begun is not None:
                 headers = self.begun(gathered.ticket, headers)
         gathered.values.append(value)
         gathered.keys.append(key)
@@ -241,7 +241,7 @@ class Lane:
             gathered.values += values[start:end]
             gathered.keys += keys[start:end] if keys is not None else [None] * (end - start)
             gathered.headers += [()] * (end - start)
-            if not first and self.begun is not None and ends[end - 1] - taken <= self._batch_bytes:
+            if not first and self.begun is not None:
                 gathered.headers[0] = self.begun(gathered.ticket, ())
                 gathered.has_headers = bool(gathered.headers[0])
             gathered.size_bytes += ends[end - 1] - taken
@@ -254,7 +254,7 @@ class Lane:
         if self._open.values:
             self._close()
         ticket, count = self._new_ticket(), len(columns.values.ends)
-        if self.begun is not None and size_bytes <= self._batch_bytes and (marks := self.begun(ticket, ())):
+        if self.begun is not None and (marks := self.begun(ticket, ())):
             columns = first_marked(columns, marks)
         batch = seal(
             body_of(columns), producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=self.next_sequence

@@ -219,9 +219,11 @@ class Replica:
             return 0, 0, 0
         newest, records, age_ns = self._shared.log.flushed_newest_offset, 0, 0
         for progress in role.desk.followers.values():
-            lag = 0 if progress.position is None else newest - progress.position
-            if lag > 0:
-                records, age_ns = max(records, lag), max(age_ns, now_ns - progress.caught_up_ns)
+            position = progress.position
+            if position is not None and position < newest:
+                records, age_ns = max(records, newest - position), max(age_ns, now_ns - progress.caught_up_ns)
+        if not role.flushes.any_is_slow(now_ns):  # of nearly all, at each scrape of thousands
+            return records, age_ns, 0
         slow = sum(role.flushes.is_slow(node, now_ns) for node in (self._shared.node_id, *role.desk.followers))
         return records, age_ns, slow
 

@@ -112,6 +112,10 @@ class SlowFlushes:
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
+    def any_is_slow(self, now_ns: int) -> bool:
+        """Whether there is anybody in ``slow``."""
+        return any(record.slow_until_ns > now_ns for record in self._records.values())
+
     def slow(self, now_ns: int) -> frozenset[str]:
         """All that are."""
         return frozenset(replica for replica, record in self._records.items() if record.slow_until_ns > now_ns)

@@ -14,7 +14,7 @@ from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
 from liftpy.trace.budget import SpanBudget
 from liftpy.trace.context import TraceContext
-from liftpy.trace.search import traced_in
+from liftpy.trace.search import MOST_LINKS, traced_in
 from liftpy.trace.spans import Attributes, Span, SpanTree
 
 MOST_OPEN = 64
@@ -22,6 +22,7 @@ LINGER_NS = 2_000_000_000
 MOST_NS = 30_000_000_000
 ENDED = "the leadership ended"
 SLOW = "not committed in time"
+SWITCHED = "traces were switched"
 _STEPS = 4
 """Spans of every batch: append, flush, commit, ack."""
 
@@ -132,12 +133,13 @@ class PartitionTraces:
         followers: frozenset[str],
     ) -> None:
         """A batch is in the log. ``flushed``: also on the disk; ``awaited``: somebody waits for its ack."""
-        contexts = traced_in(batch)
-        if not contexts:
-            return
         node = self._node
         now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
-        if node.open_count >= MOST_OPEN:
+        full = node.open_count >= MOST_OPEN
+        contexts = traced_in(batch, 1 if full or not node.budget.has(spans, now_ns) else MOST_LINKS)
+        if not contexts:
+            return
+        if full:
             node.budget.dropped += spans
             return
         if not node.budget.takes(spans, now_ns):
@@ -205,9 +207,9 @@ class PartitionTraces:
                 one.acked_ns, one.policy = now_ns, policy.value
         self._hand_over(now_ns)
 
-    def ended(self) -> None:
-        """The leadership is over: what is not committed is another's."""
-        self._let_go(self._open, ENDED)
+    def ended(self, why: str = ENDED) -> None:
+        """The leadership is over, and what is not committed another's; or else ``why`` it is not followed any more."""
+        self._let_go(self._open, why)
 
     def look(self, now_ns: int) -> None:
         """Hand over what has waited long enough."""

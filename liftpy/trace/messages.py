@@ -13,8 +13,6 @@ from liftpy.wire.headers import Pairs
 TRACESTATE = "tracestate"
 MAX_STATE_BYTES = 512
 """Of a ``tracestate`` that is put into a message; a longer one is left out."""
-MARK_BYTES = 1024
-"""What the headers of a context take in a batch, at most."""
 
 
 def bears_one(pairs: Pairs) -> bool:

@@ -49,6 +49,7 @@ _LONGEST_HEARING_S = 16.0
 _PING_INTERVAL_S = 2
 _SAY_EVERY_S = 1.0
 _SHOWN_BYTES = 200
+_MOST_TOLD = 8
 _PRIVATE = (
     "_pending", "_pending_data_size", "_flush_queue", "_subs", "_sid", "_ps", "_status", "_flusher_task", "_transport",
     "_server_info",
@@ -62,6 +63,21 @@ def check_nats_py() -> None:
     missing += [name for name in ("_process_err", "_process_op_err", "_read_loop", "_remove_sub") if not hasattr(Client, name)]
     if missing:
         raise ConfigError(f"this version of nats-py lacks {', '.join(missing)}: install nats-py>=2.12,<3")
+
+
+class Problems:
+    """Of a connection. ``told``: why it could not be had again, as far as that was said; None while it is there, or was never."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self.told: set[str] | None = None
+
+    def is_news(self) -> bool:
+        """Whether the last one is to be said: each is once, and not more than a few, until the connection is back."""
+        if self.told is None or self.last in self.told or len(self.told) >= _MOST_TOLD:
+            return False
+        self.told.add(self.last)
+        return True
 
 
 class Listener:
@@ -113,7 +129,7 @@ class BusConnection(StrictConnection):
         self._hearing: asyncio.Task[None] | None = None
         self._failing = False
         """A message could not be taken, and it was logged within the last second."""
-        self.last_problem = ""
+        self._problems = Problems()
         self._unsure = Unsure()
         """Answers to publishers."""
         self._lost_ns = 0
@@ -344,6 +360,11 @@ class BusConnection(StrictConnection):
         self._parser.denials.append(callback)
 
     @property
+    def last_problem(self) -> str:
+        """In words; '': there was none."""
+        return self._problems.last
+
+    @property
     def asks_who_comes(self) -> bool:
         """Whether the server wants credentials; where it does not, everybody may do everything."""
         return bool(self._server_info.get("auth_required"))
@@ -359,16 +380,19 @@ class BusConnection(StrictConnection):
 
     async def _process_op_err(self, e: Exception) -> None:
         """Say why, before nats-py reconnects."""
-        self.last_problem = str(e) or type(e).__name__
+        self._problems.last = str(e) or type(e).__name__
         await super()._process_op_err(e)
 
     async def _count_error(self, error: Exception) -> None:
         self.errors[type(error).__name__] += 1
-        self.last_problem = str(error) or type(error).__name__
+        self._problems.last = str(error) or type(error).__name__
         logger.debug("NATS: %r", error)
+        if self._problems.is_news():
+            logger.warning("NATS connection for %s can't be had again yet (%s); trying on", self.name, self.last_problem)
 
     async def _disconnected(self) -> None:
         self.errors["disconnected"] += 1
+        self._problems.told = {self.last_problem}
         self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
@@ -376,6 +400,7 @@ class BusConnection(StrictConnection):
                 callback(False)
 
     async def _reconnected(self) -> None:
+        self._problems.told = None
         where = shown_address(self.connected_url) or "?"
         logger.info("NATS connection for %s is back, at %s", self.name, where)
         server = str(self._server_info.get("server_id", ""))

@@ -6,29 +6,37 @@ By stream where somebody wants that: streams that a pattern names have their own
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from operator import add
+from operator import add, attrgetter
 from typing import Any
 
 OTHERS = "(other)"
 """No stream can be called so."""
 MOST_LABELS = 50
 BY_STREAM = ("ingest_records", "ingest_bytes", "read_records", "read_bytes")
-SUMS = (
-    *BY_STREAM, "duplicates", "message_ids_forgotten", "producers_forgotten", "replayed_bytes", "derived_states_written",
-    "derived_states_failed", "poison_envelopes", "refused_replies", "truncated_records",
-)  # fmt: skip
-
-
-def _counts(worker: Any) -> tuple[int, ...]:
-    """In the order of SUMS."""
-    ingest, derived, writer, reader = worker.ingest.counters, worker.derived, worker.states.writer, worker.ingest.reader
-    return (
-        ingest.records, ingest.size_bytes, worker.reads.record_count, worker.reads.size_bytes, ingest.duplicates,
-        derived.ids.forgotten, derived.producers.forgotten, derived.replayed_bytes, writer.written, writer.failed,
-        reader.poison_envelopes, reader.refused_replies, worker.log.truncated_records,
-    )  # fmt: skip
+_COUNTED = {
+    "ingest_records": ("ingest.counters", "records"),
+    "ingest_bytes": ("ingest.counters", "size_bytes"),
+    "read_records": ("reads", "record_count"),
+    "read_bytes": ("reads", "size_bytes"),
+    "duplicates": ("ingest.counters", "duplicates"),
+    "message_ids_forgotten": ("derived.ids", "forgotten"),
+    "producers_forgotten": ("derived.producers", "forgotten"),
+    "replayed_bytes": ("derived", "replayed_bytes"),
+    "derived_states_written": ("states.writer", "written"),
+    "derived_states_failed": ("states.writer", "failed"),
+    "poison_envelopes": ("ingest.reader", "poison_envelopes"),
+    "refused_replies": ("ingest.reader", "refused_replies"),
+    "truncated_records": ("log", "truncated_records"),
+}
+"""What a partition counts: name -> which part of it, and there."""
+SUMS = tuple(_COUNTED)
+LEAVES = (*dict.fromkeys(leaf for leaf, _ in _COUNTED.values()), "standby")
+"""Parts of a partition that count; they are the same ones as long as it is here."""
+_COLUMNS = tuple((leaf, attrgetter(name)) for leaf, name in _COUNTED.values())
+_counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
+"""In the order of SUMS."""
 
 
 class StreamLabels:
@@ -64,21 +72,30 @@ class Counts:
 
     def add(self, label: str, worker: Any) -> None:
         """Add what a partition has counted until now."""
+        self._add(label, _counts(worker), [worker.ingest.counters], [worker.standby])
+
+    def add_part(self, label: str, leaves: Mapping[str, Sequence[Any]]) -> None:
+        """Add what several have: each of LEAVES -> those of all of them."""
+        counts = [sum(map(count, leaves[leaf])) for leaf, count in _COLUMNS]
+        self._add(label, counts, leaves["ingest.counters"], leaves["standby"])
+
+    def _add(self, label: str, counts: Iterable[int], ingests: Iterable[Any], standbys: Iterable[Any]) -> None:
         sums = self.by_stream.get(label)
         if sums is None:
             sums = self.by_stream[label] = [0] * len(SUMS)
-        sums[:] = map(add, sums, _counts(worker))
-        ingest = worker.ingest.counters
-        if ingest.refused:
-            self.refused.update(ingest.refused)
-        if ingest.dropped:
-            self.dropped.update(ingest.dropped)
-        if ingest.throttled:
-            self.throttled.update(ingest.throttled)
-        if worker.standby.has_counted:
-            standby = worker.standby.report()
-            del standby["held_bytes"]
-            self.standby.update(standby)
+        sums[:] = map(add, sums, counts)
+        for ingest in ingests:
+            if ingest.refused:
+                self.refused.update(ingest.refused)
+            if ingest.dropped:
+                self.dropped.update(ingest.dropped)
+            if ingest.throttled:
+                self.throttled.update(ingest.throttled)
+        for standby in standbys:
+            if standby.has_counted:
+                told = standby.report()
+                del told["held_bytes"]
+                self.standby.update(told)
 
     def copy(self) -> Counts:
         """Another one with the same sums."""
@@ -102,9 +119,12 @@ class NodeCounts:
         self.ended = Counts()
         self.ending: list[Any] = []
         """Partitions that are being stopped, which may still count."""
+        self.ends_here: Callable[[], None] = lambda: None
+        """Who keeps something of partitions lets it go."""
 
     def begins_to_end(self, worker: Any) -> None:
         """It is not among the node's partitions any more."""
+        self.ends_here()
         self.ending.append(worker)
 
     def has_ended(self, worker: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 from weakref import WeakSet
 
 from liftpy.errors import InvariantError
@@ -40,12 +41,21 @@ _drivers: WeakSet[ReplicaDriver] = WeakSet()
 """Of this process: who shares ALL_STORY_STEPS."""
 
 
+class Stepping(Protocol):
+    """A replica, as far as it is driven."""
+
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """Take one event; what is to be done."""
+        ...
+
+
 class ReplicaDriver:
     """One replica and its queue of events. ``fatal`` stops the process."""
 
     def __init__(self, key: PartitionKey, replica: Replica, fatal: Callable[[Exception], None]) -> None:
         self.key = key
-        self.replica = replica
+        self.replica: Stepping = replica
+        """Who takes events; who traces it stands before it."""
         self.execute: Callable[[Effect], None] = _nobody
         """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
         self.step_over: Callable[[], None] = _nothing

@@ -23,7 +23,7 @@ from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
 from liftpy.replica import events
-from liftpy.replica.effect_handler import acts_of
+from liftpy.replica.effect_handler import Acts, acts_of
 from liftpy.replica.effects import Effect
 from sidecar import clock
 from sidecar.bus.absence import Probes
@@ -95,6 +95,10 @@ class Executor:
         """Carry out one effect."""
         self._do[type(effect)](effect)
 
+    def act_by(self, acts: Acts) -> None:
+        """Carry out these effects by somebody else, who hands them on; all others, and those of an earlier call, as ever."""
+        self._do = {**acts_of(self), **acts}
+
     # ---- the log ------------------------------------------------------------------------------------------------------
     def failed(self, error: StorageError, token: int = 0) -> None:
         """The log can't be worked with any more: tell the replica. Of several errors the first one says why."""
@@ -108,9 +112,9 @@ class Executor:
             self.on_failure(error)
 
     def append_batch(self, effect: do.AppendBatch) -> None:
-        self._append(effect)
+        self.append(effect)
 
-    def _append(self, effect: do.AppendBatch) -> bytes:
+    def append(self, effect: do.AppendBatch) -> bytes:
         """The batch, once it is in the log; b"": the log has failed."""
         batch = self._t.ingest.seal(effect)
         try:

@@ -1,7 +1,8 @@
 """The flushes and HW checkpoints of one log: what runs them, where and when ``liftpy/log/group_commit.py`` says.
 
-A flush runs in a thread, or where flushes are short on the event loop, behind the turn that asked for it: what that turn sends
-has left by then. ``liftpy/log/flush_place.py`` decides. Either way it is told as an event of its own.
+A flush runs in a thread of the pool, or where flushes are short while the event loop waits for it, behind the turn that asked for it:
+what that turn sends has left by then. ``liftpy/log/flush_place.py`` decides, and says how long the loop waits at most. Either way it is
+told as an event of its own.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from functools import partial
 
 from liftpy.config import NS_PER_S, FlushPolicy
 from liftpy.errors import LiftError, StorageError
 from liftpy.log.flush import Flush
-from liftpy.log.flush_place import FlushPlace
+from liftpy.log.flush_place import LONG_S, FlushPlace
 from liftpy.log.group_commit import GroupCommit
 from liftpy.log.log import Log
 from sidecar import clock
+from sidecar.disk.beside import Beside
 from sidecar.disk.flush_times import FlushTimes
 from sidecar.partition.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.disk")
 
-Future = concurrent.futures.Future[Any]
+STALLED_S = 0.5
+"""Something that the disk has not done by then holds nothing else up that can wait."""
 
 
 def _timed(flush: Flush) -> int:
@@ -37,7 +41,7 @@ def _timed(flush: Flush) -> int:
 
 class Flusher:
     """The ``FlushShell`` of one log. ``flushed(end_offset)``, ``failed(error)`` and ``took(s)`` are called on the loop; for a flush
-    never before ``appended`` has returned. ``place``: the node's; without one every flush runs in a thread."""
+    never before ``appended`` has returned. ``beside``: the node's; without one every flush runs in the pool."""
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Flusher:
         flushed: Callable[[int], None],
         failed: Callable[[StorageError], None],
         took: Callable[[float], None] | None = None,
-        place: FlushPlace | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._log = log
         self._interval_ns = round(policy.interval_s * NS_PER_S)
@@ -57,18 +61,22 @@ class Flusher:
         self._flushed = flushed
         self.failed = failed
         self._took = took
-        self._place = place or FlushPlace()
-        self._moves = place is not None
+        self._moves = beside is not None
+        self._beside = beside or Beside(FlushPlace())
+        self._place = self._beside.place
         self.times = FlushTimes()
         self._began_s = 0.0
         """Monotonic: when the flush that runs was wanted."""
         self.disk_ns = 0
         """What the disk needed for the last flush that is done, without any waiting; 0 where appended records count as flushed."""
         self._loop = asyncio.get_running_loop()
-        self._thread: Future | None = None
+        self._thread: Future[int] | None = None
         """The flush that runs in one."""
-        self._checkpoint: Future | None = None
+        self._told = False
+        """Whether its place knows of it: the loop has waited for it."""
+        self._checkpoint: Future[None] | None = None
         """That runs."""
+        self._checkpoint_began_s = 0.0
         self._commit = GroupCommit(log, policy, self)
         self._timer = Timer(self._commit.interval_over)
         self.appended = self._commit.appended
@@ -78,8 +86,15 @@ class Flusher:
 
     @property
     def under_way_s(self) -> float:
-        """Since the flush was wanted that runs now; 0: none does."""
-        return time.monotonic() - self._began_s if self._commit.running is not None else 0.0
+        """Since what runs was wanted, of a flush and the storing of HW; 0: nothing does."""
+        running = [self._began_s] if self._commit.running is not None else []
+        running += [self._checkpoint_began_s] if self._checkpoint is not None else []
+        return time.monotonic() - min(running) if running else 0.0
+
+    @property
+    def stalls(self) -> bool:
+        """Whether the disk holds something up, so that ``alone`` would hold up the loop: what can wait does so."""
+        return self.under_way_s >= STALLED_S
 
     @property
     def count(self) -> int:
@@ -108,14 +123,22 @@ class Flusher:
             return
         disk_ns, error = 0, None
         try:
-            disk_ns = _timed(flush)
+            took = self._beside.run(partial(_timed, flush), LONG_S)
+            if isinstance(took, Future):  # the loop goes on, and others' flushes in the pool
+                self._place.took_on_loop(LONG_S)
+                self._follow(flush, took, told=True)
+                return
+            disk_ns = took
             self._place.took_on_loop(disk_ns / NS_PER_S)
         except Exception as caught:
             error = caught
         self._commit.ended(flush, disk_ns, error)
 
     def _run_in_thread(self, flush: Flush) -> None:
-        self._thread = future = self._pool.submit(_timed, flush)
+        self._follow(flush, self._pool.submit(_timed, flush), told=False)
+
+    def _follow(self, flush: Flush, future: Future[int], *, told: bool) -> None:
+        self._thread, self._told = future, told
         flush.waiter = lambda: concurrent.futures.wait([future]) and None
         future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._ended, flush))
 
@@ -131,7 +154,7 @@ class Flusher:
         if error is not None:
             return 0, error if isinstance(error, Exception) else StorageError(str(error))
         disk_ns: int = future.result()
-        if self._moves and flush.is_plain:
+        if self._moves and flush.is_plain and not self._told:
             self._place.took_in_thread(disk_ns / NS_PER_S, flush.size_bytes)
         return disk_ns, None
 
@@ -163,11 +186,12 @@ class Flusher:
         HW as it was at this call is on the disk."""
         begins = self._commit.begin_checkpoint()
         if begins:
+            self._checkpoint_began_s = time.monotonic()
             self._checkpoint = future = self._pool.submit(self._log.checkpoint)
             future.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._checkpointed, future, stored))
         return begins
 
-    def _checkpointed(self, future: Future, stored: Callable[[], None]) -> None:
+    def _checkpointed(self, future: Future[None], stored: Callable[[], None]) -> None:
         if self._checkpoint is future:
             self._checkpoint = None
             self._commit.checkpoint_ended()

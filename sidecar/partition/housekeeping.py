@@ -91,6 +91,8 @@ class Housekeeping:
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):
+            if worker.flusher.stalls:
+                continue
             if worker.log.may_give_up:
                 worker.apply_retention(time.time_ns())
             if worker.log.may_be_cleaned:

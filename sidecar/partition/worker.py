@@ -30,7 +30,6 @@ from liftpy.ingest.node_room import WAITING_PUBLISHER_BYTES, NodeRoom, Partition
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.instruments import Instruments, PublishTimes
-from liftpy.log.flush_place import FlushPlace
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
 from liftpy.log.set_aside import drop_set_aside
@@ -41,7 +40,7 @@ from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.reads import ReplicaSource
 from liftpy.replica.replica import Replica
-from liftpy.trace.batches import PartitionTraces
+from liftpy.trace.batches import SWITCHED, PartitionTraces
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects, data_subject
 from sidecar import clock
@@ -49,6 +48,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
+from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.metadata.identity import NodeFile, WorkerMarks
@@ -69,7 +69,7 @@ from sidecar.partition.states import FoundState, StateCheckpoints, found_state, 
 from sidecar.partition.timers import Timers
 from sidecar.settings import NodeSettings
 from sidecar.tracing.node_tracing import Tracing
-from sidecar.tracing.traced import TracedExecutor, feed_of
+from sidecar.tracing.traced import trace
 
 logger = logging.getLogger("liftpy.partition")
 
@@ -103,7 +103,7 @@ class NodeTools:
     reads: ReadTools
     """With the inboxes of applications."""
     flush_times: NodeFlushTimes
-    flush_place: FlushPlace
+    flush_beside: Beside
     instruments: Instruments
     tracing: Tracing
     fatal: Callable[[Exception], None]
@@ -123,6 +123,8 @@ class NodeTools:
 class PartitionWorker:
     """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
 
+    _traces: PartitionTraces | None = None
+
     def __init__(
         self,
         node: NodeTools,
@@ -140,7 +142,7 @@ class PartitionWorker:
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
         self._driver = ReplicaDriver(key, self.replica, node.fatal)
-        self.feed = feed_of(self._driver.feed, traces := node.tracing.of(key))
+        self.feed = self._driver.feed
         """Give the replica an event."""
         times = PublishTimes(node.instruments, clock.now_ns)
         self.acks = PendingAcks(node.links.ingest, key, own_subject, times)
@@ -189,15 +191,26 @@ class PartitionWorker:
             hand_over=self._hand_over,
             compacted=config.is_cleaned,
         )
-        self.executor = self._executor(self._tools(node), traces)
-        self.executor.on_failure = self._storage_failed
+        self.executor = self._executor(node)
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         log.on_damage = self._damaged
+        self.trace()
 
-    def _executor(self, tools: Tools, traces: PartitionTraces | None) -> Executor:
-        return Executor(tools) if traces is None else TracedExecutor(tools, traces, self._followers)
+    def _executor(self, node: NodeTools) -> Executor:
+        made = Executor(self._tools(node))
+        made.on_failure = self._storage_failed
+        return made
 
-    def _followers(self) -> frozenset[str]:
+    def trace(self) -> None:
+        """Begin to note what becomes of its batches, or end it, as the node's tracing says now."""
+        before, self._traces = self._traces, self._node.tracing.of(self.key)
+        if before is not None:
+            before.ended(SWITCHED)
+        if before is not None or self._traces is not None:
+            trace(self, self._driver, self._traces)
+
+    def followers(self) -> frozenset[str]:
+        """Other replicas of the partition."""
         return frozenset(self.state.replicas).difference((self.node_id,)) if self.state is not None else frozenset()
 
     def _source(self) -> ReplicaSource:
@@ -211,7 +224,7 @@ class PartitionWorker:
     def _flusher(self, node: NodeTools) -> Flusher:
         took = partial(node.flush_times.flushed, self.key)
         return Flusher(
-            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_place
+            self.log, self.config.flush, node.pool, node.timers, self._flushed, self._flush_failed, took, node.flush_beside
         )
 
     def _standby(self, node: NodeTools, own_subject: str) -> Standby:
@@ -384,7 +397,9 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what the stream's retention lets go."""
+        """Delete what the stream's retention lets go; while the disk holds something up, not yet."""
+        if self.flusher.stalls:
+            return
         before, held_from = self.log.log_start_offset, self.services.held_from()
         try:
             hold_bytes = self._node.settings.replication.service_hold_bytes
@@ -433,6 +448,8 @@ class PartitionWorker:
         self.fetches.close()
         self.services.close()
         self.executor.close()
+        if self._traces is not None:
+            self._traces.ended()
         self._node.notifications.forget(self.key)
         await self.flusher.close()
         store_state = await self.states.close()

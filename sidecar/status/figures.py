@@ -19,21 +19,18 @@ from liftpy.cluster.features import SPOKEN
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.group.lags import GroupLag
 from liftpy.instruments import Histogram
-from liftpy.partition import PartitionState, Pause
-from liftpy.replica.phases import RoleName
 from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.logs import LEVELS, LOGS
 from sidecar.metadata.events import LOST
 from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.raft.transport import DIVERGENCES
+from sidecar.status.looking import GAUGES, InParts, Looked
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
-_LOOKED_AT_ONCE = 64
-"""Partitions between two looks at the clock."""
 _SUMMED = {
     "duplicates": "publish_duplicates_total",
     "message_ids_forgotten": "message_ids_forgotten_total",
@@ -45,16 +42,6 @@ _SUMMED = {
     "refused_replies": "refused_replies_total",
     "truncated_records": "truncated_records_total",
 }
-_GAUGES = (
-    "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
-    "partitions_under_min_isr",
-)  # fmt: skip
-"""With a label ``stream``, beside BY_STREAM."""
-_SEEN = (
-    "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
-    "replicas_with_slow_disks", "assembling_bytes", "readers_waiting", "partitions_with_too_many_subjects",
-    "partitions_with_set_aside_files", "standby_buffer_bytes",
-)  # fmt: skip
 Labels = tuple[str, ...]
 
 
@@ -122,6 +109,7 @@ class NodeFigures:
         self._bounded = BoundedLabels()
         self._late_ticks = Grown()
         self._audit_dropped = Grown()
+        self._parts = InParts()
 
     async def gather(self) -> Figures:
         """All of them; other work of the loop has its turn every 2 ms."""
@@ -155,26 +143,25 @@ class NodeFigures:
         services: list[dict[str, Any]] = []
         gone = 0
         began = time.monotonic()
-        for number, worker in enumerate(workers):
-            if number % _LOOKED_AT_ONCE == _LOOKED_AT_ONCE - 1 and time.monotonic() - began > SLICE_S:
-                await asyncio.sleep(0)
-                began = time.monotonic()
-            label = labels.of(worker.key.stream)
-            counts.add(label, worker)
-            looked.look(worker, label, now_ns)
-            if worker.services.known:
+        for part in self._parts.of(workers, partitions.counts):
+            counts.add_part(part.label, part.leaves)
+            looked.look(part, now_ns)
+            for worker in part.with_services:
                 services += worker.services.report()
                 gone += len(worker.services.gone())
+            if time.monotonic() - began > SLICE_S:
+                await asyncio.sleep(0)
+                began = time.monotonic()
         for worker in ending:
             counts.add(labels.of(worker.key.stream), worker)
-        _counted(found, counts)
+        _counted(found, counts, has_labels=bool(labels.patterns))
         for role, count in sorted(looked.roles.items()):
             found.put("partitions", count, role.lower())
         for name, count in looked.sums.items():
             found.put(name, count)
         found.put("partitions_failed", len(partitions.failed))
-        for label, row in (looked.by_stream or {OTHERS if labels.patterns else "": [0.0] * len(_GAUGES)}).items():
-            for name, figure in zip(_GAUGES, row, strict=True):
+        for label, row in (looked.by_stream or {OTHERS if labels.patterns else "": [0.0] * len(GAUGES)}).items():
+            for name, figure in zip(GAUGES, row, strict=True):
                 found.put(name, figure, *([label] if label else []))
         found.put("services_gone", gone)
         _services(found, services)
@@ -202,66 +189,12 @@ class NodeFigures:
             found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
 
 
-class Looked:
-    """What partitions show now, summed in plain numbers: there may be thousands."""
-
-    def __init__(self) -> None:
-        self.by_stream: dict[str, list[float]] = {}
-        """Label -> in the order of _GAUGES."""
-        self.roles: Counter[str] = Counter({role.value: 0 for role in RoleName})
-        self.sums = dict.fromkeys(_SEEN, 0)
-
-    def look(self, worker: Any, label: str, now_ns: int) -> None:
-        """Add one partition."""
-        row = self.by_stream.get(label)
-        if row is None:
-            row = self.by_stream[label] = [0.0] * len(_GAUGES)
-        state, replica, sums = worker.state, worker.replica, self.sums
-        role = replica.role
-        row[0] += worker.acks.count
-        row[1] += worker.log.size_bytes
-        if waiting := worker.reads.waiting_count:
-            sums["readers_waiting"] += waiting
-        if assembling := worker.fetches.assembling_bytes:
-            sums["assembling_bytes"] += assembling
-        if heard := worker.standby.heard.size_bytes:
-            sums["standby_buffer_bytes"] += heard
-        if worker.derived.subjects.state == "full":
-            sums["partitions_with_too_many_subjects"] += 1
-        if worker.set_aside:
-            sums["partitions_with_set_aside_files"] += 1
-        if worker.executor.storage_failed:
-            sums["partitions_failed"] += 1
-        if role is RoleName.LEADER and state is not None:
-            self._leads(worker, state, replica, row, now_ns)
-        elif role is RoleName.FOLLOWER:
-            sums["partitions_quiet"] += replica.phase == "FOLLOWER_QUIET"
-            if state is not None and state.copy_of(worker.node_id):
-                role = RoleName.LEARNER
-        self.roles[role.value] += 1
-
-    def _leads(self, worker: Any, state: PartitionState, replica: Any, row: list[float], now_ns: int) -> None:
-        sums = self.sums
-        spare = len(state.isr) - state.min_isr(worker.config)
-        records, age_ns, slow = replica.worst_lag(now_ns)
-        row[2] = max(row[2], records)
-        row[3] = max(row[3], age_ns / 1e9)
-        row[4] += len(state.isr) < len(state.replicas)
-        row[5] += spare < 0
-        sums["partitions_at_min_isr"] += spare == 0 and len(state.replicas) > 1
-        sums["replicas_with_slow_disks"] += slow
-        sums["partitions_paused"] += state.pause is not Pause.NOT_PAUSED
-        sums["partitions_moving"] += bool(state.target)
-        sums["uncommitted_records"] += worker.log.log_end_offset - 1 - replica.high_watermark
-
-
-def _counted(found: Figures, counts: Counts) -> None:
+def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
             found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
-    if not counts.by_stream:
-        for name in BY_STREAM:
-            found.put(f"{name}_total", 0)
+    for name in BY_STREAM:  # a series that is shown once stays
+        found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
         found.put(metric, counts.total(name))
     found.each("publish_refused_total", counts.refused.items())

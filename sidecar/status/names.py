@@ -76,7 +76,7 @@ TABLE: dict[str, Row] = {
         (
             "log_flushes_on_loop",
             "",
-            "1 while short flushes run on the event loop: this disk is faster than a hand-over to a thread.",
+            "1 while the event loop waits for short flushes, 20 ms at most: this disk is faster than a hand-over to a thread.",
         ),
         ("disk_free_bytes", "", "In the file system of the data folder, for this node."),
         ("disk_size_bytes", "", "Of that file system."),

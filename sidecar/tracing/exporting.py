@@ -108,9 +108,13 @@ class SpanThread:
         self._budget.dropped += failed - self._failed_seen
         self._failed_seen = failed
 
+    def end(self) -> None:
+        """Export what is there, and then no more; nobody waits for it."""
+        self._closing.set()
+
     def close(self) -> None:
         """Export what is there within a second; what is not is lost."""
-        self._closing.set()
+        self.end()
         self._thread.join(_LAST_EXPORT_S)
         self.settle()
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from liftpy.config import NS_PER_S
@@ -28,82 +29,95 @@ DROPPED = "spans dropped"
 
 
 class Tracing:
-    """Off: nothing is traced."""
-
-    leads_group = False
-    """Whether this node leads the metadata group: one of the controllers tells of a fail-over."""
-
-    def start(self) -> None:
-        """Begin; raises ConfigError where the packages are missing."""
-
-    def of(self, key: PartitionKey) -> PartitionTraces | None:
-        """For one partition; None: it is not traced."""
-        return None
-
-    def recovered(self, took_s: float, logs: RecoveredLogs) -> None:
-        """The logs were recovered, in so many seconds until now."""
-
-    def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
-        """A partition has a leader again, by an election of that kind; it had none since ``since_ns``, monotonic."""
-
-    def close(self) -> None:
-        """Export what is there, within a second."""
-
-
-class NodeTracing(Tracing):
-    """On. ``exporter``: makes it, in place of OTLP's."""
+    """As ``settings`` say; until ``start`` off. ``exporter``: makes it, in place of OTLP's."""
 
     def __init__(self, settings: NodeSettings, counters: Counter[str], exporter: Callable[[], Exporter] | None = None) -> None:
         self._settings = settings
         self._counters = counters
         self._make_exporter = exporter
         self._thread: SpanThread | None = None
+        """None: off."""
         self._looking: asyncio.TimerHandle | None = None
+        self.leads_group = False
+        """Whether this node leads the metadata group: one of the controllers tells of a fail-over."""
         budget = SpanBudget(SPANS_PER_S / settings.workers)
         self.traces = NodeTraces(settings.node_id, self._put, clock.now_ns, time.time_ns, budget)
 
     def _put(self, tree: SpanTree) -> None:
-        assert self._thread is not None
-        self._thread.put(tree)
+        if self._thread is not None:
+            self._thread.put(tree)
+
+    def check(self, settings: NodeSettings) -> None:
+        """Raise ConfigError where they can't be had, because packages are missing."""
+        if settings.trace != "off":
+            try:
+                import sidecar.tracing.exporting  # noqa: F401
+            except ImportError as error:
+                raise ConfigError(f"trace = {settings.trace!r} needs `pip install liftpy[otlp]`: {error}") from None
 
     def start(self) -> None:
-        """Load the SDK, begin the thread."""
-        try:
-            from sidecar.tracing.exporting import SpanThread, otlp_exporter
+        """Begin, if the settings say so: load the SDK, start the thread. Raises as ``check``."""
+        self.check(self._settings)
+        if self._settings.trace != "off" and self._thread is None:
+            self._begin()
 
-            settings = self._settings
-            exporter = self._make_exporter() if self._make_exporter is not None else otlp_exporter(settings.trace_endpoint)
-        except ImportError as error:
-            raise ConfigError(f"trace = {self._settings.trace!r} needs `pip install liftpy[otlp]`: {error}") from None
+    def _begin(self) -> None:
+        from sidecar.tracing.exporting import SpanThread, otlp_exporter
+
+        settings = self._settings
+        exporter = self._make_exporter() if self._make_exporter is not None else otlp_exporter(settings.trace_endpoint)
         self._thread = SpanThread(exporter, settings.node_id, settings.namespace, self.traces.budget)
         self._look_later()
+
+    def take_over(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
+        """Switch it as ``settings`` say now, if they say something else; nothing is waited for. ``partitions``: has each ask anew
+        (``of``). Raises as ``check``."""
+        before, self._settings = self._settings, settings
+        if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):
+            return
+        if (ending := self._thread) is not None:
+            self._settings = replace(settings, trace="off")
+            partitions()  # they hand over what they follow
+            self._thread, self._settings = None, settings
+            self._stop_looking()
+            ending.end()
+            asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._count, ending)
+        if settings.trace != "off":
+            self.start()
+            partitions()
 
     def _look_later(self) -> None:
         self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+
     def _look(self) -> None:
         if self.traces.open:
             self.traces.look()
-        self._count()
+        self._count(self._thread)
         self._look_later()
 
-    def _count(self) -> None:
-        if self._thread is not None:
-            self._thread.settle()
+    def _count(self, thread: SpanThread | None) -> None:
+        if thread is not None:
+            thread.settle()
         self._counters[DROPPED] = self.traces.budget.dropped
 
     def of(self, key: PartitionKey) -> PartitionTraces | None:
-        """Its batches."""
-        return PartitionTraces(self.traces, key.stream, key.partition)
+        """For the batches of one partition; None: it is not traced."""
+        return None if self._settings.trace == "off" else PartitionTraces(self.traces, key.stream, key.partition)
 
     def recovered(self, took_s: float, logs: RecoveredLogs) -> None:
-        """One span."""
-        said: Attributes = {"liftpy.logs": len(logs.names), "liftpy.damaged_logs": len(logs.damaged)}
-        self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
+        """The logs were recovered, in so many seconds until now: one span."""
+        if self._thread is not None:
+            said: Attributes = {"liftpy.logs": len(logs.names), "liftpy.damaged_logs": len(logs.damaged)}
+            self.traces.whole("recovery", clock.now_ns() - round(took_s * NS_PER_S), said)
 
     def failed_over(self, key: PartitionKey, kind: str, since_ns: int) -> None:
-        """One span, of the metadata leader."""
-        if self.leads_group:
+        """A partition has a leader again, by an election of that kind; it had none since ``since_ns``, monotonic: one span, of the
+        metadata leader."""
+        if self._thread is not None and self.leads_group:
             said: Attributes = {
                 "messaging.destination.name": key.stream,
                 "messaging.destination.partition.id": str(key.partition),
@@ -113,13 +127,7 @@ class NodeTracing(Tracing):
 
     def close(self) -> None:
         """Export what is there, within a second."""
-        if self._looking is not None:
-            self._looking.cancel()
+        self._stop_looking()
         if self._thread is not None:
             self._thread.close()
-            self._count()
-
-
-def tracing_of(settings: NodeSettings, counters: Counter[str]) -> Tracing:
-    """As ``trace`` says."""
-    return Tracing() if settings.trace == "off" else NodeTracing(settings, counters)
+            self._count(self._thread)

@@ -1,79 +1,111 @@
-"""A partition whose batches are traced: what its executor does and what its replica is told is noted, and changed in nothing."""
+"""A partition whose batches are traced: what its executor does and what its replica is told is noted, and changed in nothing. Not
+traced, nothing stands between them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import Protocol
 
+from liftpy.ingest.acks import PendingAcks
+from liftpy.log.log import Log
 from liftpy.replica import effects as do
+from liftpy.replica.effect_handler import Acts
+from liftpy.replica.effects import Effect
 from liftpy.replica.events import Event, FetchReceived, LogFlushed
 from liftpy.replica.phases import Leading
+from liftpy.replica.replica import Replica
 from liftpy.trace.batches import PartitionTraces
-from sidecar.partition.executor import Executor, Tools
+from sidecar.partition.driver import ReplicaDriver
+from sidecar.partition.executor import Executor
 
-Feed = Callable[[Event], None]
+
+class Traceable(Protocol):
+    """What it needs of a partition."""
+
+    replica: Replica
+    executor: Executor
+    log: Log
+    acks: PendingAcks
+
+    def followers(self) -> frozenset[str]:
+        """Whose flushes of a batch that is appended now are waited for."""
+        ...
 
 
-class TracedExecutor(Executor):
-    """``followers``: whose flushes of a batch that is appended now are waited for."""
+class TracedActs:
+    """What the executor of ``one`` carries out, noted."""
 
-    def __init__(self, tools: Tools, traces: PartitionTraces, followers: Callable[[], frozenset[str]]) -> None:
+    def __init__(self, one: Traceable, traces: PartitionTraces) -> None:
+        self._one = one
+        self._executor = one.executor
         self._traces = traces
-        self._followers = followers
-        super().__init__(tools)
+
+    def acts(self) -> Acts:
+        """Those that are noted."""
+        return {
+            do.AppendBatch: self.append_batch,
+            do.RaiseHighWatermark: self.raise_high_watermark,
+            do.SendAcks: self.send_acks,
+            do.DropPendingAcks: self.drop_pending_acks,
+            do.RoleChanged: self.role_changed,
+        }
 
     def append_batch(self, effect: do.AppendBatch) -> None:
-        tools = self._t
-        owed, batch = tools.acks.count, self._append(effect)
+        acks, log = self._one.acks, self._one.log
+        owed, batch = acks.count, self._executor.append(effect)
         if not batch:
             return
-        end_offset = tools.log.log_end_offset
+        end_offset = log.log_end_offset
         self._traces.appended(
             batch,
             effect.base_offset,
             end_offset - effect.base_offset,
             effect.leader_epoch,
             arrived_wall_ns=min(effect.timestamp_ns, time.time_ns()),
-            flushed=tools.log.flushed_end_offset >= end_offset,
-            awaited=tools.acks.count > owed,
-            followers=self._followers(),
+            flushed=log.flushed_end_offset >= end_offset,
+            awaited=acks.count > owed,
+            followers=self._one.followers(),
         )
 
     def raise_high_watermark(self, effect: do.RaiseHighWatermark) -> None:
-        super().raise_high_watermark(effect)
+        self._executor.raise_high_watermark(effect)
         if self._traces.follows:
             self._traces.committed(effect.high_watermark)
 
     def send_acks(self, effect: do.SendAcks) -> None:
-        owed = self._t.acks.count
-        super().send_acks(effect)
-        if self._traces.follows and self._t.acks.count < owed:
+        owed = self._one.acks.count
+        self._executor.send_acks(effect)
+        if self._traces.follows and self._one.acks.count < owed:
             self._traces.acked(effect.policy, effect.through_offset)
 
     def drop_pending_acks(self, effect: do.DropPendingAcks) -> None:
-        super().drop_pending_acks(effect)
+        self._executor.drop_pending_acks(effect)
         self._traces.ended()
 
     def role_changed(self, effect: do.RoleChanged) -> None:
-        super().role_changed(effect)
+        self._executor.role_changed(effect)
         self._traces.role_is(effect.role.value, effect.phase == Leading.READY, effect.leader_epoch)
 
-    def close(self) -> None:
-        super().close()
-        self._traces.ended()
 
+class Noted:
+    """A replica that is told of flushes and of followers' fetches after ``traces`` was."""
 
-def feed_of(feed: Feed, traces: PartitionTraces | None) -> Feed:
-    """``feed``, which notes flushes and followers' fetches on the way, of a partition that is traced."""
-    if traces is None:
-        return feed
+    def __init__(self, replica: Replica, traces: PartitionTraces) -> None:
+        self._replica = replica
+        self._traces = traces
 
-    def note(event: Event) -> None:
+    def step(self, event: Event, now_ns: int) -> list[Effect]:
+        """As the replica's."""
+        traces = self._traces
         if traces.follows:
             if type(event) is FetchReceived:
                 traces.fetched(event.replica, event.offset, event.leader_epoch)
             elif type(event) is LogFlushed:
                 traces.flushed(event.end_offset)
-        feed(event)
+        return self._replica.step(event, now_ns)
 
-    return note
+
+def trace(one: Traceable, driver: ReplicaDriver, traces: PartitionTraces | None) -> None:
+    """Note what becomes of a partition's batches from now on; None: nothing any more."""
+    driver.replica = one.replica if traces is None else Noted(one.replica, traces)
+    one.executor.act_by({} if traces is None else TracedActs(one, traces).acts())

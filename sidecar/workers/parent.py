@@ -189,6 +189,7 @@ def _with(own: Signs, signs: dict[str, Any]) -> Signs:
     return Signs(
         failure=own.failure,
         longest_flush_s=max(own.longest_flush_s, signs.get("longest_flush_s", 0.0)),
+        hung_flush_s=own.hung_flush_s,
         registered=own.registered,
         nats=own.nats and signs.get("nats", False),
         metadata_heard_s=own.metadata_heard_s,

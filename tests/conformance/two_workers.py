@@ -35,6 +35,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.notify import Notifications, Requests
+from sidecar.disk.beside import Beside
 from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiet import QuietAsker, QuietTalk
@@ -42,7 +43,6 @@ from sidecar.partition.reads import ReadTools
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tracing.node_tracing import Tracing
 from tests.conformance.contract_audit import Audit, ContractBroken
 
 KEY = PartitionKey("orders", "u1", 0)
@@ -191,11 +191,11 @@ class WorkerNode:
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
             derived=NodeDerived(),
-            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=Tracing(),
+            drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
             reads=ReadTools(bus, subjects, InboxRule(("_INBOX.",)), self.timers, counters),
             node_inboxes=inboxes, router=router, notifications=notifications, quiet=quiet,
             probes=SimpleNamespace(ask=lambda *a: None), proposals=self.asked, timers=self.timers, pool=pool,
-            counters=counters, flush_times=NodeFlushTimes(counters), flush_place=Place(), fatal=self.errors.append,
+            counters=counters, flush_times=NodeFlushTimes(counters), flush_beside=Beside(Place()), fatal=self.errors.append,
             instruments=Instruments(), room=NodeRoom(), repair=lambda why: None, step_aside=lambda *a: None,
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip

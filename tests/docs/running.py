@@ -85,7 +85,7 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in reversed(self._endless):
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # as Ctrl-C; that is ignored below a shell's background
             try:
                 process.wait(LONGEST_S)
             except subprocess.TimeoutExpired:

@@ -1,5 +1,5 @@
 """On one cluster of real nodes, whose leaders die: records past HW, seen by who asks for them, and missed by their reader when their
-leader dies with them [R6]; and traces, from a plain publisher through a leader and its followers, over a fail-over too."""
+leader dies with them [R6]; and traces, from a publisher through a leader and its followers to the reader, over a fail-over too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from liftpy.client import Consumer, EventKind, ReadEvent, ReadOptions
+from liftpy.client import Client, Consumer, EventKind, ReadEvent, ReadOptions, connect
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import LiftError, LogTruncatedError
 from liftpy.trace.context import TraceContext, traceparent
+from liftpy.trace.messages import created_in
 from liftpy.wire.batch import Record
 from sidecar.dev.cluster import DevCluster
 from tests.integration.collector import Collector, Seen
@@ -119,19 +123,60 @@ async def traced(bench: Bench, name: str, sender: TraceContext, seen: Collector,
         return found if wanted <= found.keys() else None
 
     found: dict[str, Seen] = await bench.until(there, f"{wanted} are there")
+    check(found, name, sender)
+    return found
+
+
+def check(found: dict[str, Seen], name: str, sender: TraceContext) -> None:
+    """An append below its sender, and all that follows below the append."""
     root = found[f"append {name}/0"]
     assert root.parent == sender.span_id
     assert root.links == ((sender.trace_id, sender.span_id),)
     assert {span.parent for span in found.values() if span is not root} == {root.span}
     assert not any(span.error for span in found.values())
     assert all(root.start_ns <= span.start_ns <= span.end_ns <= root.end_ns for span in found.values())
-    return found
 
 
-async def test_one_trace_from_a_plain_publisher_to_the_followers_and_over_a_fail_over(
+class Application:
+    """A client that is traced, and the spans of its process."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+
+    def of(self, trace_id: int) -> dict[str, ReadableSpan]:
+        """The finished spans of a trace, by the first word of their names."""
+        spans = self._exporter.get_finished_spans()
+        return {span.name.split()[0]: span for span in spans if span.context and span.context.trace_id == trace_id}
+
+    async def read(self, client: Client, name: str, sender: TraceContext) -> Record:
+        """Read a message of ``sender`` and process it; both are told in its trace."""
+        async for record in client.consume(name, until="end"):
+            created = created_in(record.headers)
+            if created is not None and created[:2] == sender[:2]:
+                with client.processing(name, record):
+                    break
+        found = self.of(sender.trace_id)
+        for span in (found["receive"], found["process"]):
+            assert span.parent is not None
+            assert span.parent.span_id == sender.span_id
+            assert [(link.context.trace_id, link.context.span_id) for link in span.links] == [sender[:2]]
+            assert (span.attributes or {})["messaging.destination.name"] == name
+        return record
+
+
+async def test_one_trace_from_publishers_over_the_followers_to_the_reader_and_over_a_fail_over(
     fragile: Bench, collector: Collector, stream_name: str
 ) -> None:
-    bench, nodes = fragile, fragile.cluster.nodes
+    app = Application()
+    async with connect(fragile.cluster.nats_url, fragile.cluster.namespace, trace=app.provider) as client:
+        await one_trace(fragile, collector, stream_name, app, client)
+
+
+async def one_trace(bench: Bench, collector: Collector, stream_name: str, app: Application, client: Client) -> None:
+    """The test."""
+    nodes = bench.cluster.nodes
     await bench.create(stream_name)
     await whole(bench, stream_name)
     leader = await bench.leader(stream_name)
@@ -139,7 +184,10 @@ async def test_one_trace_from_a_plain_publisher_to_the_followers_and_over_a_fail
     await bench.publish_acked(f"data.{stream_name}", [b"nobody traces this"])
     unsampled = TraceContext(0xABD, 1, 0)
     await bench.nc.request(f"data.{stream_name}", b"x", timeout=5, headers={"traceparent": traceparent(unsampled).decode()})
-    found = await traced(bench, stream_name, TraceContext(0xABC, 0xD, 1), collector, others)
+    sender = TraceContext(0xABC, 0xD, 1)
+    found = await traced(bench, stream_name, sender, collector, others)
+    record = await app.read(client, stream_name, sender)
+    assert dict(record.headers)["tracestate"] == b"a=b"
     root = found[f"append {stream_name}/0"]
     assert root.node == leader
     said = {
@@ -147,8 +195,11 @@ async def test_one_trace_from_a_plain_publisher_to_the_followers_and_over_a_fail
     }
     assert said == {"messaging.destination.name": stream_name, "messaging.batch.message_count": 1, "liftpy.offset": 2}
     assert not collector.of(unsampled.trace_id)
+    assert not app.of(unsampled.trace_id)
 
     nodes[leader].kill()
+    with app.provider.get_tracer("app").start_as_current_span("order") as order:
+        over = asyncio.create_task(client.publish(stream_name, b"over a fail-over", timeout_s=WAIT_S))
 
     async def another_leads() -> bool:
         return await bench.leader(stream_name) not in ("", leader) and await bench.ready(stream_name)
@@ -156,9 +207,24 @@ async def test_one_trace_from_a_plain_publisher_to_the_followers_and_over_a_fail
     await bench.until(another_leads, "another leads")
     after = await bench.leader(stream_name)
     (last,) = others - {after}
-    found = await traced(bench, stream_name, TraceContext(0xABE, 0xD, 1), collector, {last})
+    await over
+    own = order.get_span_context()
+    send = app.of(own.trace_id)["send"]
+    assert send.context is not None
+    assert send.parent == own
+    sent = TraceContext(own.trace_id, send.context.span_id, 1)
+    wanted = {f"append {stream_name}/0", "flush", "commit", "ack", f"replicate {last}"}
+
+    async def appended() -> dict[str, Seen] | None:
+        return found if wanted <= (found := collector.of(own.trace_id)).keys() else None
+
+    found = await bench.until(appended, f"{wanted} are there")
+    check(found, stream_name, sent)
     root = found[f"append {stream_name}/0"]
     assert (root.node, root.attributes["liftpy.leader_epoch"] > 1) == (after, True)
+    assert root.attributes["liftpy.offset"] == (send.attributes or {})["liftpy.offset"]
+    await app.read(client, stream_name, sent)
+    await traced(bench, stream_name, TraceContext(0xABE, 0xD, 1), collector, {last})
 
     async def told() -> bool:
         mine = [(span.name, span.node) for span in collector.spans]

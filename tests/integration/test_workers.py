@@ -18,7 +18,9 @@ from conftest import QUICK, show
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
+from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster, DevNode
+from tests.integration.collector import Collector
 
 PARTITIONS = 4
 EACH = 25
@@ -53,12 +55,26 @@ def until(condition: Callable[[], bool], what: str, within_s: float = 60.0) -> N
         time.sleep(0.05)
 
 
-async def publish(client: Client, value: str) -> None:
+async def traces_are_switched(client: Client, write: Callable[[str], object], collector: Collector) -> None:
+    """On, off and on again, in all processes of a node that runs."""
+    wanted = {f"append orders/{partition}" for partition in range(PARTITIONS)}
+    on = f'metrics_streams = ["orders"]\nrack = "b"\ntrace = "otlp"\ntrace_endpoint = "{collector.url}"'
+    for number, text in enumerate((on, 'metrics_streams = ["orders"]\nrack = "b"', on)):
+        write(text)
+        assert await client.reload_settings("n1") == {"applied": ["trace", "trace_endpoint"], "wait": ["rack"]}
+        sender = TraceContext(0xAB0 + number, 1, 1)
+        async with asyncio.timeout(60):
+            while text == on and not wanted <= collector.of(sender.trace_id).keys():  # worker processes are told a moment later
+                await publish(client, "traced", {"traceparent": traceparent(sender)})
+                await asyncio.sleep(0.1)
+
+
+async def publish(client: Client, value: str, headers: dict[str, bytes] | None = None) -> None:
     """To each partition, until it is acknowledged."""
     for partition in range(PARTITIONS):
         while True:
             try:
-                await client.publish("orders", value.encode(), partition=partition)
+                await client.publish("orders", value.encode(), partition=partition, headers=headers)
             except LiftError:
                 await asyncio.sleep(0.05)
             else:
@@ -71,6 +87,31 @@ async def records(client: Client) -> list[set[str]]:
         {(record.value or b"").decode() async for record in client.consume("orders", partition, start="earliest", until="end")}
         for partition in range(PARTITIONS)
     ]
+
+
+async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) -> None:
+    """What was counted in both processes of each node stays when the partitions go."""
+    names = (
+        "liftpy_ingest_records_total",
+        "liftpy_ingest_bytes_total",
+        "liftpy_log_flushes_total",
+        "liftpy_ack_duration_seconds_count",
+    )
+
+    async def counted() -> list[float]:
+        return [await asyncio.to_thread(metric, node, name) for node in nodes for name in names]
+
+    await client.create_stream("gone", "gone", partitions=PARTITIONS, replicas=3)
+    for partition in range(PARTITIONS):
+        await client.publish("gone", b"x", partition=partition)
+    before = await counted()
+    assert sum(before[:: len(names)]) == PARTITIONS * (EACH + 1)
+    await client.delete_stream("gone")
+    for node in nodes:
+        await asyncio.to_thread(until, lambda node=node: len(status(node)["partitions"]) == PARTITIONS, "its partitions stay")
+    after = await counted()
+    assert all(now >= then for now, then in zip(after, before, strict=True)), (before, after)
+    assert sum(after[:: len(names)]) == PARTITIONS * (EACH + 1)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +136,7 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
             assert told["nats"]["connected"]
         led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
         assert sum(led) == PARTITIONS * EACH, "both processes' counts"
+        await counters_outlive_their_stream(client, nodes)
 
         victim = cluster.nodes["n1"]
         first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)
@@ -149,6 +191,8 @@ async def test_the_first_process_killed_and_other_numbers_of_processes(tmp_path:
             labelled = lambda: metric(node, 'liftpy_ingest_records_total{stream="orders"}')  # noqa: E731
             await asyncio.to_thread(until, lambda: labelled() > 0, "all processes have read the settings again")
             assert labelled() == await asyncio.to_thread(metric, node, "liftpy_ingest_records_total")
+            with Collector() as collector:
+                await traces_are_switched(client, file.write_text, collector)
             file.write_text("metrics_streams = []\nrack = 1.5\nnonsense = 1")
             assert "nonsense" in (await client.reload_settings("n1"))["error"]
             assert await asyncio.to_thread(node.terminate) == 0

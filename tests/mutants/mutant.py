@@ -31,7 +31,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "node": ("tests/unit/node",),
     "workers": ("tests/unit/node",),
     "trace": ("tests/unit/trace",),
-    "tracing": ("tests/unit/node",),
+    "tracing": ("tests/unit/node/test_tracing.py", "tests/unit/partition/test_worker_wired.py"),
     "backup": ("tests/unit/backup",),
 }
 """Tests of each package that start no processes: what is tried after a mutant's own tests."""

@@ -52,10 +52,10 @@ def copy_tree(folder: Path) -> None:
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in filter(None, listed.stdout.split("\0")):
-        if (source := ROOT / name).is_file():
-            target = folder / name
+        source, target = ROOT / name, folder / name
+        if source.is_file() or source.is_symlink():  # the page's runbooks are those of docs/, by a link to a folder
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+            shutil.copy2(source, target, follow_symlinks=False)
 
 
 class Place:

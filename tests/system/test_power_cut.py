@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, WRITE_FAILS, WRITE_SHORT, NoShimError, Rule
+from tests.system.powercut.cut import ALL, FLUSH_FAILS, FLUSH_SLOW, NO_SPACE, WRITE_FAILS, WRITE_SHORT, NoShimError, Rule
 from tests.system.powercut.machine import Machine
 
 PAGE = 4096
@@ -269,3 +269,14 @@ def test_names_that_a_killed_process_did_not_flush_are_flushed_by_the_next(machi
     left = machine.cut()
     left.pop("nodes/n1/lock", None)
     assert left == _MADE
+
+
+def test_what_is_asked_for_space_is_told_none(machine: Machine) -> None:
+    words = (
+        "import shutil; os.makedirs('in', exist_ok=True); print(shutil.disk_usage('in').free, shutil.disk_usage('.').free > 0)"
+    )
+    assert machine.run(words) not in ("0 True", "0 False")
+    machine.power.fail(Rule(NO_SPACE, "in", ALL))
+    assert machine.run(words) == "0 True"
+    machine.power.heal()
+    assert machine.run(words) not in ("0 True", "0 False")

@@ -7,6 +7,12 @@ from tests.mutants.mutant import rows
 RUNS = ("tests/unit/bus/test_acks_of_runs.py",)
 MUTANTS = [
     *rows(
+        "sidecar/bus/connection.py",
+        ("a reason is said at each attempt", "        self.told.add(self.last)\n", "", "an outage fills the log"),
+        ("nobody hears why a connection stays lost", "        self._problems.told = {self.last_problem}\n", "", "an expired certificate looks like a server that is down"),
+        tests=("tests/unit/bus/test_connection_steps.py",),
+    ),
+    *rows(
         "sidecar/bus/absence.py",
         ("silence is absence", "    except (nats.errors.TimeoutError, TimeoutError):\n        return Sign.SILENT", "    except (nats.errors.TimeoutError, TimeoutError):\n        return Sign.ABSENT",
          "a paused node is deposed as if it were gone"),

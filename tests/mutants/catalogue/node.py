@@ -56,11 +56,19 @@ MUTANTS = [
         ("slow flushes are told all at once", "            self._warn_at = now + WARN_EVERY_S\n", "", "the log is full of one line"),
     ),
     *rows(
+        "sidecar/disk/beside.py",
+        ("the next one waits behind one that hangs", "        self.close()\n        return late", "        return late", "after a flush that hung each one costs the loop 20 ms"),
+        ("late failures are none", "            late.set_exception(self._error)", "            late.set_result(0)", "a flush that failed late counts as done: acknowledged records are lost"),
+    ),
+    *rows(
         "sidecar/partition/flushing.py",
         ("an interval in milliseconds", "round(policy.interval_s * NS_PER_S)", "round(policy.interval_s * NS_PER_S / 1000)", "a stream with an interval of flushes flushes a thousand times as often"),
         ("a settled flush is completed twice", "if self._commit.running is flush:  #", "if True:  #", "a cut makes a node fail"),
         ("a close does not wait", "            await asyncio.wait([asyncio.wrap_future(future) for future in under_way])", "            pass", "a log is closed under its flush"),
         ("the loop is not measured", "            self._place.took_on_loop(disk_ns / NS_PER_S)\n", "", "flushes stay on the loop of a disk that has become slow"),
+        ("the loop waits as long as a flush takes", "partial(_timed, flush), LONG_S)", "partial(_timed, flush), 3600.0)", "a disk that hangs takes its node along"),
+        ("what was left behind is forgotten", "                self._follow(flush, took, told=True)\n", "", "a partition never flushes again after its disk hung once"),
+        ("a checkpoint that hangs is none", "[self._checkpoint_began_s] if self._checkpoint is not None else []", "[]", "a disk that hangs is not told where nobody publishes"),
         ("turns are not given back", "        self._place.waiting -= 1\n        if flush", "        if flush", "after some thousand flushes none runs on the loop"),
     ),
     *rows(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
-_METRICS = ("tests/unit/node/test_metrics.py",)
+_METRICS = (
+    "tests/unit/node/test_metrics.py",
+    "tests/unit/node/test_counters_never_fall.py",
+)
 
 MUTANTS = [
     *rows(
@@ -21,17 +24,25 @@ MUTANTS = [
         tests=_METRICS,
     ),
     *rows(
+        "sidecar/status/looking.py",
+        ("followers count as under-replicated", "            if role is RoleName.LEADER and state is not None:\n", "            if state is not None:\n", "one short ISR counts on each node"),
+        ("commits that stand still look well", "self.under_min += spare < 0", "self.under_min += spare < -1", "the page alert does not fire"),
+        ("an ISR with nobody to spare looks whole", "spare == 0 and len", "spare == 1 and len", "the warning comes too late"),
+        ("learners are followers", "                if state is not None and state.copy_of(worker.node_id):\n", "                if False:\n", "a copy under way looks like a replica"),
+        ("lag is the last partition's", "row[2] = max(row[2], records)", "row[2] = records", "the slowest follower is not seen"),
+        ("what states showed stays", "        if now != self._shown.of:\n", "        if not self._shown.of[0]:\n", "a shrunk ISR is not seen until the node restarts"),
+        ("who is gone is kept", "        counts.ends_here = self._forget\n", "", "deleted partitions' logs stay in memory"),
+        ("new partitions are not looked at", "workers == self._workers and", "self._workers and", "a node shows what it held at its first scrape"),
+        tests=_METRICS,
+    ),
+    *rows(
         "sidecar/status/figures.py",
         ("a partition that is being stopped is left out", "        for worker in ending:\n            counts.add(labels.of(worker.key.stream), worker)\n", "", "counters fall while a log is closed"),
         ("gathering keeps the loop", "                await asyncio.sleep(0)\n", "", "a scrape of thousands of partitions delays acks"),
+        ("a series comes and goes", "*([OTHERS] if has_labels else [])", "*([] if not counts.by_stream else [OTHERS] if has_labels else [])", "a counter is not there any more when the first partition comes"),
         ("labels have no bound", "            if len(given) >= self._most:\n                return OTHERS\n", "", "a node makes as many series as there are reasons"),
         ("a source that begins anew makes a counter fall", "            self._before += self._last\n", "            pass\n", "a change of role looks like a restart"),
-        ("followers count as under-replicated", "        if role is RoleName.LEADER and state is not None:\n", "        if state is not None:\n", "one short ISR counts on each node"),
-        ("commits that stand still look well", "row[5] += spare < 0", "row[5] += spare < -1", "the page alert does not fire"),
-        ("an ISR with nobody to spare looks whole", "spare == 0 and len", "spare == 1 and len", "the warning comes too late"),
-        ("learners are followers", "            if state is not None and state.copy_of(worker.node_id):\n", "            if False:\n", "a copy under way looks like a replica"),
         ("errors of servers have their own words as labels", '"server" if kind.startswith("server: ") else "other"', 'kind', "labels are unbounded free text"),
-        ("lag is the last partition's", "row[2] = max(row[2], records)", "row[2] = records", "the slowest follower is not seen"),
         ("messages count as bytes", 'found.put("nats_bytes_total", nats[f"{direction}_bytes"]', 'found.put("nats_bytes_total", 1 + nats[f"{direction}_msgs"]', "graphs of traffic are wrong"),
         tests=_METRICS,
     ),
@@ -61,7 +72,7 @@ MUTANTS = [
     *rows(
         "liftpy/health.py",
         ("a process is restarted for NATS", "    return [\n        Check(\"tasks\", signs.failure),\n", "    return [\n        Check(\"tasks\", signs.failure or (\"\" if signs.nats else \"no NATS\")),\n", "all nodes restart when NATS is away"),
-        ("a flush may hang for ever", "hung = signs.longest_flush_s >= HUNG_FLUSH_S", "hung = False", "a node whose disk hangs is never restarted"),
+        ("a flush may hang for ever", "hung = signs.longest_flush_s >= signs.hung_flush_s", "hung = False", "a node whose disk hangs is never restarted"),
         ("a silent metadata group is well", "late = heard_s is None or heard_s > signs.session_s", "late = heard_s is None", "a fenced node takes traffic"),
         ("synced is forgotten", "        self.done = True\n", "", "a lag takes applications out of service"),
         ("once in sync counts for nothing", "            elif key not in self._were:\n", "            else:\n", "a rolling restart waits for ever under load"),
@@ -206,6 +217,25 @@ MUTANTS = [
         ("each question is a walk", "(now < self._next_at or now - kept[0] < 1 / PER_SECOND)", "False", "watchers take the loop's time"),
         ("partitions without a leader are nobody's", "state.status is not PartitionStatus.ONLINE and", "False and", "offline partitions are on no page"),
         tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "sidecar/status/kept_events.py",
+        ("who asked for what is read in the page", 'event["kind"] != NOT_TOLD and fits', "fits", "the role status reads the audit"),
+        ("each question begins at the end again", "        end = min(end, question.below)\n", "        pass\n", "events of last week can't be reached"),
+        ("a moment is looked for from the end", "        end = min(end, log.offset_for_timestamp(question.until_ns + SKEW_NS))\n", "        pass\n", "a mark of last week lists nothing"),
+        ("all is looked through for one page", "max(log.log_start_offset, lowest)", "log.log_start_offset", "a page of a rare kind reads a gigabyte"),
+        ("a replica that is behind tells", "if worker is None or not worker.is_in_sync:", "if worker is None:", "events that may still be cut are shown"),
+        ("the page's last one is lost", "            last = event[\"index\"], event[\"number\"], offset\n            if _is", "            if _is", "there is no older page"),
+        tests=("tests/unit/node/test_kept_events.py",),
+    ),
+    *rows(
+        "sidecar/status/viewing.py",
+        ("an event comes from memory and from the stream", "if oldest is not None and before[:2] > _place(oldest):", "if False:", "each event of the last hours stands there twice"),
+        ("an older page begins with the last of the newer one", "_place(event) < before[:2]", "_place(event) < before", "an event stands on two pages"),
+        ("who says who has the events is not followed", "                known = [one for one in at if", "                known = [one for one in [] if", "no old events where another node holds them"),
+        ("a forged event ends the page", "[event for event in said[\"kept\"] if _is_event(event)]", "said[\"kept\"]", "one odd node and there is no page of events"),
+        ("the stream is asked though memory has it all", 'or oldest["time_ns"] > since_ns)', "or True)", "each click on a mark reads the log"),
+        tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
         "sidecar/status/pages.py",

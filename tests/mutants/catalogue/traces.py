@@ -8,7 +8,7 @@ CLIENT = ("tests/unit/client/test_client_traces.py",)
 MESSAGES = ("tests/unit/trace/test_message_contexts.py",)
 BATCHES = ("tests/unit/trace/test_batch_traces.py",)
 NODE = ("tests/unit/node/test_tracing.py",)
-WIRED = ("tests/unit/partition/test_worker_wired.py", "tests/unit/node/test_node_wiring.py")
+PARTITION = ("tests/unit/partition/test_traced.py",)
 MUTANTS = [
     *rows(
         "liftpy/trace/context.py",
@@ -26,8 +26,8 @@ MUTANTS = [
         ),
         (
             "digits in any case",
-            '_DIGITS = frozenset(b"0123456789abcdef")',
-            '_DIGITS = frozenset(b"0123456789abcdefABCDEF")',
+            "([0-9a-f]{32})",
+            "([0-9a-fA-F]{32})",
             "a header that other tools refuse makes a span",
         ),
         (
@@ -146,8 +146,8 @@ MUTANTS = [
         ),
         (
             "the bucket has no bottom",
-            "        if self._tokens < spans:\n            self.dropped += spans\n            return False\n",
-            "",
+            "return self._tokens >= spans",
+            "return True",
             "a flood of traced messages is a flood of spans",
         ),
         (
@@ -186,7 +186,7 @@ MUTANTS = [
         ),
         (
             "batches are followed without end",
-            "        if node.open_count >= MOST_OPEN:\n            node.budget.dropped += spans\n            return\n",
+            "        if full:\n            node.budget.dropped += spans\n            return\n",
             "",
             "a partition without its majority fills the memory with spans",
         ),
@@ -260,8 +260,8 @@ MUTANTS = [
         "sidecar/tracing/node_tracing.py",
         (
             "every controller tells of a fail-over",
-            "        if self.leads_group:\n            said",
-            "        if True:\n            said",
+            "if self._thread is not None and self.leads_group:",
+            "if self._thread is not None:",
             "a fail-over is told three times",
         ),
         (
@@ -272,8 +272,8 @@ MUTANTS = [
         ),
         (
             "the missing package is a traceback",
-            "        except ImportError as error:\n            raise ConfigError",
-            "        except ZeroDivisionError as error:\n            raise ConfigError",
+            "            except ImportError as error:\n                raise ConfigError",
+            "            except ZeroDivisionError as error:\n                raise ConfigError",
             "nobody says what to install",
         ),
         tests=NODE,
@@ -289,11 +289,82 @@ MUTANTS = [
         ),
         (
             "an event is kept for the trace",
-            "        feed(event)\n\n    return note",
-            "\n    return note",
+            "return self._replica.step(event, now_ns)",
+            "return []",
             "a replica that is traced hears nothing",
         ),
-        tests=WIRED,
+        tests=PARTITION,
+    ),
+    *rows(
+        "sidecar/tracing/node_tracing.py",
+        (
+            "switching waits for the collector",
+            "            ending.end()",
+            "            ending.close()",
+            "a collector that hangs stalls the node that is to stop asking it",
+        ),
+        (
+            "what was on its way is not told",
+            "            partitions()  # they hand over what they follow\n",
+            "",
+            "batches of the moment of switching hang in memory",
+        ),
+        ("an old thread goes on", "            ending.end()\n", "", "each switch leaves a thread behind"),
+        (
+            "any setting begins traces anew",
+            "        if (before.trace, before.trace_endpoint) == (settings.trace, settings.trace_endpoint):\n            return\n",
+            "",
+            "another log level cuts the traces of a moment",
+        ),
+        tests=NODE,
+    ),
+    *rows(
+        "sidecar/tracing/traced.py",
+        (
+            "acks to nobody end the trace",
+            "if self._traces.follows and self._one.acks.count < owed:",
+            "if self._traces.follows:",
+            "an ack is told that was never sent",
+        ),
+        (
+            "off it stands between still",
+            "driver.replica = one.replica if traces is None else Noted",
+            "driver.replica = one.replica if False else Noted",
+            "a node whose traces are switched off stops at its next event",
+        ),
+        (
+            "a failed append is followed",
+            "        if not batch:\n            return\n",
+            "",
+            "a log that fails ends the process by an error of traces",
+        ),
+        tests=PARTITION,
+    ),
+    *rows(
+        "sidecar/partition/worker.py",
+        (
+            "what was followed hangs when traces end",
+            "            before.ended(SWITCHED)\n",
+            "            pass\n",
+            "64 batches are never told, and no other is followed after that",
+        ),
+        tests=PARTITION,
+    ),
+    *rows(
+        "sidecar/reloading.py",
+        (
+            "a missing package is noticed too late",
+            "        self._parts().tracing.check(found)\n",
+            "",
+            "a file that can't be taken over is taken over by half",
+        ),
+        (
+            "partitions go on as they were",
+            "                worker.trace()\n",
+            "                pass\n",
+            "traces begin with the next start only",
+        ),
+        tests=("tests/unit/node/test_reloading.py",),
     ),
     *rows(
         "liftpy/client/spans.py",
@@ -369,15 +440,9 @@ MUTANTS = [
         ),
         (
             "records that are compared bear a context",
-            'self._round is None and self._options.begin != "repeat"',
-            "self._round is None",
+            "self.name.startswith(ANONYMOUS)",
+            "True",
             "a producer that repeats is told that its records are others'",
-        ),
-        (
-            "a batch has no room for its context",
-            "        self._largest = min(self._largest, self._most_bytes - MARK_BYTES)\n",
-            "",
-            "a full batch is refused as too large once it is traced",
         ),
         (
             "a span per record that is handed on",
@@ -408,15 +473,9 @@ MUTANTS = [
     *rows(
         "liftpy/client/lane.py",
         (
-            "a record that fills its batch is marked",
-            "            if self.begun is not None and size_bytes <= self._batch_bytes:\n",
-            "            if self.begun is not None:\n",
-            "the largest message is refused once it is traced",
-        ),
-        (
             "every piece of a batch is marked",
-            "if not first and self.begun is not None and",
-            "if self.begun is not None and",
+            "if not first and self.begun is not None:",
+            "if self.begun is not None:",
             "a batch has as many spans as calls",
         ),
         tests=CLIENT,

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from liftpy.client import sync
+from liftpy.config import ReplicationConfig
 from liftpy.errors import LiftError
-from liftpy.health import HUNG_FLUSH_S
 from sidecar.dev.cluster import DevCluster
-from tests.system.powercut.cut import ALL, FLUSH_SLOW, WRITE_FAILS, PowerCut, Rule
+from tests.system.powercut.cut import ALL, FLUSH_SLOW, NO_SPACE, WRITE_FAILS, PowerCut, Rule
 
 SETTINGS = {"LIFTPY_REPLICATION_SESSION_S": "3", "LIFTPY_LOG_LEVEL": "error"}
 PATHS = ("/livez", "/readyz", "/readyz?synced")
@@ -32,6 +32,12 @@ WELL = (200, 200, 200)
 STRUCK = "n2"
 _LOOK_S = 0.25
 _PATIENCE_S = 90.0
+HANGS_ON_S = 8.0
+"""A flush hangs for so much longer than it takes until that is said."""
+NOTICED_S = 4.0
+"""By then at the latest after the limit: of asking all nodes one after the other, and of a machine that is busy."""
+STAYS_FULL_S = 10.0
+"""A full disk: of two looks for space nothing comes, least of all a restart."""
 _PUBLISHED = 20
 """Messages before a fault."""
 _TIMEOUT_S = 2.0
@@ -132,8 +138,11 @@ class Table:
         end: Callable[[], object],
         *struck: str,
         stays_s: float = 0.0,
+        within_s: float = _PATIENCE_S,
+        answers: bool = False,
     ) -> None:
-        """Have it happen, wait for what is expected, look on for ``stays_s``, put it right, wait until all is well."""
+        """Have it happen, wait for what is expected, ``within_s``, look on for ``stays_s``, put it right, wait until all is well.
+        ``answers``: there is an answer at any moment."""
         self._until_published()
         found = Seen(fault, expected, struck)
         self.seen.append(found)
@@ -141,7 +150,7 @@ class Table:
         began = time.monotonic()
         begin()
         while not found.look(self.cluster):
-            if time.monotonic() - began > _PATIENCE_S:
+            if time.monotonic() - began > within_s:
                 found.wrong.append("not seen")
                 break
             time.sleep(_LOOK_S)
@@ -158,6 +167,8 @@ class Table:
             for said in rows
             if node not in (*struck, *self._restarted) and said != WELL
         ]
+        if answers:
+            found.wrong += [f"{node} did not answer" for node in struck if any(0 in said for said in found.rows[node])]
         if expected[0] == 200:
             found.wrong += [f"{node} was not live" for node in struck if any(said[0] != 200 for said in found.rows[node])]
         self._until_well(found)
@@ -186,9 +197,9 @@ class Table:
     # ---- the faults ----------------------------------------------------------------------------------------------------
     def all(self, away_s: float) -> None:
         """Each once."""
-        nodes, power = self.cluster.nodes, self.power
+        nodes = self.cluster.nodes
         assert self.cluster.nats is not None
-        self._until_well(Seen("before", WELL, ()))
+        self.begin()
         self.strike(
             "SIGSTOP",
             (0, 0, 0),
@@ -196,10 +207,7 @@ class Table:
             lambda: nodes[STRUCK].send(signal.SIGCONT),
             STRUCK,
         )
-        hung = Rule(FLUSH_SLOW, f"{STRUCK}/streams/*.log", ALL, value=round((HUNG_FLUSH_S + 8) * 1000))
-        self.strike(
-            f"fdatasync hangs for {HUNG_FLUSH_S + 8:.0f} s", (503, 200, 200), lambda: power.fail(hung), power.heal, STRUCK
-        )
+        self.hung(ReplicationConfig().hung_flush_s)
         self.strike(
             f"NATS is away for {away_s:.0f} s",
             (200, 503, 503),
@@ -208,11 +216,34 @@ class Table:
             *nodes,
             stays_s=away_s,
         )
-        full = Rule(WRITE_FAILS, f"{STRUCK}/streams/*.log", ALL, errno.ENOSPC)
-        self.strike("the disk is full", (200, 503, 503), lambda: power.fail(full), power.heal, STRUCK)
+        self.full()
         others = [name for name in nodes if name != "n1"]
         self._restarted = frozenset(others)
         self.strike("no quorum", (200, 503, 503), lambda: self._kill(others), lambda: self._start(others), "n1")
+
+    def begin(self) -> None:
+        """All is well."""
+        self._until_well(Seen("before", WELL, ()))
+
+    def hung(self, limit_s: float, hangs_on_s: float = HANGS_ON_S) -> None:
+        """The node answers at any moment, and is not live from ``limit_s`` on; its loop waits for no flush."""
+        hang = Rule(FLUSH_SLOW, f"{STRUCK}/streams/*.log", ALL, value=round((limit_s + hangs_on_s) * 1000))
+        self.strike(
+            f"fdatasync hangs for {limit_s + hangs_on_s:.0f} s",
+            (503, 200, 200),
+            lambda: self.power.fail(hang),
+            self.power.heal,
+            STRUCK,
+            within_s=limit_s + NOTICED_S,
+            answers=True,
+        )
+
+    def full(self) -> None:
+        """Nothing more can be written."""
+        full = Rule(WRITE_FAILS, f"{STRUCK}/streams/*.log", ALL, errno.ENOSPC), Rule(NO_SPACE, f"{STRUCK}*", ALL)
+        self.strike(
+            "the disk is full", (200, 503, 503), lambda: self.power.fail(*full), self.power.heal, STRUCK, stays_s=STAYS_FULL_S
+        )
 
     def _kill(self, names: list[str]) -> None:
         for name in names:
@@ -225,20 +256,26 @@ class Table:
             self.cluster.nodes[name].wait_ready()
 
 
-def run(away_s: float) -> list[Seen]:
-    """The whole table."""
+@contextlib.contextmanager
+def table(settings: dict[str, str]) -> Iterator[Table]:
+    """A cluster below which its disks can be struck, and its load. Raises NoShimError."""
     with tempfile.TemporaryDirectory(prefix="liftpy-health-") as folder:
         data = Path(folder) / "data"
         data.mkdir()
         power = PowerCut(data, Path(folder) / "shadow")
-        with DevCluster(3, data=data, settings={**SETTINGS, **power.environment}) as cluster:
+        with DevCluster(3, data=data, settings={**SETTINGS, **settings, **power.environment}) as cluster:
             with sync.connect(cluster.nats_url) as client:
                 client.create_stream("s", "ev", replicas=3)
             load = Load(cluster.nats_url)
-            table = Table(cluster, power, load)
             with load.running():
-                table.all(away_s)
-            return table.seen
+                yield Table(cluster, power, load)
+
+
+def run(away_s: float) -> list[Seen]:
+    """The whole table."""
+    with table({}) as struck:
+        struck.all(away_s)
+        return struck.seen
 
 
 def main() -> int:

@@ -27,7 +27,7 @@ _MAX_RULES = 16
 _RULE = struct.Struct("<iiiiii104s")
 _LOST = struct.Struct("<qq")
 _PAGE_BYTES = 4096
-FLUSH_FAILS, WRITE_FAILS, WRITE_SHORT, FLUSH_SLOW = 1, 2, 3, 4
+FLUSH_FAILS, WRITE_FAILS, WRITE_SHORT, FLUSH_SLOW, NO_SPACE = 1, 2, 3, 4, 5
 ALL = -1
 
 
@@ -66,7 +66,8 @@ def _ask_id(library: ctypes.CDLL, path: Path) -> str:
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Calls to strike: ``count`` of them (ALL: every one) after ``skip`` were let pass, on files below the data folder whose path
-    matches ``pattern`` (a star matches slashes, too). ``value``: bytes that a WRITE_SHORT writes, milliseconds of a FLUSH_SLOW."""
+    matches ``pattern`` (a star matches slashes, too). ``value``: bytes that a WRITE_SHORT writes, milliseconds of a FLUSH_SLOW.
+    NO_SPACE: what is asked how much space is free, by the name of a folder, is told none."""
 
     op: int
     pattern: str

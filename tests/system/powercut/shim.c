@@ -28,6 +28,7 @@
 #include <sys/mman.h>
 #include <sys/sendfile.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -40,7 +41,7 @@
 #define ID_BYTES 48
 #define FOREVER ((int64_t)1 << 62)
 
-enum { NOTHING, FLUSH_FAILS, WRITE_FAILS, WRITE_SHORT, FLUSH_SLOW };
+enum { NOTHING, FLUSH_FAILS, WRITE_FAILS, WRITE_SHORT, FLUSH_SLOW, NO_SPACE };
 
 struct rule {
     int32_t op;
@@ -71,6 +72,7 @@ static ssize_t (*real_copy)(int, off64_t *, int, off64_t *, size_t, unsigned);
 static int (*real_ftruncate)(int, off_t);
 static int (*real_fsync)(int);
 static int (*real_fdatasync)(int);
+static int (*real_statvfs)(const char *, struct statvfs *);
 
 static char data[PATH_MAX], shadow[PATH_MAX];
 static struct rule *rules;
@@ -92,6 +94,7 @@ __attribute__((constructor)) static void begin(void) {
     real_ftruncate = dlsym(RTLD_NEXT, "ftruncate");
     real_fsync = dlsym(RTLD_NEXT, "fsync");
     real_fdatasync = dlsym(RTLD_NEXT, "fdatasync");
+    real_statvfs = dlsym(RTLD_NEXT, "statvfs");
     const char *d = getenv("POWERCUT_DATA"), *s = getenv("POWERCUT_SHADOW");
     if (!d || !s)
         return;
@@ -188,12 +191,11 @@ static int64_t size_of(int fd) { /* the lock is held, or it may grow */
 }
 
 /* ---- rules ------------------------------------------------------------------------------------------------------------------ */
-static struct rule *struck(int fd, int one, int other) {
-    char path[PATH_MAX];
+static struct rule *struck_at(const char *path, int one, int other) { /* absolute, in the data folder; NULL: it is not */
     for (struct rule *r = rules; r < rules + MAX_RULES; r++) {
         if ((r->op != one && r->op != other) || !__atomic_load_n(&r->remain, __ATOMIC_SEQ_CST))
             continue;
-        if (!path_of(fd, path) || fnmatch(r->pattern, path + strlen(data) + (path[strlen(data)] == '/'), 0))
+        if (!path || fnmatch(r->pattern, path + strlen(data) + (path[strlen(data)] == '/'), 0))
             continue;
         if (__atomic_load_n(&r->skip, __ATOMIC_SEQ_CST) > 0 && __atomic_fetch_sub(&r->skip, 1, __ATOMIC_SEQ_CST) > 0)
             continue;
@@ -203,6 +205,11 @@ static struct rule *struck(int fd, int one, int other) {
         return r;
     }
     return NULL;
+}
+
+static struct rule *struck(int fd, int one, int other) {
+    char path[PATH_MAX];
+    return struck_at(path_of(fd, path) ? path : NULL, one, other);
 }
 
 /* ---- data ------------------------------------------------------------------------------------------------------------------- */
@@ -356,6 +363,23 @@ static int flush(int fd) { /* 1: not ours */
     pthread_mutex_unlock(&lock);
     errno = fails ? fails->error : errno;
     return fails ? -1 : 0;
+}
+
+static int no_space(const char *path, int done, struct statvfs *told) { /* of a folder by its name */
+    char real[PATH_MAX];
+    size_t prefix = strlen(data);
+    int ours = !done && rules && realpath(path, real) && !strncmp(real, data, prefix) && (real[prefix] == '/' || !real[prefix]);
+    if (ours && struck_at(real, NO_SPACE, NO_SPACE))
+        told->f_bfree = told->f_bavail = 0;
+    return done;
+}
+
+EXPORT int statvfs(const char *path, struct statvfs *told) {
+    return no_space(path, real_statvfs(path, told), told);
+}
+
+EXPORT int statvfs64(const char *path, struct statvfs64 *told) { /* the same, where off_t has 64 bits */
+    return statvfs(path, (struct statvfs *)told);
 }
 
 EXPORT int fsync(int fd) {

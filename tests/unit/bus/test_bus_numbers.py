@@ -9,7 +9,7 @@ sidecar.bus.absence: _ANSWER_TIMEOUT_S 0.5
 sidecar.bus.backlog: _OPEN_OR_CLOSED 2, _OUTSTANDING 16, _ASK_EVERY_NS 20e6, _SILENT_EVERY_NS 10e9, _SILENT_AFTER_NS 2e9,
   Backlog.ask(at_once) no
 sidecar.bus.connection: SEND_BUFFER_BYTES 64Mi, _KEPT_BYTES 2Mi, _LEFT_BYTES 256Ki, _CONNECT_TIMEOUT_S 5, _RECONNECT_WAIT_S
-  0.1, _RETIRE_TIMEOUT_S 1.0, _LONGEST_HEARING_S 16.0, _PING_INTERVAL_S 2, _SAY_EVERY_S 1.0, _SHOWN_BYTES 200,
+  0.1, _RETIRE_TIMEOUT_S 1.0, _LONGEST_HEARING_S 16.0, _PING_INTERVAL_S 2, _SAY_EVERY_S 1.0, _SHOWN_BYTES 200, _MOST_TOLD 8,
   BusConnection.__init__(send_buffer_bytes) 0, BusConnection.send(keep) no
 sidecar.bus.cuts: _TRIES 5, _TRY_S 0.2
 sidecar.bus.drops: _SAY_EVERY_S 1.0

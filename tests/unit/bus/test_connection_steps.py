@@ -359,6 +359,27 @@ async def test_an_error_is_counted_by_its_kind_and_is_the_last_problem(error: Ex
     assert (bus.errors, bus.last_problem) == ({type(error).__name__: 1}, text)
 
 
+async def test_why_it_cannot_be_had_again_is_said_once_for_each_reason(bus: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        said = [record.getMessage() for record in caplog.records if "can't be had again yet" in record.getMessage()]
+        return [line.partition("(")[2].partition(")")[0] for line in said]
+
+    await bus._count_error(OSError("at its first connect"))
+    bus._problems.last = "EOF"
+    await bus._disconnected()
+    for why in ("EOF", "refused", "expired", "refused"):
+        await bus._count_error(OSError(why))
+    assert told() == ["refused", "expired"], "EOF was said when it was lost"
+    for number in range(20):
+        await bus._count_error(OSError(f"reason {number}"))
+    assert len(told()) == 7
+    await bus._reconnected()
+    await bus._count_error(OSError("something else"))
+    await bus._disconnected()
+    await bus._count_error(OSError("expired"))
+    assert told()[7:] == ["expired"]
+
+
 async def test_callbacks_are_called_for_what_they_are_for(bus: Any) -> None:
     told: list[Any] = []
     bus.on_reconnect(lambda: told.append("back"))

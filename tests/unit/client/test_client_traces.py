@@ -21,6 +21,7 @@ import liftpy
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.outgoing import MESSAGE_ID
 from liftpy.client.producer import Producer
+from liftpy.client.producing import BATCH_BYTES, RECORD_BYTES
 from liftpy.client.publisher import Publisher
 from liftpy.client.spans import DROPPED
 from liftpy.client.tracing import making_of
@@ -201,10 +202,9 @@ async def test_a_producers_batches_are_one_span_each(traced: Traced) -> None:
     assert [links_of(span) for span in traced.spans("receive")] == [[context_of(span)] for span in sent]
 
 
-@pytest.mark.parametrize("options", [ProducerOptions(begin="repeat")])
-async def test_what_is_compared_with_what_is_stored_bears_nothing(traced: Traced, options: ProducerOptions) -> None:
-    for _ in range(2):
-        async with traced.client.producer(traced.stream, id="till", options=options) as producer:
+async def test_what_another_process_may_send_again_bears_nothing(traced: Traced) -> None:
+    for begin in ("resume", "repeat"):
+        async with traced.client.producer(traced.stream, id="till", options=ProducerOptions(begin=begin)) as producer:
             await producer.send_many([b"0", b"1"])
     assert await traced.headers() == [()] * 2
     assert len(traced.spans("send")) == 2
@@ -223,10 +223,26 @@ async def test_of_a_slice_the_records_that_are_handed_on_are_linked(traced: Trac
     async for _ in traced.client.consume(traced.stream, start=1, until="end").batches():
         pass
     assert links_of(traced.spans("receive")[1]) == contexts[1:65]
+    assert span.start_time == pieces[0].batch.arrived_ns
     with traced.client.processing(traced.stream, pieces[0], partition=3):
         pass
     (processed,) = traced.spans("process")
     assert (links_of(processed), said(processed)["destination.partition.id"]) == (contexts[10:30], "3")
+
+
+async def test_a_full_batch_has_room_for_its_context(traced: Traced) -> None:
+    """Also for the longest state."""
+    most = traced.client.transport.max_payload_bytes - BATCH_BYTES - RECORD_BYTES
+    state = TraceState([("vendor", "x" * 250), ("other", "x" * 240)])
+    around = NonRecordingSpan(SpanContext(5, 6, is_remote=True, trace_flags=TraceFlags(1), trace_state=state))
+    with trace.use_span(around):
+        async with traced.client.producer(traced.stream, options=ProducerOptions(batch_bytes=1 << 20)) as producer:
+            half = bytes(most // 2)
+            await producer.send_many([half, half[RECORD_BYTES:]])
+            await producer.send(bytes(most))
+            await producer.send_many([half, half])
+    headers = await traced.headers()
+    assert [len(pairs) for pairs in headers] == [2, 0, 2, 2, 2]
 
 
 async def test_what_fails_is_told_and_still_raised(traced: Traced) -> None:

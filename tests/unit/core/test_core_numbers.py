@@ -18,7 +18,8 @@ liftpy.config: FlushPolicy.interval_s 0.0, StreamConfig.min_isr 0, StreamConfig.
   64Mi, ReplicationConfig.ingest_queue_records 256Ki, ReplicationConfig.unreplicated_bytes 128Mi,
   ReplicationConfig.node_unreplicated_bytes 512Mi, ReplicationConfig.dedup_bytes 64Mi, ReplicationConfig.batch_max_bytes
   512Ki, ReplicationConfig.batch_max_records 4Ki, ReplicationConfig.slow_flush_s 0.2, ReplicationConfig.slow_flush_factor 8.0,
-  ReplicationConfig.slow_flush_time_s 5.0, ReplicationConfig.slow_flush_out_s 20.0, ReplicationConfig.leader_rest_s 120.0,
+  ReplicationConfig.slow_flush_time_s 5.0, ReplicationConfig.slow_flush_out_s 20.0, ReplicationConfig.hung_flush_s 30.0,
+  ReplicationConfig.leader_rest_s 120.0,
   ReplicationConfig.service_grace_s 5.0, ReplicationConfig.service_hold_bytes 1Gi, ReplicationConfig.copy_bytes_per_second
   32Mi, ReplicationConfig.copy_share 0.2, ReplicationConfig.copy_least_bytes_per_second 4Mi,
   ReplicationConfig.copy_piece_bytes 128Ki, ReplicationConfig.preferred_leaders_every 0.0,

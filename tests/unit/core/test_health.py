@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.health import HUNG_FLUSH_S, Check, Signs, Synced, live, ready, told
+from liftpy.health import Check, Signs, Synced, live, ready, told
 from liftpy.ids import PartitionKey
 
 WELL: dict[str, Any] = {"registered": True, "nats": True, "metadata_heard_s": 1.0, "session_s": 9.0, "opened": True}
@@ -22,8 +22,9 @@ def failing(checks: list[Check]) -> list[str]:
     [
         ({}, [], []),
         ({"failure": "the disk is gone"}, ["tasks"], []),
-        ({"longest_flush_s": HUNG_FLUSH_S}, ["flush"], []),
-        ({"longest_flush_s": HUNG_FLUSH_S - 1}, [], []),
+        ({"longest_flush_s": 30.0}, ["flush"], []),
+        ({"longest_flush_s": 29.0}, [], []),
+        ({"longest_flush_s": 3.0, "hung_flush_s": 2.5}, ["flush"], []),
         ({"nats": False, "metadata_heard_s": 9.5}, [], ["nats", "metadata"]),
         ({"metadata_heard_s": 9.0}, [], []),
         ({"metadata_heard_s": None}, [], ["metadata"]),

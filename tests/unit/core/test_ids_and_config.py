@@ -91,6 +91,7 @@ _BOUNDS: dict[type[StreamConfig] | type[ReplicationConfig], dict[str, tuple[floa
         "max_leader_timeout_s": (None, 3600.0),
         "max_idle_wait_s": (0.001, None), "fetch_timeout_s": (0.001, 3600.0), "candidate_timeout_s": (0.001, 3600.0),
         "hw_checkpoint_s": (0.001, 3600.0), "notice_interval_s": (0.001, 3600.0), "leader_rest_s": (0.001, 3600.0),
+        "hung_flush_s": (0.001, 3600.0),
         "service_grace_s": (0.001, 3600.0), "replacement_grace_s": (0, 30 * 86_400.0), "copies_at_once": (1, 10_000),
         "copies_per_node": (1, 1000), "max_lag_records": (0, 1 << 62), "slow_flush_factor": (0, 1e6), "probe_after": (0, 3600.0),
         "quiet_rounds": (1, 1 << 20), "replication_max_bytes": (4096, 64 << 20), "ingest_buffer_bytes": (8192, 16 << 30),

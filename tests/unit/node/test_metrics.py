@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import time
+import weakref
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +27,7 @@ from liftpy.ingest.in_hand import IngestCounters
 from liftpy.ingest.node_room import NodeRoom
 from liftpy.instruments import BATCH_RECORDS, FAILOVER_S, LATENCY_S, Histogram, Instruments, PublishTimes
 from liftpy.log.flush_place import FlushPlace
-from liftpy.partition import PartitionState
+from liftpy.partition import PartitionState, Pause
 from liftpy.replica.copying import CopyPace
 from liftpy.replica.intake import NodeIntake
 from liftpy.replica.phases import RoleName
@@ -36,6 +39,7 @@ from sidecar.partition.set import Partitions
 from sidecar.raft.transport import DIVERGENCES
 from sidecar.status import figures as figures_module
 from sidecar.status.figures import BoundedLabels, Figures, Grown, NodeFigures
+from sidecar.status.looking import PART
 from sidecar.status.metrics import MOST_SERIES_OF_A_STREAM, by_partition, exposition
 from sidecar.status.names import COUNTER, HISTOGRAM, INCIDENTS, MOST_VALUES, TABLE
 
@@ -70,6 +74,10 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
         "fetches": SimpleNamespace(assembling_bytes=25), "services": SimpleNamespace(report=list, gone=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
     })  # fmt: skip
+
+
+class Watched(SimpleNamespace):
+    """One that a weak reference can be made of."""
 
 
 class Held(list[Any]):
@@ -313,6 +321,41 @@ async def test_a_partition_that_goes_leaves_its_counts_behind(streams: tuple[str
     assert [row[name] - seen[0][name] for row in seen] == [0, 0, 1]
 
 
+def test_what_is_kept_between_scrapes_follows_partitions_states_and_roles() -> None:
+    """Columns are laid out once, and what states show is kept: until a partition comes or goes, or one of these changes."""
+    workers = [a_worker("s", number) for number in range(3)]
+    reporter = a_reporter(workers)
+    held: Held = reporter.partitions
+    figures = NodeFigures(reporter)
+    held[0].log = Watched(**vars(held[0].log))
+
+    def seen() -> tuple[float, ...]:
+        found = shown(asyncio.run(figures.gather()))
+        names = [("partitions", "leader"), ("partitions", "learner"), ("partitions_under_replicated",), ("partitions_under_min_isr",),
+                 ("ingest_records_total",), ("partitions_paused",)]  # fmt: skip
+        return tuple(found[name] for name in names)
+
+    assert seen() == seen() == (3, 0, 0, 0, 30, 0)
+    held[0].ingest.counters.records += 1
+    held[1].state = replace(held[1].state, isr=("n1",))
+    assert seen() == (3, 0, 1, 1, 31, 0)
+    held[1].config = StreamConfig(min_isr=1)
+    held[2].state = replace(held[2].state, pause=Pause.UNTIL_RESUMED)
+    assert seen() == (3, 0, 1, 0, 31, 1)
+    held[2].replica.role = RoleName.FOLLOWER
+    held[2].state = replace(held[2].state, joining="n1", copy_epoch=3)
+    assert seen() == (2, 1, 1, 0, 31, 0)
+    held.append(a_worker("t"))
+    assert seen() == (3, 1, 1, 0, 41, 0)
+    gone = weakref.ref(held[0].log)
+    held.counts.begins_to_end(held[0])
+    held.counts.has_ended(held.pop(0))
+    del workers[:]
+    gc.collect()
+    assert gone() is None, "nothing keeps it until the next scrape, which may never come"
+    assert seen() == (2, 1, 1, 0, 41, 0)
+
+
 def test_a_source_that_begins_anew_goes_on() -> None:
     grown = Grown()
     assert [grown.of(count) for count in (3, 5, 1, 1, 4, 0)] == [3, 5, 6, 6, 9, 9]
@@ -329,7 +372,7 @@ async def test_partitions_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
 
     beside = asyncio.ensure_future(others())
-    await NodeFigures(a_reporter([a_worker("s", number) for number in range(640)])).gather()
+    await NodeFigures(a_reporter([a_worker("s", number) for number in range(10 * PART)])).gather()
     beside.cancel()
     assert turns >= 10
 

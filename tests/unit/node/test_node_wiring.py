@@ -67,7 +67,7 @@ class Built:
             patch.setattr(sidecar.node, kind, self._maker(kind))
         self.node = node = Node(NodeSettings("n1", folder))
         node.incarnation = 7
-        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_recovered"):
+        for name in ("status", "_timers", "_drops", "_flush_times", "_flush_place", "_flush_beside", "_recovered"):
             setattr(node, name, Part(name, self.told))
         self.bus, self.reads = Part("bus", self.told), Part("reads", self.told)
         self.links: Any = Part("links", self.told)
@@ -136,7 +136,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
         "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
         "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
-        "flush_place": node._flush_place, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
+        "flush_beside": node._flush_beside, "fatal": node.fatal, "repair": node.repair, "step_aside": node._make_way,
         "went_past": node._went_past,
         "folder": built.folder, "deletions": made["Deletions"], "identity": built.identity, "recovered": node._recovered,
         "promises": built.promises, "instruments": node.instruments, "tracing": node._tracing,
@@ -215,7 +215,8 @@ async def test_everything_that_was_opened_is_closed_in_its_turn(built: Built) ->
         ("group.retire",), ("Housekeeping.close",), ("Scrub.close",), ("group.hand_over",), ("Partitions.close_subjects", 0.5),
         ("membership.drain", 3.0), ("membership.close",), ("Partitions.stop",), ("promises.close",), ("membership.leave", 1.0),
         ("Proposals.close",), ("Probes.close",), ("QuietTalk.close",), ("thread.close",), ("_drops.close",), ("links.close",),
-        ("status.close",), ("_timers.close",), ("identity.end_cleanly",), ("folder.close",), ("unwatch",),
+        ("status.close",), ("_timers.close",), ("identity.end_cleanly",), ("folder.close",), ("_flush_beside.close",),
+        ("unwatch",),
     ]  # fmt: skip
     with pytest.raises(RuntimeError, match="shutdown"):
         node._pool.submit(int)

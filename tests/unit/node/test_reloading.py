@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,18 @@ SETTINGS = NodeSettings("n1", Path("/x"))
 COPIES = ("copy_bytes_per_second", "copy_least_bytes_per_second", "copy_share", "copy_piece_bytes")
 
 
+class Held(SimpleNamespace):
+    """The partitions of a node: two."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.asked = getattr(self, "asked", 0)
+        for _ in range(2):
+            yield SimpleNamespace(trace=self._trace)
+
+    def _trace(self) -> None:
+        self.asked += 1
+
+
 class Told:
     """What a node would do."""
 
@@ -37,7 +50,10 @@ class Told:
         self.said: list[str] = []
         self.labels = StreamLabels(())
         self.pace = pace_of(SETTINGS.replication)
-        self.partitions: Any = SimpleNamespace(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
+        self.partitions: Any = Held(counts=SimpleNamespace(labels=self.labels), copy_pace=self.pace)
+        self.traced: list[str] = []
+        self.missing: ConfigError | None = None
+        self.tracing: Any = SimpleNamespace(check=self.check, take_over=self.trace)
         self.hosts: list[tuple[str, ...]] = []
         self.preferred: list[float] = []
         self.others: list[NodeSettings] = []
@@ -59,12 +75,21 @@ class Told:
             self.preferred.append,
             self.others.append,
             self.keys.append,
+            self.tracing,
         )
 
     async def prove(self, credentials: Credentials) -> None:
         self.proved.append(credentials)
         if self.refusal is not None:
             raise self.refusal
+
+    def check(self, settings: NodeSettings) -> None:
+        if settings.trace != "off" and self.missing is not None:
+            raise self.missing
+
+    def trace(self, settings: NodeSettings, partitions: Callable[[], None]) -> None:
+        self.traced.append(settings.trace)
+        partitions()
 
     sources: ClassVar[dict[str, str]] = {"rack": "file"}
 
@@ -251,3 +276,20 @@ async def test_pages_copies_and_preferred_leaders_change_while_it_runs(told: Tol
     assert told.pace == replace(pace_of(config), copied_bytes=7), "what was copied stays counted"
     await told.reloading.reload()
     assert told.preferred == [30.0], "only when it changes: a look begins anew"
+
+
+async def test_traces_are_switched_in_every_partition(told: Told) -> None:
+    told.found = replace(SETTINGS, trace="otlp", trace_endpoint="http://there:1")
+    assert await told.reloading.reload() == Reloaded(("trace", "trace_endpoint"), ())
+    assert (told.traced, told.partitions.asked) == (["otlp"], 2)
+    told.partitions = None
+    told.found = SETTINGS
+    await told.reloading.reload()
+    assert told.traced == ["otlp", "off"]
+
+
+async def test_where_a_package_is_missing_nothing_is_taken_over(told: Told) -> None:
+    told.missing = ConfigError("trace = 'otlp' needs `pip install liftpy[otlp]`")
+    told.found = replace(SETTINGS, trace="otlp", log_level="debug")
+    assert "liftpy[otlp]" in (await told.reloading.signalled(told.supervisor))["error"]
+    assert (told.logs, told.traced, told.reloading.running, told.reloading.read) == ([], [], SETTINGS, SETTINGS)

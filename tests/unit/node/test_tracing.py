@@ -20,16 +20,17 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
-from liftpy.trace.budget import SpanBudget
-from liftpy.trace.context import TraceContext
+from liftpy.trace.batches import PartitionTraces
+from liftpy.trace.budget import SPANS_PER_S, SpanBudget
+from liftpy.trace.context import TraceContext, traceparent
 from liftpy.trace.spans import Span, SpanTree
+from liftpy.wire.batch import build_batch
 from sidecar import clock
 from sidecar.partition.recovery import RecoveredLogs
 from sidecar.settings import NodeSettings
 from sidecar.tracing import exporting, node_tracing
 from sidecar.tracing.exporting import MOST_QUEUED_SPANS, SpanThread
-from sidecar.tracing.node_tracing import DROPPED, NodeTracing, tracing_of
-from sidecar.tracing.traced import feed_of
+from sidecar.tracing.node_tracing import DROPPED, Tracing
 
 SENDER, OTHER = TraceContext(7, 8, 1), TraceContext(9, 10, 3)
 KEY = PartitionKey("orders", "u1", 3)
@@ -138,7 +139,7 @@ def test_a_node_that_stops_does_not_wait_for_a_collector_that_hangs(monkeypatch:
 async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_overs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.01)
     exporter, counters = InMemorySpanExporter(), Counter[str]()
-    tracing = NodeTracing(settings(trace="otlp"), counters, lambda: exporter)
+    tracing = Tracing(settings(trace="otlp"), counters, lambda: exporter)
     tracing.start()
     tracing.recovered(1.5, RecoveredLogs())
     tracing.failed_over(KEY, "clean", clock.now_ns() - 70_000_000)
@@ -159,18 +160,67 @@ async def test_a_node_tells_of_its_recovery_and_the_metadata_leader_of_fail_over
 
 
 def test_off_nothing_is_traced() -> None:
-    tracing = tracing_of(settings(), Counter())
+    tracing = Tracing(settings(), Counter())
     assert tracing.of(KEY) is None
     tracing.start()
     tracing.recovered(1.0, RecoveredLogs())
+    tracing.leads_group = True
     tracing.failed_over(KEY, "clean", 1)
     tracing.close()
+    assert tracing.traces.budget.takes(round(SPANS_PER_S), 0), "not even a span that is dropped"
 
-    def feed(event: object) -> None:
-        """Of a replica."""
 
-    assert feed_of(feed, None) is feed
-    assert isinstance(tracing_of(settings(trace="otlp"), Counter()), NodeTracing)
+async def test_traces_are_switched_while_a_node_runs() -> None:
+    """What is on its way is told when they end; what is dropped stays counted; the collector is not waited for."""
+    exporters: list[Stuck] = []
+    counters = Counter[str]()
+    looks: list[bool] = []
+    one: PartitionTraces | None = None
+
+    def made() -> Stuck:
+        exporters.append(Stuck())
+        return exporters[-1]
+
+    def partitions() -> None:
+        nonlocal one
+        if one is not None:
+            one.ended("switched")
+        one = tracing.of(KEY)
+        looks.append(one is not None)
+
+    tracing = Tracing(settings(rack="a"), counters, made)
+    tracing.start()
+    tracing.take_over(settings(rack="b"), partitions)
+    assert (looks, exporters) == ([], []), "nothing of it has changed"
+    tracing.take_over(settings(trace="otlp"), partitions)
+    tracing.take_over(settings(trace="otlp", rack="c"), partitions)
+    assert (looks, len(exporters)) == ([True], 1), "nothing of it has changed"
+    assert one is not None
+    batch = build_batch([b"v"], headers=[[("traceparent", traceparent(SENDER))]])
+    one.appended(batch, 5, 1, 1, arrived_wall_ns=1, flushed=False, awaited=False, followers=frozenset())
+    tracing.traces.budget.dropped += 5
+    began = time.monotonic()
+    tracing.take_over(settings(trace="otlp", trace_endpoint="http://there:1"), partitions)
+    tracing.take_over(settings(), partitions)
+    assert time.monotonic() - began < exporting._LAST_EXPORT_S, "the collector still has not answered"
+    assert looks == [True, False, True, False]
+    tracing.recovered(1.0, RecoveredLogs())
+    for exporter in exporters:
+        exporter.go.set()
+    async with asyncio.timeout(WAIT_S):
+        while not all(exporter.ended for exporter in exporters) or counters[DROPPED] != 5:
+            await asyncio.sleep(0.005)
+    assert [exporter.count for exporter in exporters] == [1, 0], "the batch; and nothing while they are off"
+    tracing.close()
+
+
+def test_missing_packages_are_told_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracing = Tracing(settings(), Counter())
+    tracing.check(settings(trace="otlp"))
+    monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
+    tracing.check(settings())
+    with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
+        tracing.check(settings(trace="otlp"))
 
 
 def in_a_process(program: str) -> str:
@@ -186,7 +236,7 @@ def test_a_node_and_a_client_load_no_opentelemetry() -> None:
 async def test_without_the_packages_a_node_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sidecar.tracing.exporting", None)
     with pytest.raises(ConfigError, match=r"liftpy\[otlp\]"):
-        tracing_of(settings(trace="otlp"), Counter()).start()
+        Tracing(settings(trace="otlp"), Counter()).start()
 
 
 @pytest.mark.parametrize("wrong", [{"trace": "on"}, {"trace": "otlp", "trace_endpoint": "collector:4318"}])

@@ -69,7 +69,7 @@ def worker(**more: Any) -> Any:
         _node=SimpleNamespace(counters=Counter(), instruments=Instruments(), settings=SimpleNamespace(node_id="n1"),
                               folder=SimpleNamespace(delete_partition=told.append),
                               promises=SimpleNamespace(forget=told.append)),
-        flusher=SimpleNamespace(alone=lambda work: told.append("settled") or work()),
+        flusher=SimpleNamespace(stalls=False, alone=lambda work: told.append("settled") or work()),
         executor=SimpleNamespace(storage_failed=False, failed=lambda error: told.append(error)),
     )  # fmt: skip
     made.__dict__.update(more)

@@ -7,6 +7,7 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,8 @@ from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.log.proving import FLUSH_FAILED_NAME
 from liftpy.wire.batch import build_batch
-from sidecar.partition.flushing import Flusher
+from sidecar.disk.beside import THREAD_NAME, Beside
+from sidecar.partition.flushing import STALLED_S, Flusher
 from sidecar.partition.timers import Timers
 
 
@@ -30,7 +32,7 @@ class Bench:
         self.syncs = 0
         self.synced = threading.Event()
         self.threads: list[bool] = []
-        """Of each sync, whether it ran on the loop."""
+        """Of each sync, whether the loop waits for it."""
         self.fault: Exception | None = None
         config = StreamConfig(flush=FlushPolicy.parse(policy))
         self.log, _ = Log.open(MemoryStorage(fault=self.called), config)
@@ -39,11 +41,13 @@ class Bench:
         self.syncs = 0
         self.flushed: list[int] = []
         self.failed: list[StorageError] = []
-        self.flusher = Flusher(self.log, config.flush, pool, Timers(), self.flushed.append, self.failed.append, None, place)
+        beside = None if place is None else Beside(place)
+        told = (self.flushed.append, self.failed.append)
+        self.flusher = Flusher(self.log, config.flush, pool, Timers(), *told, beside=beside)
 
     def called(self, what: str) -> None:
         if what == "sync":
-            self.threads.append(threading.current_thread() is threading.main_thread())
+            self.threads.append(threading.current_thread().name == THREAD_NAME)
             assert self.gate.wait(10)
             self.syncs += 1
             self.synced.set()
@@ -159,6 +163,70 @@ async def test_a_long_one_moves_flushing_to_threads_at_once(
         if bench.threads[-1]:
             break
     assert fast.on_loop, "it is back after many short ones"
+    await bench.flusher.close()
+
+
+async def test_the_loop_does_not_wait_for_one_that_hangs(
+    pool: concurrent.futures.Executor, fast: FlushPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk whose flushes were short until then: the loop goes on after 20 ms, others' flushes run in the pool, and how long this one
+    has taken is told while it hangs."""
+    hanging, other = Bench(pool, place=fast), Bench(pool, place=fast)
+    hanging.gate.clear()
+    hanging.append()
+    began_s = time.monotonic()
+    await asyncio.sleep(0)
+    assert LONG_S <= time.monotonic() - began_s < 5, "of the 10 s that the gate would be waited for"
+    assert (hanging.flushed, hanging.threads[-1], fast.on_loop) == ([], True, False)
+    assert (fast.waiting, fast.done_on_loop) == (0, 1)
+    other.append()
+    await until(lambda: other.flushed == [1], "the disk of others")
+    assert other.threads[-1] is False
+    hanging.append()
+    monkeypatch.setattr("sidecar.partition.flushing.time", SimpleNamespace(monotonic=lambda: began_s + 31))
+    assert (hanging.flusher.under_way_s >= 30, hanging.flusher.stalls, other.flusher.stalls) == (True, True, False)
+    in_threads = fast.done_in_thread
+    hanging.gate.set()
+    await until(lambda: hanging.flushed == [1, 2], "it ends, and what came meanwhile is flushed")
+    assert fast.done_in_thread == in_threads + 1, "of the second one; the first is counted already"
+    assert not hanging.flusher.stalls
+    await hanging.flusher.close()
+
+
+async def test_a_cut_and_a_failure_find_one_that_was_left_behind(pool: concurrent.futures.Executor, fast: FlushPlace) -> None:
+    cut, failing = Bench(pool, place=fast), Bench(pool, place=fast)
+    for bench in (cut, failing):
+        while not fast.on_loop:
+            fast.took_in_thread(0.0, 0)
+        bench.gate.clear()
+        bench.append()
+        bench.append()
+        await asyncio.sleep(0)
+        assert (bench.threads[-1], bench.flushed, fast.on_loop) == (True, [], False)
+    threading.Timer(0.05, cut.gate.set).start()
+    cut.flusher.alone(lambda: cut.log.cut_to(1))
+    assert cut.flushed == [2], "settled, not forgotten"
+    failing.fault = StorageError("broken disk")
+    failing.gate.set()
+    await until(lambda: bool(failing.failed), "the failure is told")
+    assert failing.flushed == []
+    await cut.flusher.close()
+    await failing.flusher.close()
+
+
+async def test_a_checkpoint_that_hangs_is_told_as_well(
+    pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, gate = Bench(pool), threading.Event()
+    monkeypatch.setattr(bench.log, "checkpoint", lambda: gate.wait(10))
+    assert bench.flusher.under_way_s == 0
+    bench.flusher.checkpoint()
+    await until(lambda: bench.flusher.under_way_s > 0, "it runs")
+    now = time.monotonic()
+    monkeypatch.setattr("sidecar.partition.flushing.time", SimpleNamespace(monotonic=lambda: now + STALLED_S))
+    assert bench.flusher.stalls
+    gate.set()
+    await until(lambda: bench.flusher.under_way_s == 0, "it is over")
     await bench.flusher.close()
 
 

@@ -142,7 +142,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         ended: Any = SimpleNamespace(
-            key=KEY, feed=told.append, _driver=part("driver"), ingest=part("ingest"), replication=part("replication"),
+            key=KEY, feed=told.append, _driver=part("driver"), _traces=None, ingest=part("ingest"), replication=part("replication"),
             standby=part("standby"), acks=part("acks"), reads=part("reads"), fetches=part("fetches"), services=part("services"),
             executor=SimpleNamespace(storage_failed=failed, close=lambda: told.append("executor close")),
             flusher=SimpleNamespace(close=flushed), states=SimpleNamespace(close=settled), _close=close,

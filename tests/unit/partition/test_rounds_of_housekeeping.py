@@ -38,7 +38,7 @@ class Kept:
         self.set_aside: tuple[str, ...] = ("old",)
         self.executor = SimpleNamespace(no_space=False)
         self.states = SimpleNamespace(checkpoint=lambda: self.done.append("checkpoint"))
-        self.flusher = SimpleNamespace(alone=lambda work: self.done.append("settle") or work())
+        self.flusher = SimpleNamespace(stalls=False, alone=lambda work: self.done.append("settle") or work())
         self.compaction: Any = SimpleNamespace(run=lambda: self.done.append("run"))
         self.log = KeptLog(
             kept=self,

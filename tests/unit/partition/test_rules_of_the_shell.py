@@ -86,7 +86,12 @@ async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str
     one.log.asked_start = config.pop("asked", 0)
     one.log.cleaning.purges = config.pop("purges", 0)
     one.config, one.set_aside = StreamConfig(**config), ()
-    await Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    keeping = Housekeeping(Keeping([one]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    one.flusher.stalls = True
+    await keeping._retention()
+    assert one.done == [], "while the disk holds something up all of it waits"
+    one.flusher.stalls = False
+    await keeping._retention()
     assert one.done == does
 
 

@@ -63,6 +63,10 @@ def test_followers_hear_that_retention_has_moved_the_log_start(before: int, afte
     log.apply_retention = lambda now, *hold: (_ for _ in ()).throw(LiftError("closed"))
     PartitionWorker.apply_retention(kept, 1)
     assert kept.told[-1] == "settled", "an error ends it, and no more"
+    kept.told.clear()
+    kept.flusher.stalls = True
+    PartitionWorker.apply_retention(kept, 1)
+    assert kept.told == [], "it would wait for the disk, and the loop with it"
 
 
 @pytest.mark.parametrize("in_isr", [True, False])

@@ -21,7 +21,6 @@ from liftpy.replica import events
 from sidecar import clock
 from sidecar.partition import worker as worker_module
 from sidecar.partition.worker import PartitionWorker
-from sidecar.tracing.node_tracing import Tracing
 from tests.unit.partition.shell_parts import KEY
 
 REPLICATION = ReplicationConfig(dedup_bytes=1 << 20, subjects_bytes=1 << 21)
@@ -51,7 +50,7 @@ class Wired:
         self.log: Any = SimpleNamespace(log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
             "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
-            "pool", "counters", "instruments", "room", "flush_place", "promises", "step_aside", "fatal", "repair",
+            "pool", "counters", "instruments", "room", "flush_beside", "promises", "step_aside", "fatal", "repair",
         )}  # fmt: skip
         self.node: Any = SimpleNamespace(
             settings=SimpleNamespace(node_id="n7", replication=REPLICATION), incarnation=12,
@@ -61,7 +60,7 @@ class Wired:
             heard=NodeHeard(1 << 30), derived=NodeDerived(),
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
-            reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=Tracing(),
+            reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
             flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []
@@ -211,7 +210,7 @@ def test_flushes_are_told_to_the_replica_to_the_node_and_to_the_executor(wired: 
     given, (flushed, failed, took) = wired.taken("Flusher", "flushed", "failed", "took")
     assert given == {
         "log": wired.log, "policy": CONFIG.flush, "pool": "the node's pool", "timers": "the node's timers",
-        "place": "the node's flush_place",
+        "beside": "the node's flush_beside",
     }  # fmt: skip
     flushed(6)
     assert wired.fed == [events.LogFlushed(end_offset=6, took_ns=99)]

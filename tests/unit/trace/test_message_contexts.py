@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from liftpy.client.producing import BATCH_BYTES
 from liftpy.trace.budget import SpanBudget
 from liftpy.trace.context import TraceContext, traceparent
-from liftpy.trace.messages import MARK_BYTES, MAX_STATE_BYTES, bears_one, created_in, first_marked, with_context
+from liftpy.trace.messages import MAX_STATE_BYTES, bears_one, created_in, first_marked, with_context
 from liftpy.wire.batch import build_batch, parse_batch, seal
 from liftpy.wire.columnar import body_of
 from liftpy.wire.headers import Pairs
@@ -27,7 +28,7 @@ def test_a_context_is_put_behind_the_headers_once() -> None:
 def test_a_state_is_put_in_up_to_its_bound() -> None:
     pairs = with_context((), OWN, "x" * MAX_STATE_BYTES)
     assert len(pairs) == 2
-    assert sum(len(name) + len(value) for name, value in pairs) < MARK_BYTES
+    assert sum(len(name) + len(value) for name, value in pairs) < BATCH_BYTES / 4, "what a batch has beside its records"
     assert with_context((), OWN, "x" * (MAX_STATE_BYTES + 1)) == (MARK,)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from liftpy.config import Codec
+from liftpy.errors import CorruptionError
 from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
 from liftpy.trace.search import MOST_LINKS, sampled_in, traced_in
 from liftpy.wire.batch import build_batch, parse_batch
@@ -117,3 +118,11 @@ def test_of_a_part_of_a_batch_its_own_are_found() -> None:
     }
     assert found == {(0, None): [0, 2, 3], (0, 1): [0], (1, 2): [], (1, 3): [2], (2, 4): [2, 3], (3, None): [3]}
     assert len(sampled_in(column, 0, 4, 2)) == 2
+
+
+def test_a_batch_that_does_not_decompress_has_none() -> None:
+    batch = bytearray(batch_of([[("traceparent", one(1))]] * 40, Codec.ZSTD))
+    batch[-8:] = bytes(8)
+    with pytest.raises(CorruptionError):
+        _ = parse_batch(bytes(batch), verify=False).columns
+    assert traced_in(bytes(batch)) == ()

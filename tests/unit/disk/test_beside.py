@@ -1,0 +1,78 @@
+"""A thread beside the loop: what it returns and raises, what is left behind, and which of two that meet counts."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from liftpy.log.flush_place import FlushPlace
+from sidecar.disk import beside
+from sidecar.disk.beside import THREAD_NAME, Beside
+
+
+def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
+    made, threads = Beside(FlushPlace()), set()
+
+    def work() -> int:
+        threads.add(threading.current_thread())
+        return len(threads)
+
+    assert [made.run(work, 10), made.run(work, 10)] == [1, 1]
+    (thread,) = threads
+    assert (thread.name, thread.daemon) == (THREAD_NAME, True)
+    with pytest.raises(ZeroDivisionError):
+        made.run(lambda: 1 // 0, 10)
+    made.close()
+    made.close()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_own(fails: bool) -> None:
+    made, gate, threads = Beside(FlushPlace()), threading.Event(), []
+
+    def hangs() -> int:
+        threads.append(threading.current_thread())
+        assert gate.wait(10)
+        return 1 // 0 if fails else 7
+
+    late = made.run(hangs, 0.001)
+    assert isinstance(late, Future)
+    assert not late.done()
+    assert made.run(lambda: threads.append(threading.current_thread()) or 3, 10) == 3
+    assert threads[0] is not threads[1]
+    gate.set()
+    if fails:
+        assert isinstance(late.exception(10), ZeroDivisionError)
+    else:
+        assert late.result(10) == 7
+    threads[0].join(10)
+    assert not threads[0].is_alive(), "it ends with what it did"
+    made.close()
+
+
+def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have seen each other then: the result is returned, and nobody looks at the other."""
+    gate = threading.Event()
+
+    class Late(Future):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            super().__init__()
+            gate.set()
+            assert ended.wait(10)
+
+    ended = threading.Event()
+    run = beside._Job.run
+
+    def run_and_tell(job: beside._Job) -> None:
+        run(job)
+        ended.set()
+
+    monkeypatch.setattr(beside, "Future", Late)
+    monkeypatch.setattr(beside._Job, "run", run_and_tell)
+    made = Beside(FlushPlace())
+    assert made.run(lambda: gate.wait(10) and 5, 0.001) == 5
+    made.close()
