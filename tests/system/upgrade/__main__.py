@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from liftpy.spark.session import local_session, spark_problem
 from tests.system.upgrade.run import Outcome, Run
 from tests.system.upgrade.wheel import BEFORE_LEVELS, install
 
@@ -17,7 +18,7 @@ def shown(outcome: Outcome) -> str:
     return (
         f"{outcome.changes} changes of version, {outcome.kills} kills; {outcome.acknowledged} acknowledged, {outcome.lost} lost, "
         f"longest gap of acks {outcome.longest_gap_s:.2f} s; finalize was refused {len(outcome.refusals)} times; the old version "
-        f"after it ended with {outcome.old_ended_with}; images equal, digest {outcome.digest}"
+        f"after it ended with {outcome.old_ended_with}; images equal, digest {outcome.digest}; {outcome.beside}"
         + "".join(f"; WRONG: {what}" for what in outcome.wrong)
     )
 
@@ -31,19 +32,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--log", type=Path, help="write the nodes' logs there")
+    parser.add_argument("--no-spark", action="store_true", help="no query beside the load")
     given = parser.parse_args()
     wrong = 0
+    if not given.no_spark and (problem := spark_problem()):
+        print(f"no query beside the load: {problem}", flush=True)
+        given.no_spark = True
+    spark = None if given.no_spark else local_session("upgrade")
     with tempfile.TemporaryDirectory(prefix="liftpy-old-") as folder:
         old = install(given.commit, Path(folder))
         print(f"wheel of {given.commit}: {old.wheel_bytes} bytes, {old.where}", flush=True)
         log = given.log.open("a", encoding="utf-8") if given.log else None
         for seed in range(given.seed, given.seed + given.seeds):
             say = lambda line: print(line, flush=True)  # noqa: E731
-            outcome = asyncio.run(Run(old, given.rounds, given.soak_s, seed, say, log).go())
+            outcome = asyncio.run(Run(old, given.rounds, given.soak_s, seed, say, log, spark).go())
             print(f"seed {seed}: {shown(outcome)}", flush=True)
             for reason in sorted(set(outcome.refusals)):
                 print(f"  finalize was refused: {reason}", flush=True)
             wrong += bool(outcome.wrong)
+    if spark is not None:
+        spark.stop()
     return 1 if wrong else 0
 
 

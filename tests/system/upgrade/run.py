@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
+from liftpy.client.ending import end_tasks
 from liftpy.cluster.may_stop import why_not
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
+from tests.system.upgrade.beside import Beside
 from tests.system.upgrade.images import equal, images
 from tests.system.upgrade.wheel import Installed
 
@@ -43,6 +47,8 @@ class Outcome:
     old_ended_with: int | None = None
     """Exit code of the old version after finalize."""
     digest: str = ""
+    beside: str = ""
+    """What ran beside the load."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -71,11 +77,19 @@ class MixedCluster(DevCluster):
 
 
 class Run:
-    """``say``: a line for each step."""
+    """``say``: a line for each step. ``spark``: a session for the query beside the load, None: there is none."""
 
     def __init__(
-        self, old: Installed, rounds: int, soak_s: float, seed: int, say: Callable[[str], None], log: Any = None
+        self,
+        old: Installed,
+        rounds: int,
+        soak_s: float,
+        seed: int,
+        say: Callable[[str], None],
+        log: Any = None,
+        spark: Any = None,
     ) -> None:
+        self._spark = spark
         self._cluster = MixedCluster(old, lambda node, line: print(node, line, file=log) if log else None)
         self._rounds = rounds
         self._soak_s = soak_s
@@ -91,12 +105,20 @@ class Run:
             async with await connect(cluster.nats_url, cluster.namespace) as client:
                 self._client = client
                 await client.create_stream(_STREAM, "data.load", partitions=1, replicas=3)
-                load = asyncio.create_task(self._load())
-                await self._steps()
-                load.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await load
-                found = {record.value async for record in client.consume(_STREAM, until="end")}
+                with tempfile.TemporaryDirectory(prefix="liftpy-beside-") as folder:
+                    beside = Beside(client, cluster.nats_url, _STREAM, NODES, Path(folder), self._spark)
+                    await beside.start()
+                    load = asyncio.create_task(self._load())
+                    try:
+                        await self._steps()
+                    finally:
+                        await end_tasks([load])
+                    records = [record async for record in client.consume(_STREAM, until="end")]
+                    await self._until(lambda: beside.has_all(len(records)), "the service and the query have all")
+                    self.outcome.wrong += await beside.wrong(records)
+                    self.outcome.beside = beside.figures()
+                    await beside.stop()
+                found = {record.value for record in records}
             self.outcome.acknowledged = len(self._acked)
             self.outcome.lost = len(set(self._acked) - found)
             for name in NODES:
