@@ -114,11 +114,15 @@ def check_answers(stream: StreamImage) -> None:
         raise ConfigError(f"{stream.name} has the ack policy none and answers nobody: a producer needs answers")
 
 
+ANONYMOUS = "anonymous-"
+"""How the names of producers begin that were given none."""
+
+
 def name_for(name: str, source: Source | None) -> str:
     """That a producer has: the one that it was given, or one of its own."""
     if source is not None and not name:
         raise ConfigError("a producer with a source has an id: by it the next process goes on")
-    return name or f"anonymous-{secrets.token_hex(12)}"
+    return name or f"{ANONYMOUS}{secrets.token_hex(12)}"
 
 
 class ManyAck(NamedTuple):

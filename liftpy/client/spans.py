@@ -59,8 +59,8 @@ class ClientSpans:
 
     def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
         """The headers to send with, and the span; None: there is none, and the headers may be as they were."""
-        own = created_in(pairs)
-        bears = own is not None or bears_one(pairs)
+        bears = bears_one(pairs)
+        own = created_in(pairs) if bears else None
         around = trace.get_current_span().get_span_context()
         if (bears and own is None) or (around.is_valid and not around.trace_flags.sampled):
             return pairs, None

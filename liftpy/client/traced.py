@@ -17,7 +17,7 @@ from liftpy.client.iteration import Item, whole
 from liftpy.client.lane import Landed, Lane
 from liftpy.client.making import Making
 from liftpy.client.producer import Producer
-from liftpy.client.producing import Ticket
+from liftpy.client.producing import ANONYMOUS, Ticket
 from liftpy.client.progress import ReadProgress, SecondOpinion
 from liftpy.client.publisher import Publisher
 from liftpy.client.slices import BatchSlice
@@ -98,8 +98,8 @@ def _answered(span: Sending, coming: asyncio.Future[PublishAck]) -> None:
 
 
 class TracedProducer(Producer):
-    """Each batch is a span, whose context its first record bears. Not in a round, nor where records are sent again to be compared with
-    those that are stored: they have to be the same."""
+    """Each batch is a span, whose context its first record bears if the producer has no id: under one another process may send the
+    records again, and they have to be the same then."""
 
     def __init__(self, spans: ClientSpans, *arguments: Any, **named: Any) -> None:
         self._spans = spans
@@ -107,7 +107,7 @@ class TracedProducer(Producer):
 
     def _lane(self, partition: int, producer_id: int) -> Lane:
         lane = super()._lane(partition, producer_id)
-        lane.begun = partial(self._begun, partition, self._round is None and self._options.begin != "repeat")
+        lane.begun = partial(self._begun, partition, self.name.startswith(ANONYMOUS))
         return lane
 
     def _begun(self, partition: int, may_mark: bool, ticket: Ticket, pairs: Pairs) -> Pairs:

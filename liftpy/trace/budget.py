@@ -20,14 +20,18 @@ class SpanBudget:
 
     def takes(self, spans: int, now_ns: int) -> bool:
         """Whether so many may be made at ``now_ns``, monotonic; if not, they count as dropped."""
-        if self._at_ns is not None:
-            self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
-        self._at_ns = now_ns
-        if self._tokens < spans:
+        if not self.has(spans, now_ns):
             self.dropped += spans
             return False
         self._tokens -= spans
         return True
+
+    def has(self, spans: int, now_ns: int) -> bool:
+        """Whether so many could be taken."""
+        if self._at_ns is not None:
+            self._tokens = min(self._per_s, self._tokens + max(0, now_ns - self._at_ns) * self._per_s / NS_PER_S)
+        self._at_ns = now_ns
+        return self._tokens >= spans
 
     def gives_back(self, spans: int) -> None:
         """So many that were taken were not needed."""

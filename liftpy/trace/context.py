@@ -5,6 +5,7 @@ Whatever is not one exactly is none: the message it came with is stored and hand
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 TRACEPARENT = "traceparent"
@@ -13,9 +14,7 @@ TRACEPARENT_BYTES = 55
 """Of a header of version 00; of a later one at least."""
 MAX_TRACEPARENT_BYTES = 512
 SAMPLED = 0x01
-_DIGITS = frozenset(b"0123456789abcdef")
-_FIELDS = ((0, 2), (3, 35), (36, 52), (53, 55))
-_DASHES = (2, 35, 52)
+_FIELDS = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
 class TraceContext(NamedTuple):
@@ -33,12 +32,10 @@ class TraceContext(NamedTuple):
 
 def parse_traceparent(value: bytes) -> TraceContext | None:
     """What ``value`` says; None where it is malformed."""
-    size = len(value)
-    if not TRACEPARENT_BYTES <= size <= MAX_TRACEPARENT_BYTES:
+    size, fields = len(value), _FIELDS.match(value)
+    if fields is None or size > MAX_TRACEPARENT_BYTES:
         return None
-    if any(value[at] != 0x2D for at in _DASHES) or any(not _DIGITS.issuperset(value[start:end]) for start, end in _FIELDS):
-        return None
-    version, trace_id, span_id, flags = (int(value[start:end], 16) for start, end in _FIELDS)
+    version, trace_id, span_id, flags = [int(digits, 16) for digits in fields.groups()]
     if version == 0xFF or not trace_id or not span_id:
         return None
     if size > TRACEPARENT_BYTES and (version == 0 or value[TRACEPARENT_BYTES] != 0x2D):

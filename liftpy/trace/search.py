@@ -25,8 +25,8 @@ _PARSED_A_LINK = 4
 """So many values that look sampled and may turn out malformed."""
 
 
-def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
-    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``MOST_LINKS``, in their order, each once."""
+def traced_in(batch: bytes, most: int = MOST_LINKS) -> tuple[TraceContext, ...]:
+    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``most``, in their order, each once."""
     parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
         return ()
@@ -34,7 +34,7 @@ def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
         headers = parsed.columns.headers
     except CorruptionError:  # of what its publisher has compressed; readers are told
         return ()
-    return () if headers is None else sampled_in(headers)
+    return () if headers is None else sampled_in(headers, most=most)
 
 
 def sampled_in(

@@ -154,7 +154,7 @@ class NodeFigures:
                 began = time.monotonic()
         for worker in ending:
             counts.add(labels.of(worker.key.stream), worker)
-        _counted(found, counts)
+        _counted(found, counts, has_labels=bool(labels.patterns))
         for role, count in sorted(looked.roles.items()):
             found.put("partitions", count, role.lower())
         for name, count in looked.sums.items():
@@ -189,13 +189,12 @@ class NodeFigures:
             found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
 
 
-def _counted(found: Figures, counts: Counts) -> None:
+def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
             found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
-    if not counts.by_stream:
-        for name in BY_STREAM:
-            found.put(f"{name}_total", 0)
+    for name in BY_STREAM:  # a series that is shown once stays
+        found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
         found.put(metric, counts.total(name))
     found.each("publish_refused_total", counts.refused.items())

@@ -161,3 +161,11 @@ def test_services_catch_up_and_write_what_they_emit() -> None:
     }
     assert set(found) == {"catch-up", "outputs", "publisher"}
     assert all(row["records_per_s"] > 0 for row in found.values())
+
+
+@pytest.mark.processes
+def test_what_traces_cost() -> None:
+    lines = printed("-m", "tests.bench.trace", "--short").splitlines()
+    told = [line.partition(":")[0] for line in lines]
+    assert told[:-1] == ["off / bare"] * 8 + ["on / off"] * 8
+    assert told[-1].startswith("the client made ")

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from liftpy.client import Client, ReadOptions
 from liftpy.config import ReplicationConfig, StreamConfig
@@ -18,17 +20,42 @@ from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
+from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
 from tests.conformance.queue_cases import QUEUE_CASES
 
 _numbers = count(1)
+TRACED = [
+    client_cases.tombstones_empty_values_and_empty_keys_are_three_things,
+    client_cases.a_message_id_is_stored_once,
+    client_cases.a_publish_is_bound_to_the_last_offset,
+    client_cases.each_ack_policy_tells_what_it_promises,
+    client_cases.what_is_too_large_is_refused,
+    client_cases.a_large_message_travels_whole,
+    client_cases.a_producer_stores_each_record_once_and_fences_who_was_there,
+    client_cases.consumers_begin_and_end_where_they_say,
+    client_cases.only_what_fits_and_the_newest_first,
+    client_cases.a_planned_range_is_the_same_from_every_replica,
+    client_cases.several_streams_are_read_as_one,
+    client_cases.truncated_records_are_an_error_and_no_silent_reset,
+    group_cases.what_each_record_yields_goes_into_another_stream_once,
+]
 
 
 @pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))
+
+
+@pytest.mark.parametrize("body", TRACED, ids=lambda body: body.__name__)
+async def test_clients_that_are_traced_do_the_same(body: Case) -> None:
+    """All but what compares headers to the last one."""
+    made = TracerProvider(shutdown_on_exit=False)
+    async with memory_cluster() as cluster, cluster.client(trace=made) as client, cluster.nats() as nc:
+        client_of, sync_of = partial(cluster.client, trace=made), partial(cluster.sync_client, trace=made)
+        await body(Place(client, nc, f"case{next(_numbers)}", client_of, sync_of))
 
 
 # ---- what is its own -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,8 @@ async def test_traces_are_switched_while_a_node_runs() -> None:
     tracing.take_over(settings(rack="b"), partitions)
     assert (looks, exporters) == ([], []), "nothing of it has changed"
     tracing.take_over(settings(trace="otlp"), partitions)
+    tracing.take_over(settings(trace="otlp", rack="c"), partitions)
+    assert (looks, len(exporters)) == ([True], 1), "nothing of it has changed"
     assert one is not None
     batch = build_batch([b"v"], headers=[[("traceparent", traceparent(SENDER))]])
     one.appended(batch, 5, 1, 1, arrived_wall_ns=1, flushed=False, awaited=False, followers=frozenset())

@@ -1,0 +1,1 @@
+"""What traces cost, off and on."""
