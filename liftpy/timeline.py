@@ -13,6 +13,8 @@ MARKS = ("unclean", "offline", "fenced", "election", "isr", "restart", "upgrade"
 CLUSTER = ""
 """The row of what is nobody's alone."""
 MOST_MARKS = 2000
+FILTERS = ("kind", "stream", "node")
+"""By what a list of events may be narrowed."""
 _OF = {
     "unclean_election": "unclean",
     "partition_offline": "offline",
@@ -23,6 +25,15 @@ _OF = {
     "isr_changed": "isr",
     "feature_level": "upgrade",
 }
+
+
+def fits(event: Mapping[str, Any], only: Mapping[str, str]) -> bool:
+    """Whether an event is of the kind, the stream and the node's row in ``only`` (``FILTERS``; kind and stream '': of any)."""
+    if only.get("kind") and event.get("kind") != only["kind"]:
+        return False
+    if only.get("stream") and event.get("stream") != only["stream"]:
+        return False
+    return "node" not in only or any(node == only["node"] for node, _ in marks_of(event))
 
 
 def marks_of(event: Mapping[str, Any]) -> list[tuple[str, str]]:

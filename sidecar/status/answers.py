@@ -23,6 +23,7 @@ from liftpy.shares import WHOLE
 from liftpy.strict_json import load_json
 from sidecar import clock
 from sidecar.status.figures import Figures
+from sidecar.status.kept_events import NOT_TOLD, kept_events
 from sidecar.status.metrics import exposition
 from sidecar.status.report import Reporter
 from sidecar.tasks import spawn
@@ -38,8 +39,6 @@ KEPT_S = 5.0
 MOST_WAITING = 64
 """Askers that wait for their answers; more of them hear nothing."""
 QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings")
-NOT_TOLD = "request"
-"""Who asked for what is told to operators alone (`liftpy events`)."""
 
 
 def question_of(payload: bytes) -> tuple[str, Any] | None:
@@ -189,7 +188,10 @@ class PageAnswers:
 
 
 async def _events(reporter: Reporter, said: Any) -> dict[str, Any] | None:
-    """``{"after": [index, number], "since_ns": 0, "count": 500}``: what ``liftpy events`` is told, without who asked for what."""
+    """``{"after": [index, number], "since_ns": 0, "count": 500}``: what ``liftpy events`` is told, without who asked for what.
+    With ``kept``: what the stream of events holds (``sidecar.status.kept_events``)."""
+    if isinstance(said, dict) and "kept" in said:
+        return await kept_events(reporter, said)
     told = await reporter.group.events(json.dumps(said).encode())
     if told is None or "events" not in told:
         return None

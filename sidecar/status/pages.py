@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from liftpy.cluster.cluster_events import KINDS, in_words
 from liftpy.figures_text import figure, look_up
+from liftpy.timeline import FILTERS
 from liftpy.verdict import DEGRADED, OK
 
 _SIGNS = {OK: "ok", DEGRADED: "degraded"}
@@ -97,18 +98,25 @@ def stream_page(shown: dict[str, Any], stream: str) -> str:
     return _page(stream, f"stream/{quote(stream, safe='')}", body, shown)
 
 
-def events_page(shown: dict[str, Any], kind: str) -> str:
-    """``/events``, of one kind or all."""
+def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
+    """``/events``, of one kind or all; ``fields``: as they were asked for."""
+    page, kind = shown["page"], fields.get("kind", "")
     links = "".join(
         f'<a href="/events{f"?kind={one}" if one else ""}"{" aria-current=true" if one == kind else ""}>{one.replace("_", " ") or "all"}</a> '
         for one in ("", *KINDS)
         if one != "request"
     )
-    note = "" if shown["page"]["told"] else '<p class="note">No controller tells what happened.</p>'
-    rows = {"page": {"rows": [event_row(event) for event in shown["page"]["events"]]}}
-    body = f'<h1>Events</h1><nav class="kinds" aria-label="kinds of events">{links}</nav>{note}' + _section(
-        "Newest first, of the last four hours", _table("events", "page.rows", EVENT_COLUMNS, rows)
-    )
+    note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
+    rows = {"page": {"rows": [event_row(event) for event in page["events"]]}}
+    reach = "as far back as they are kept" if page["kept"] else "of the last four hours"
+    table = _section(f"Newest first, {reach}", _table("events", "page.rows", EVENT_COLUMNS, rows))
+    further = ""
+    if page["older"] is not None:
+        query = urlencode(
+            {**{name: text for name, text in fields.items() if name in (*FILTERS, "since", "until")}, "before": page["older"]}
+        )
+        further = f'<p><a href="/events?{html.escape(query)}">Older</a></p>'
+    body = f'<h1>Events</h1><nav class="kinds" aria-label="kinds of events">{links}</nav>{note}{table}{further}'
     return _page("Events", "events", body, shown)
 
 

@@ -19,10 +19,11 @@ from liftpy.history import LENGTHS
 from liftpy.ids import check_name
 from liftpy.problems import FIRST, Place, place_of
 from liftpy.strict_json import load_json
+from liftpy.timeline import FILTERS
 from sidecar.status import pages
 from sidecar.status.runbooks import names, runbook
 from sidecar.status.serving import HTML, JSON, TEXT, Live, http
-from sidecar.status.viewing import Viewing
+from sidecar.status.viewing import Viewing, place_before
 
 _KINDS = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "LICENSE": TEXT}
 _KEPT_S = 3600
@@ -84,8 +85,8 @@ class Site:
 
         async def events() -> dict[str, Any]:
             await viewing.fresh()
-            return viewing.happened(
-                **{key: fields[key] for key in ("kind", "stream", "node", "since", "until") if key in fields}
+            return await viewing.happened(
+                **{key: fields[key] for key in (*FILTERS, "since", "until", "before") if key in fields}
             )
 
         async def node() -> dict[str, Any]:
@@ -101,7 +102,10 @@ class Site:
             return cluster
         if name == "events":
             for key in ("since", "until"):
-                float(fields.get(key) or 0)
+                moment_s = float(fields.get(key) or 0)
+                if not 0 <= moment_s < 1e10:
+                    raise ValueError(f"{key}: seconds since 1970")
+            place_before(fields.get("before", ""))
             return events
         found = {"node": node, "stream": stream}[kind]
         after = _after(fields)
@@ -117,7 +121,7 @@ class Site:
         if kind == "cluster":
             made = pages.cluster_page(shown)
         elif kind == "events":
-            made = pages.events_page(shown, fields.get("kind", ""))
+            made = pages.events_page(shown, fields)
         elif kind == "node":
             made = pages.node_page(shown, unquote(what))
         else:

@@ -20,7 +20,7 @@ from liftpy.glance import ASKED, MOST_NODES, Glance, glance_of
 from liftpy.history import NAMES, SECONDS, TENS, History, HistoryRows, of_cluster, question, rows_of
 from liftpy.page_view import checked_row, checked_stream, cluster_object, newest_of, node_row, stream_rows
 from liftpy.problems import FIRST, MOST_ROWS, Place, partitions_question, streams_question
-from liftpy.timeline import marks, marks_of
+from liftpy.timeline import FILTERS, fits, marks
 from liftpy.watching import Watching
 from sidecar.tasks import spawn
 
@@ -38,6 +38,10 @@ MOST_LISTS = 16
 _TAIL_S = 5
 """Of the history, sent each second: nodes answer at different moments."""
 _MARKS_TAIL_S = 30
+MOST_ASKED = 4
+"""Nodes, for what the stream of events holds."""
+NEWEST: tuple[int, ...] = (1 << 63, 0)
+"""Behind all events."""
 _MOST_PAGES = 4
 """Of events in one look."""
 _ISR = slice(NAMES.index("isr_full"), NAMES.index("isr_under_min") + 1)
@@ -253,9 +257,7 @@ class Viewing:
                 if not isinstance(said, dict) or not isinstance(said.get("events"), list):
                     break
                 self.events_told = True
-                self.events.extend(
-                    event for event in said["events"] if isinstance(event, dict) and type(event.get("time_ns")) is int
-                )
+                self.events.extend(event for event in said["events"] if _is_event(event))
                 match said.get("after"):
                     case [int(index), int(number)]:
                         self._place = index, number
@@ -288,11 +290,56 @@ class Viewing:
         }
         return self._object({"stream": facts, "partitions": shown})
 
-    def happened(self, **only: str) -> dict[str, Any]:
-        """Events, the newest first; of a ``kind``, ``stream`` or ``node``, between ``since`` and ``until`` (wall clock, s)."""
-        since, until = float(only.get("since") or 0), float(only.get("until") or 1e12)
-        kept = [event for event in self.events if since <= event["time_ns"] / 1e9 < until and _fits(event, only)]
-        return self._object({"events": kept[::-1][:MOST_ROWS], "count": len(kept), "told": self.events_told})
+    async def happened(self, **only: str) -> dict[str, Any]:
+        """Events, the newest first, at most ``MOST_ROWS``: what was told since some hours ago, and behind that what the stream of
+        events holds, where there is one. Of a ``kind``, ``stream`` or ``node``, between ``since`` and ``until`` (wall clock, s),
+        ``before`` an event (exclusive). ``older``: where the next page begins, None: there is none."""
+        since_ns, until_ns = (round(float(only.get(name) or 0) * NS_PER_S) for name in ("since", "until"))
+        before = place_before(only.get("before", ""))
+        told = [event for event in self.events if _place(event) < before[:2] and fits(event, only)]
+        told = [one for one in told if since_ns <= one["time_ns"] and (not until_ns or one["time_ns"] < until_ns)][::-1]
+        found, more, kept = told[:MOST_ROWS], len(told) > MOST_ROWS, None
+        oldest = self.events[0] if self.events else None
+        if not more and (oldest is None or oldest["time_ns"] > since_ns):
+            behind: dict[str, Any] = {
+                "since_ns": since_ns,
+                "until_ns": until_ns,
+                "before": list(before) if before != NEWEST else None,
+            }
+            if oldest is not None and before[:2] > _place(oldest):
+                behind["before"], at_ns = list(_place(oldest)), oldest["time_ns"] + 1
+                behind["until_ns"] = min(until_ns or at_ns, at_ns)
+            behind |= {name: only[name] for name in FILTERS if name in only}
+            if (kept := await self._kept(behind, MOST_ROWS - len(found))) is not None:
+                found, more = found + kept["events"], kept["more"]
+        last = _place(found[-1]) if found else None
+        if kept is not None and kept["more"]:
+            last = kept["last"] or last
+        older = ".".join(map(str, last)) if more and last is not None else None
+        page = {"events": found, "count": len(found), "told": self.events_told or kept is not None, "kept": kept is not None}
+        return self._object({**page, "older": older})
+
+    async def _kept(self, behind: dict[str, Any], limit: int) -> dict[str, Any] | None:
+        """What the stream of events holds; None: there is none, or nobody answers who has it."""
+        if limit < 1:
+            return {"events": [], "more": True, "last": None}
+        known = [node for node, one in self._glances.items() if one is not None]
+        known.sort(key=lambda node: not self._glances[node].is_controller)  # type: ignore[union-attr]
+        asked: set[str] = set()
+        while known and len(asked) < MOST_ASKED:
+            node = known.pop(0)
+            asked.add(node)
+            said = await self._ask(node, {"events": {"kept": behind, "limit": limit}})
+            if not isinstance(said, dict):
+                continue
+            if isinstance(said.get("kept"), list):
+                last = said.get("last")
+                is_place = isinstance(last, list) and len(last) in (2, 3) and all(type(one) is int for one in last)
+                events = [event for event in said["kept"] if _is_event(event)]
+                return {"events": events, "more": said.get("more") is True, "last": last if is_place else None}
+            if isinstance(at := said.get("at"), list):
+                known = [one for one in at if isinstance(one, str) and one in self._glances and one not in asked]
+        return None
 
     def _object(self, page: dict[str, Any]) -> dict[str, Any]:
         newest = newest_of(of_cluster(list(self._histories.values()), SECONDS, int(self._wall()) - _TAIL_S))
@@ -325,9 +372,20 @@ class Viewing:
         return {**shown, "tail": tail, "timeline": self.timeline(SECONDS, second - _MARKS_TAIL_S)}
 
 
-def _fits(event: dict[str, Any], only: dict[str, str]) -> bool:
-    if only.get("kind") and event.get("kind") != only["kind"]:
-        return False
-    if only.get("stream") and event.get("stream") != only["stream"]:
-        return False
-    return "node" not in only or any(node == only["node"] for node, _ in marks_of(event))
+def _is_event(said: Any) -> bool:
+    """Whether a node has told what can be shown."""
+    return isinstance(said, dict) and all(type(said.get(name)) is int for name in ("time_ns", "index", "number"))
+
+
+def _place(event: dict[str, Any]) -> tuple[int, ...]:
+    return event["index"], event["number"]
+
+
+def place_before(text: str) -> tuple[int, ...]:
+    """Of ``?before=index.number`` or ``index.number.offset`` (in the stream of events); '': behind all. Raises ValueError."""
+    if not text:
+        return NEWEST
+    numbers = tuple(map(int, text.split(".")))
+    if len(numbers) not in (2, 3) or not all(0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("before: index.number or index.number.offset")
+    return numbers

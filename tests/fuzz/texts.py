@@ -21,6 +21,7 @@ from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
 from liftpy.spark.sink_options import SINK_OPTIONS, SinkOptions
+from liftpy.strict_json import load_json
 from liftpy.trace.context import parse_traceparent
 from liftpy.trace.search import traced_in
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
@@ -29,6 +30,7 @@ from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
 from sidecar.status import answers as page_answers
 from sidecar.status import desk as status_desk
+from sidecar.status import kept_events
 from sidecar.status import site as page_site
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
@@ -231,6 +233,17 @@ def decoders() -> list[Decoder]:
             (ValueError,),
             make=damaged_json,
             covers=("sidecar.status.answers:question_of",),
+        ),
+        Decoder(
+            "question for kept events",
+            [
+                b'{"kept": {"before": [7, 3, 20], "since_ns": 17000000000000, "until_ns": 18000000000000, "kind": "election"}}',
+                b'{"kept": {"before": null, "stream": "s", "node": "n1"}, "limit": 20}',
+            ],
+            lambda d: kept_events.KeptQuestion.of(load_json(d)),
+            (ValueError,),
+            make=damaged_json,
+            covers=("sidecar.status.kept_events:KeptQuestion.of",),
         ),
         Decoder(
             "event in its stream",

@@ -27,7 +27,7 @@ LOAD_S = 30.0
 
 
 async def load(cluster: DevCluster) -> None:
-    """Publishes and reads for a while."""
+    """Publishes, reads, in a group too, and has the metadata group decide, for a while."""
     async with connect(cluster.nats_url, cluster.namespace) as client:
         await client.create_stream("orders", "shop.orders", partitions=3, replicas=3)
         ends = time.monotonic() + LOAD_S
@@ -42,9 +42,22 @@ async def load(cluster: DevCluster) -> None:
                 if time.monotonic() > ends:
                     return
 
-        reading = asyncio.ensure_future(read())
-        await asyncio.gather(*map(publish, range(3)))
-        reading.cancel()
+        async def read_together() -> None:
+            async with client.group("billing", ["orders"]) as group:
+                async for _ in group:
+                    await group.commit()
+
+        async def change() -> None:
+            while time.monotonic() < ends:
+                [found] = [one for one in (await client.stream("orders")).partitions if one.partition == 0]
+                await client.elect_leader("orders", 0, next(node for node in found.isr if node != found.leader))
+                await asyncio.sleep(3.0)
+
+        reading = [asyncio.ensure_future(read()), asyncio.ensure_future(read_together())]
+        await asyncio.gather(*map(publish, range(3)), change())
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 def ask(port: int, text: str) -> list[Any]:
@@ -72,7 +85,7 @@ def main() -> int:
     """All of it."""
     program = shutil.which("prometheus")
     if program is None:
-        print("no prometheus here")
+        print("left out: no prometheus on the PATH (Debian's package prometheus has it)")
         return 2
     empty: list[str] = []
     asked = 0

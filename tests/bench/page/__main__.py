@@ -1,4 +1,5 @@
 """``python -m tests.bench.page [--rounds N] [--slice SECONDS]``: what eight viewers of the page cost three nodes, and a sample.
+``python -m tests.bench.page --partitions 1000``: pages of a stream of so many, on three nodes: how fast, how large, in a browser too.
 
 Slices with and without the eight come in turns, in the order a b b a, on one cluster: throughput of 128 publishers that wait for their
 acks, and the latency of acks at a steady rate that the machine bears. Shown are the medians of the slices and of the pairs' quotients.
@@ -9,12 +10,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
+import os
+import shutil
 import time
+import urllib.request
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from liftpy.client import Client, connect
 from liftpy.history import History
+from liftpy.partition import PartitionStatus
 from sidecar.dev.cluster import DevCluster
 from sidecar.status.sampler import Sampler
 from tests.unit.node.test_metrics import a_reporter, a_worker
@@ -68,11 +75,11 @@ async def latency(client: Client, slice_s: float) -> float:
     return sorted(took)[round(len(took) * 0.99) - 1]
 
 
-async def watch(url: str, heard: list[int]) -> None:
+async def watch(url: str, heard: list[int], view: str = "cluster") -> None:
     """One who looks, without a browser: each object is read and thrown away."""
     host, _, port = url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
-    writer.write(b"GET /api/live?view=cluster HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write(f"GET /api/live?view={view} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     try:
         while line := await reader.readline():
             heard[0] += line.startswith(b"data: ")
@@ -120,12 +127,84 @@ async def measured(cluster: DevCluster, rounds: int, slice_s: float) -> None:
     print(f"objects sent to viewers: {heard[0]}")
 
 
+def fetched(url: str) -> tuple[float, int]:
+    """(seconds, bytes) of an answer."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        size = len(answer.read())
+    return time.perf_counter() - began, size
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Of these processes, since they began."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
+async def many(cluster: DevCluster, partitions: int, look_s: float = 10.0) -> None:
+    """Pages of a stream with so many partitions: first on their own, then watched by one."""
+    async with connect(cluster.nats_url, cluster.namespace) as client:
+        await client.create_stream("many", "shop.many", partitions=partitions, replicas=3, ready_s=0)
+        async with asyncio.timeout(300):
+            while any(one.status is not PartitionStatus.ONLINE for one in (await client.stream("many")).partitions):
+                await asyncio.sleep(1.0)
+        url = next(iter(cluster.nodes.values())).status_url
+        for path in ("/stream/many", "/api/stream/many.json", "/node/n1", "/", "/events"):
+            took, size = [], 0
+            for _ in range(5):
+                await asyncio.sleep(1.1)  # what was asked within a second is not asked again
+                one_s, size = await asyncio.to_thread(fetched, url + path)
+                took.append(one_s)
+            print(f"{path}: {median(took) * 1e3:.0f} ms, {max(took) * 1e3:.0f} at most, {size / 1024:.0f} KiB")
+        pids = [int((await client.node_status(node))["process"]["pid"]) for node in cluster.nodes]
+        heard, used = [0], []
+        for watched in (False, True, True, False):
+            task = asyncio.ensure_future(watch(url, heard, "stream/many")) if watched else None
+            await asyncio.sleep(2.0)
+            before = cpu_s(pids)
+            await asyncio.sleep(look_s)
+            used.append((cpu_s(pids) - before) / look_s * 100)
+            if task is not None:
+                task.cancel()
+        quiet, busy = (used[0] + used[3]) / 2, (used[1] + used[2]) / 2
+        print(f"three nodes: {quiet:.1f} % of a core unwatched, {busy:.1f} % while one looks at the stream's page")
+        await in_a_browser(f"{url}/stream/many")
+
+
+async def in_a_browser(url: str) -> None:
+    """How long it takes until the page is there, and until its first live figures are."""
+    chromium = shutil.which("chromium")
+    if chromium is None or importlib.util.find_spec("playwright") is None:
+        print("left out: no chromium, or no Playwright")
+        return
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = await browser.new_page()
+        for _ in range(3):
+            began = time.perf_counter()
+            await page.goto(url)
+            there_s = time.perf_counter() - began
+            while not await page.evaluate("document.getElementById('live').textContent.startsWith('live')"):
+                await asyncio.sleep(0.02)
+            live_s = time.perf_counter() - began
+            rows = await page.evaluate("document.querySelectorAll('table[data-rows] tbody tr').length")
+            print(f"in a browser: {rows} rows, there after {there_s:.2f} s, live after {live_s:.2f} s")
+        await browser.close()
+
+
 def main() -> None:
     """All of it."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--partitions", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--slice", type=float, default=6.0)
     given = parser.parse_args()
+    if given.partitions:
+        with DevCluster(3, settings={"LIFTPY_REPLICATION_EVENTS_STREAM": "true"}) as cluster:
+            asyncio.run(many(cluster, given.partitions))
+        return
     for count in (3, 60, 300, 1000, 10_000):
         print(f"a sample of {count} partitions: {sample_us(count):.0f} us")
     with DevCluster(3) as cluster:

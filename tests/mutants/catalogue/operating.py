@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
-_METRICS = ("tests/unit/node/test_metrics.py",)
+_METRICS = (
+    "tests/unit/node/test_metrics.py",
+    "tests/unit/node/test_counters_never_fall.py",
+)
 
 MUTANTS = [
     *rows(
@@ -36,6 +39,7 @@ MUTANTS = [
         "sidecar/status/figures.py",
         ("a partition that is being stopped is left out", "        for worker in ending:\n            counts.add(labels.of(worker.key.stream), worker)\n", "", "counters fall while a log is closed"),
         ("gathering keeps the loop", "                await asyncio.sleep(0)\n", "", "a scrape of thousands of partitions delays acks"),
+        ("a series comes and goes", "*([OTHERS] if has_labels else [])", "*([] if not counts.by_stream else [OTHERS] if has_labels else [])", "a counter is not there any more when the first partition comes"),
         ("labels have no bound", "            if len(given) >= self._most:\n                return OTHERS\n", "", "a node makes as many series as there are reasons"),
         ("a source that begins anew makes a counter fall", "            self._before += self._last\n", "            pass\n", "a change of role looks like a restart"),
         ("errors of servers have their own words as labels", '"server" if kind.startswith("server: ") else "other"', 'kind', "labels are unbounded free text"),
@@ -213,6 +217,25 @@ MUTANTS = [
         ("each question is a walk", "(now < self._next_at or now - kept[0] < 1 / PER_SECOND)", "False", "watchers take the loop's time"),
         ("partitions without a leader are nobody's", "state.status is not PartitionStatus.ONLINE and", "False and", "offline partitions are on no page"),
         tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "sidecar/status/kept_events.py",
+        ("who asked for what is read in the page", 'event["kind"] != NOT_TOLD and fits', "fits", "the role status reads the audit"),
+        ("each question begins at the end again", "        end = min(end, question.below)\n", "        pass\n", "events of last week can't be reached"),
+        ("a moment is looked for from the end", "        end = min(end, log.offset_for_timestamp(question.until_ns + SKEW_NS))\n", "        pass\n", "a mark of last week lists nothing"),
+        ("all is looked through for one page", "max(log.log_start_offset, lowest)", "log.log_start_offset", "a page of a rare kind reads a gigabyte"),
+        ("a replica that is behind tells", "if worker is None or not worker.is_in_sync:", "if worker is None:", "events that may still be cut are shown"),
+        ("the page's last one is lost", "            last = event[\"index\"], event[\"number\"], offset\n            if _is", "            if _is", "there is no older page"),
+        tests=("tests/unit/node/test_kept_events.py",),
+    ),
+    *rows(
+        "sidecar/status/viewing.py",
+        ("an event comes from memory and from the stream", "if oldest is not None and before[:2] > _place(oldest):", "if False:", "each event of the last hours stands there twice"),
+        ("an older page begins with the last of the newer one", "_place(event) < before[:2]", "_place(event) < before", "an event stands on two pages"),
+        ("who says who has the events is not followed", "                known = [one for one in at if", "                known = [one for one in [] if", "no old events where another node holds them"),
+        ("a forged event ends the page", "[event for event in said[\"kept\"] if _is_event(event)]", "said[\"kept\"]", "one odd node and there is no page of events"),
+        ("the stream is asked though memory has it all", 'or oldest["time_ns"] > since_ns)', "or True)", "each click on a mark reads the log"),
+        tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
         "sidecar/status/pages.py",

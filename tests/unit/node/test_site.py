@@ -18,7 +18,7 @@ from liftpy.figures_text import figure, look_up
 from liftpy.glance import ASKED, Glance
 from liftpy.history import NAMES, History, asked_rows
 from liftpy.scraped import together
-from liftpy.timeline import MARKS, MOST_MARKS, marks, marks_of
+from liftpy.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
 from sidecar.status import serving, viewing
 from sidecar.status.pages import NODE_COLUMNS
 from sidecar.status.runbooks import as_html, names, runbook
@@ -55,6 +55,9 @@ class Cluster:
         self.records = 0
         self.stream = "s"
         self.events: list[dict[str, Any]] = []
+        self.kept: list[dict[str, Any]] = []
+        self.kept_by: dict[str, str] = {}
+        """Node -> which node has the stream of events, as it says; others say that there is none."""
         self.histories = {node: History() for node in NODES}
 
     def glance(self, node: str) -> Glance:
@@ -84,11 +87,21 @@ class Cluster:
             row = {"subject": "x", "urgency": 4, "partitions": 2, "replicas": 3, "offline": 0, "electing": 0, "under_min_isr": 0,
                    "under_replicated": 1}  # fmt: skip
             return {"streams": {"rows": [{"stream": self.stream, **row}], "more": False, "count": 1}}
+        if kind == "events" and "kept" in said:
+            return {"events": self.kept_by.get(node) and self._kept(node, said)}
         if kind == "events":
             behind = [one for one in self.events if [one["index"], one["number"]] > said["after"]]
             last = [behind[-1]["index"], behind[-1]["number"]] if behind else None
             return {"events": {"events": behind, "more": False, "after": last}}
         return {}
+
+    def _kept(self, node: str, said: dict[str, Any]) -> dict[str, Any]:
+        if self.kept_by[node] != node:
+            return {"at": [self.kept_by[node]]}
+        before, limit = said["kept"]["before"] or [1 << 63, 0], said["limit"]
+        found = [one for one in self.kept[::-1] if [one["index"], one["number"]] < before[:2] and fits(one, said["kept"])]
+        last = [found[limit - 1]["index"], 0, 77] if len(found) > limit else None
+        return {"kept": found[:limit], "more": len(found) > limit, "last": last}
 
 
 class Clock:
@@ -181,6 +194,57 @@ async def test_without_scripts_the_same_tables_are_there() -> None:
     assert all(f'<a href="/node/{node}">{node}</a>' in text for node in NODES)
     assert "under-replicated" in text
     assert "<noscript>" in text
+
+
+def an_event(index: int, **more: Any) -> dict[str, Any]:
+    at_s = int(WALL_S) - 1000 + index
+    return {"kind": "election", "index": index, "number": 0, "time_ns": at_s * 10**9, "stream": "s", "now": "n1", **more}
+
+
+async def test_events_go_on_in_their_stream_where_memory_ends_and_none_comes_twice() -> None:
+    cluster = Cluster()
+    site, _ = a_site(cluster)
+    cluster.events = [an_event(index) for index in range(800, 1000)]
+
+    async def listed(query: str = "") -> tuple[list[int], dict[str, Any]]:
+        shown = json.loads(await body(site, "/api/events.json", query.encode()))["page"]
+        return [event["index"] for event in shown["events"]], shown
+
+    found, shown = await listed()
+    assert (found, shown["kept"], shown["older"]) == ([*range(999, 799, -1)], False, None), (
+        "as from memory, where none are kept"
+    )
+    assert b"of the last four hours" in await body(site, "/events")
+    cluster.kept = [an_event(index, stream="s" if index % 2 else "t") for index in range(950)]  # the newest are not written yet
+    cluster.kept_by = {"n1": "n3", "n3": "n3"}
+    found, shown = await listed()
+    assert (found, shown["older"]) == ([*range(999, 499, -1)], "500.0.77")
+    text = await body(site, "/events", b"kind=election")
+    assert b'<a href="/events?kind=election&amp;before=500.0.77">Older</a>' in text
+    assert b"as far back as they are kept" in text
+    found, shown = await listed("before=500.0.77")
+    assert (found, shown["older"]) == ([*range(499, -1, -1)], None)
+    assert (await listed("before=900.0.5"))[0][:101] == [*range(899, 798, -1)], "the one it says is not told again"
+    assert (await listed("before=900.0&stream=t"))[0][:102] == [*range(798, 594, -2)]
+    cluster.asked.clear()
+    assert len((await listed(f"since={int(WALL_S) - 150}"))[0]) == 150
+    assert (await listed(f"since={int(WALL_S) - 150}"))[1]["kept"] is False, "memory reaches back far enough: nobody is asked"
+
+
+async def test_a_page_of_events_beside_the_point_is_refused_or_shown_as_far_as_it_can_be() -> None:
+    cluster = Cluster()
+    cluster.kept_by = {"n1": "nobody", "n2": "n2", "n3": "n3"}
+    cluster.kept = [{"kind": 1, "index": "x"}, an_event(1)]  # type: ignore[list-item]
+    site, _ = a_site(cluster)
+    for query in (b"before=x", b"before=1", b"before=1.2.3.4", b"before=-1.0", b"since=-1", b"until=1e30", b"since=nan"):
+        answer = site.respond("/events", query)
+        assert isinstance(answer, bytes), query
+        assert answer.startswith(b"HTTP/1.1 400"), query
+    cluster._kept = lambda node, said: {"kept": cluster.kept, "more": 1, "last": ["x"]}  # type: ignore[method-assign]
+    shown = json.loads(await body(site, "/api/events.json"))["page"]
+    assert ([one["index"] for one in shown["events"]], shown["older"]) == ([1], None)
+    cluster._kept = lambda node, said: {"at": [HOSTILE, "n1", 7]}  # type: ignore[method-assign]
+    assert json.loads(await body(site, "/api/events.json"))["page"]["events"] == []
 
 
 async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkeypatch: pytest.MonkeyPatch) -> None:
