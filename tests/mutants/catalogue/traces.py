@@ -399,12 +399,6 @@ MUTANTS = [
             "a malformed header changes what is told",
         ),
         (
-            "an unsampled span is put in",
-            "if made.is_valid and made.trace_flags.sampled:",
-            "if made.is_valid:",
-            "every message bears a header that says nothing",
-        ),
-        (
             "what a sampler refuses costs the budget",
             "        budget.gives_back(1)\n",
             "",

@@ -166,10 +166,17 @@ async def test_what_nobody_records_is_sent_as_it_is(cluster: MemoryCluster, trac
             await client.publish(traced.stream, b"x", ack=AckPolicy.NONE)
             async with client.producer(traced.stream) as producer:
                 await producer.send_many([b"y", b"z"])
+            for _ in range(2 * round(SPANS_PER_S)):
+                await client.publish(traced.stream, b"", ack=AckPolicy.NONE)
+            assert DROPPED not in client.counters, "what nobody records costs no budget"
     unsampled = NonRecordingSpan(SpanContext(5, 6, is_remote=False, trace_flags=TraceFlags(0)))
     with trace.use_span(unsampled):
         await traced.client.publish(traced.stream, b"x")
-    assert await traced.headers() == [()] * 9
+        always = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
+        always.add_span_processor(SimpleSpanProcessor(exporter))
+        async with cluster.client(trace=always) as client:
+            await client.publish(traced.stream, b"x")
+    assert set(await traced.headers()) == {()}
     assert exporter.get_finished_spans() == ()
     assert traced.spans("send") == traced.spans("receive") == []
 
@@ -281,6 +288,7 @@ async def test_spans_are_bounded_and_those_beyond_counted(traced: Traced) -> Non
             for _ in range(3 * most):
                 await publisher.send(b"y")
         await publisher.flush()
+    assert traced.client.counters[DROPPED] > dropped
     own = work.get_span_context()
     records = [record for record in await traced.records() if record.value == b"y"]
     found = [created_in(record.headers) for record in records]

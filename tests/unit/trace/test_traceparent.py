@@ -36,6 +36,7 @@ def test_a_traceparent_says_who_and_whether_it_is_recorded() -> None:
         b"", GOOD[:-1], GOOD + b"0", GOOD + b"-", GOOD.upper(), b"ff" + GOOD[2:], b" " + GOOD, GOOD.replace(b"-", b"_"),
         b"00-" + b"0" * 32 + GOOD[35:], GOOD[:36] + b"0" * 16 + GOOD[52:], GOOD.replace(b"4bf9", b"4bg9"), b"01" + GOOD[2:] + b"x",
         b"01" + GOOD[2:] + b"-" + b"x" * 600, GOOD.replace(b"00-", b"+0-"), GOOD[:53] + b"0x",
+        GOOD[:3] + GOOD[3:35].upper() + GOOD[35:], GOOD[:36] + GOOD[36:52].upper() + GOOD[52:], GOOD[:53] + b"0A",
     ],
 )  # fmt: skip
 def test_what_is_malformed_is_none(value: bytes) -> None:
