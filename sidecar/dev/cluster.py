@@ -117,9 +117,23 @@ class DevNode:
         return self._end(signal.SIGKILL, _STOP_TIMEOUT_S)
 
     def send(self, with_signal: int) -> None:
-        """Send a signal without waiting (SIGSTOP, SIGCONT, or a SIGTERM whose end is awaited elsewhere)."""
-        if self._process is not None:
-            self._process.send_signal(with_signal)
+        """Send a signal without waiting (SIGSTOP, SIGCONT, or a SIGTERM whose end is awaited elsewhere). All processes of a node stand
+        still and go on together; other signals are for its first one, which knows what to do with the others."""
+        if self._process is None:
+            return
+        self._process.send_signal(with_signal)
+        for worker in self.workers if with_signal in (signal.SIGSTOP, signal.SIGCONT) else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, with_signal)
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of its further processes, where the system tells."""
+        found: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += map(int, task.read_text().split())
+        return found
 
     def _end(self, with_signal: int, timeout_s: float) -> int:
         if self._process is None:

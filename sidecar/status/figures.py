@@ -16,7 +16,7 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.features import SPOKEN
-from liftpy.config import AckPolicy
+from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.group.lags import GroupLag
 from liftpy.instruments import Histogram
 from liftpy.wire.refusals import by_reason
@@ -154,7 +154,7 @@ class NodeFigures:
                 began = time.monotonic()
         for worker in ending:
             counts.add(labels.of(worker.key.stream), worker)
-        _counted(found, counts)
+        _counted(found, counts, has_labels=bool(labels.patterns))
         for role, count in sorted(looked.roles.items()):
             found.put("partitions", count, role.lower())
         for name, count in looked.sums.items():
@@ -189,13 +189,12 @@ class NodeFigures:
             found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
 
 
-def _counted(found: Figures, counts: Counts) -> None:
+def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:
     for label, sums in counts.by_stream.items():
         for name in BY_STREAM:
             found.put(f"{name}_total", sums[SUMS.index(name)], *([label] if label else []))
-    if not counts.by_stream:
-        for name in BY_STREAM:
-            found.put(f"{name}_total", 0)
+    for name in BY_STREAM:  # a series that is shown once stays
+        found.put(f"{name}_total", 0, *([OTHERS] if has_labels else []))
     for name, metric in _SUMMED.items():
         found.put(metric, counts.total(name))
     found.each("publish_refused_total", counts.refused.items())
@@ -304,6 +303,7 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.each("derived_refused_total", sorted(derived.refused.items()))
     found.put("queued_bytes", reporter.room.used_bytes)
     found.put("queued_bytes_limit", reporter.room.limit_bytes)
+    found.put("ingest_unread_seconds", reporter.room.waited_ns / NS_PER_S)
     found.put("held_bytes", reporter.intake.held_bytes)
     found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
     found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)

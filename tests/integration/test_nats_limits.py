@@ -46,11 +46,11 @@ async def test_every_response_fits_into_a_small_max_payload(narrow: DevCluster, 
     await close_bench(bench)
 
 
-@pytest.fixture
-def impatient() -> Iterator[DevCluster]:
+@pytest.fixture(params=["1", "2"], ids=["one-process", "two-processes"])
+def impatient(request: pytest.FixtureRequest) -> Iterator[DevCluster]:
     with (
         NatsServer(config='max_pending: 4MB\nwrite_deadline: "1s"\n') as server,
-        DevCluster(3, nats_url=server.url, settings=QUICK, on_line=show) as running,
+        DevCluster(3, nats_url=server.url, settings={**QUICK, "LIFTPY_WORKERS": request.param}, on_line=show) as running,
     ):
         yield running
 

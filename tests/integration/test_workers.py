@@ -89,6 +89,31 @@ async def records(client: Client) -> list[set[str]]:
     ]
 
 
+async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) -> None:
+    """What was counted in both processes of each node stays when the partitions go."""
+    names = (
+        "liftpy_ingest_records_total",
+        "liftpy_ingest_bytes_total",
+        "liftpy_log_flushes_total",
+        "liftpy_ack_duration_seconds_count",
+    )
+
+    async def counted() -> list[float]:
+        return [await asyncio.to_thread(metric, node, name) for node in nodes for name in names]
+
+    await client.create_stream("gone", "gone", partitions=PARTITIONS, replicas=3)
+    for partition in range(PARTITIONS):
+        await client.publish("gone", b"x", partition=partition)
+    before = await counted()
+    assert sum(before[:: len(names)]) == PARTITIONS * (EACH + 1)
+    await client.delete_stream("gone")
+    for node in nodes:
+        await asyncio.to_thread(until, lambda node=node: len(status(node)["partitions"]) == PARTITIONS, "its partitions stay")
+    after = await counted()
+    assert all(now >= then for now, then in zip(after, before, strict=True)), (before, after)
+    assert sum(after[:: len(names)]) == PARTITIONS * (EACH + 1)
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevCluster]:
     with DevCluster(3, settings={**QUICK, "LIFTPY_WORKERS": "2"}, on_line=show) as running:
@@ -111,6 +136,7 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
             assert told["nats"]["connected"]
         led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
         assert sum(led) == PARTITIONS * EACH, "both processes' counts"
+        await counters_outlive_their_stream(client, nodes)
 
         victim = cluster.nodes["n1"]
         first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import rows
 
-_METRICS = ("tests/unit/node/test_metrics.py",)
+_METRICS = (
+    "tests/unit/node/test_metrics.py",
+    "tests/unit/node/test_counters_never_fall.py",
+)
 
 MUTANTS = [
     *rows(
@@ -36,6 +39,7 @@ MUTANTS = [
         "sidecar/status/figures.py",
         ("a partition that is being stopped is left out", "        for worker in ending:\n            counts.add(labels.of(worker.key.stream), worker)\n", "", "counters fall while a log is closed"),
         ("gathering keeps the loop", "                await asyncio.sleep(0)\n", "", "a scrape of thousands of partitions delays acks"),
+        ("a series comes and goes", "*([OTHERS] if has_labels else [])", "*([] if not counts.by_stream else [OTHERS] if has_labels else [])", "a counter is not there any more when the first partition comes"),
         ("labels have no bound", "            if len(given) >= self._most:\n                return OTHERS\n", "", "a node makes as many series as there are reasons"),
         ("a source that begins anew makes a counter fall", "            self._before += self._last\n", "            pass\n", "a change of role looks like a restart"),
         ("errors of servers have their own words as labels", '"server" if kind.startswith("server: ") else "other"', 'kind', "labels are unbounded free text"),
