@@ -167,17 +167,20 @@ def cluster_events() -> str:
     return f"Kinds: {kinds}.\n\n" + _table(("field", "what it says"), [(f"`{n}`", _said(t)) for n, t in said.items()])
 
 
-def exit_codes() -> str:
-    """Each constant ``EXIT_...`` of the shell: code, where, what the code says of it."""
-    rows = []
+def _exit_codes() -> Iterator[tuple[int, str, str, str]]:
+    """(code, constant, module, what the code says of it) of each constant ``EXIT_...`` of the shell."""
     for path in sorted((ROOT / "sidecar").rglob("*.py")):
-        if "EXIT_" not in path.read_text(encoding="utf-8"):
-            continue
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        module = importlib.import_module(name)
-        for constant, text in _behind(module, "").items():
-            if constant.startswith("EXIT_"):
-                rows.append((getattr(module, constant), f"`{constant}`", f"`{name}`", _said(text)))
+        if "\nEXIT_" in path.read_text(encoding="utf-8"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            module = importlib.import_module(name)
+            for constant, text in _behind(module, "").items():
+                if constant.startswith("EXIT_"):
+                    yield getattr(module, constant), constant, name, _said(text)
+
+
+def exit_codes() -> str:
+    """Code, where, meaning."""
+    rows = [(code, f"`{constant}`", f"`{name}`", text) for code, constant, name, text in _exit_codes()]
     return _table(("code", "constant", "of", "what it says"), sorted(rows, key=lambda row: (row[0], row[2])))
 
 
@@ -209,6 +212,7 @@ TABLES: dict[str, Callable[[], str]] = {
 def missing() -> list[str]:
     """What has a name and no text."""
     unsaid = [f"setting {name}" for name, text in setting_texts().items() if len(text) < 4]
+    unsaid += [f"exit code {constant} of {name}" for _, constant, name, text in _exit_codes() if not text]
     unsaid += [f"error {one.__name__}" for one in errors_of_the_code() if len(one.__doc__ or "") < 4]
     return unsaid + [f"stream setting {one.field}" for one in STREAM_SETTINGS if not one.help]
 

@@ -24,6 +24,7 @@ from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 EXIT_DAMAGED = 1
+"""A backup is not whole, holds what was not written, or the newest is older than asked for."""
 _MIB = 1024 * 1024
 _NS_PER_S = 1_000_000_000
 

@@ -33,6 +33,7 @@ from sidecar.dev.demo_processes import LineProcess
 from sidecar.dev.demo_steps import Positions, Step
 
 EXIT_DIFFERS = 1
+"""What was read is not what was published."""
 NODE_COUNT = 3
 
 

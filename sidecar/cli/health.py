@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 import click
 
 EXIT_UNHEALTHY = 1
+"""A check of ``liftpy health`` has failed."""
 EXIT_SILENT = 3
+"""Nobody has answered ``liftpy health``."""
 _TIMEOUT_S = 3.0
 _MOST_BYTES = 1 << 16
 _PATHS = {"live": "/livez?verbose", "ready": "/readyz?verbose", "synced": "/readyz?synced&verbose"}

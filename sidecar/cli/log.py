@@ -25,6 +25,7 @@ from sidecar.cli.tables import table
 from sidecar.disk.files import FolderStorage
 
 EXIT_DAMAGED = 1
+"""The folder of a partition is damaged."""
 
 
 @click.group()

@@ -20,9 +20,13 @@ from liftpy.errors import ConfigError, LiftError, UnavailableError
 from sidecar.cli.pipes import nobody_reads
 
 EXIT_FAILED = 1
+"""Of every command: failed."""
 EXIT_USAGE = 2
+"""Of every command: wrong usage or setting."""
 EXIT_UNAVAILABLE = 3
+"""Of every command: nobody answered. Retry."""
 EXIT_INTERRUPTED = 130
+"""Of every command: interrupted by Ctrl-C."""
 
 _YOUNG = 10_000
 """What a command imports is there to stay: looking for garbage in it every 700 objects is a twentieth of its start."""

@@ -25,16 +25,19 @@ from liftpy.service.outbox import OutputConflictError
 from sidecar.restarting import EXIT_TO_REPAIR, momentary
 
 EXIT_FAILED = 1
+"""Of ``liftpy service``: failed otherwise. A restart may help."""
 EXIT_CONFIG = 2
+"""Of ``liftpy service``: wrong usage, setting or class. No restart."""
 EXIT_UNAVAILABLE = 3
+"""Of ``liftpy service``: nobody answers. Restart."""
 EXIT_DATA = 65
-"""EX_DATAERR."""
+"""EX_DATAERR: a service can't apply a record, or its output stream is not its own. No restart."""
 EXIT_PLACE_TAKEN = 69
-"""EX_UNAVAILABLE."""
+"""EX_UNAVAILABLE: another process of the service has its place. No restart."""
 EXIT_DIVERGED = 70
-"""EX_SOFTWARE."""
+"""EX_SOFTWARE: a service's state is not that of the other nodes. No restart."""
 EXIT_NOT_ALLOWED = 77
-"""EX_NOPERM."""
+"""EX_NOPERM: NATS does not give a service its rights. No restart."""
 
 _CODES: tuple[tuple[tuple[type[LiftError], ...], int], ...] = (
     ((ConfigError,), EXIT_CONFIG),

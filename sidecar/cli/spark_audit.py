@@ -19,6 +19,7 @@ from sidecar.cli.tables import table
 from sidecar.settings import Target
 
 EXIT_DIFFERENT = 1
+"""Replicas do not hold the same."""
 EVERY_STREAM = ".*"
 
 

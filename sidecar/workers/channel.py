@@ -20,6 +20,7 @@ MOST_UNSENT_BYTES = 64 * 1024 * 1024
 """What the node has not read of what this process says: beyond, the node is taken for gone."""
 _READ_BYTES = 256 * 1024
 EXIT_NODE_ENDED = 3
+"""Of a worker process: the node's first process has ended, and so it ends too."""
 
 OnLoop = Callable[[Callable[[Frame], None], Frame], object]
 """``loop.call_soon_threadsafe``."""

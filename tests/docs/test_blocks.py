@@ -14,6 +14,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -38,6 +39,7 @@ from liftpy.client import (
     Source,
 )
 from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.settings import GivenSettings
 from tests.docs.commands_said import said, wrong_with
 from tests.docs.pages import Block, blocks, pages
 from tests.examples.bank import Bank
@@ -79,6 +81,15 @@ def test_a_command_that_is_none_is_found(words: str, whole: bool) -> None:
 )  # fmt: skip
 def test_a_command_that_is_one_is_not(words: str, whole: bool) -> None:
     assert wrong_with(words.split(), whole) == ""
+
+
+def test_settings_in_pages_are_such(tmp_path: Path) -> None:
+    found = [block for page in NOW for block in blocks(page) if block.language == "toml"]
+    assert found
+    for block in found:
+        path = tmp_path / "node.toml"
+        path.write_text(block.text)
+        assert GivenSettings(path, {}, {}).load().node_id, block.at
 
 
 # ---- Python: it compiles, and what it names exists ------------------------------------------------------------------------

@@ -1,0 +1,19 @@
+"""The short form of ``python -m tests.system.roll``: the manifests' pods rolled once, under acknowledged load."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.system.roll import roll
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl to build the manifests with")
+def test_pods_are_rolled_without_a_record_lost_or_a_pause() -> None:
+    outcome = roll("dev", 1, settled_s=0)
+    assert outcome.wrong == []
+    assert outcome.acknowledged > 150
+    assert len(outcome.gaps_s) == 1
