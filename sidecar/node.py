@@ -104,6 +104,10 @@ _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
 
 
+def _room_of(settings: NodeSettings, processes: int) -> NodeRoom:
+    return NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes() // processes), settings.replication.ingest_late_s)
+
+
 class Node:
     """One running node. ``start``, then ``wait``, then ``stop``; ``run_node`` does all three. ``share``: of a worker process, whose
     settings are of one process already."""
@@ -153,7 +157,7 @@ class Node:
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
         self._intake = NodeIntake()
-        self._room = NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes() // self.share.of))
+        self._room = _room_of(settings, self.share.of)
         self._read_budget = ReadBudget(min(MAX_WAITING_BYTES, round(self._room.limit_bytes * READERS_SHARE)))
         self._heard_room = NodeHeard(
             min(settings.replication.node_standby_bytes, round(self._room.limit_bytes * STANDBY_SHARE))
@@ -287,6 +291,8 @@ class Node:
         """What is held for publishes, ten times a second: in sums that are kept anyway, but for publishers that wait."""
         links, intake = self._links, self._intake
         waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
+        if links is not None:
+            self._room.look_at_age(*links.ingest.passed_bytes, clock.now_ns())
         self._room.look(
             HeldByNode(
                 unread=links.ingest.waiting_bytes if links is not None else 0,

@@ -477,6 +477,8 @@ class Admin:
                 answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
                 response = self._decoded(answer, subject, request.operationId)
                 if response.error != _Error.OK:
+                    if response.retryAfterMs:
+                        await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")

@@ -9,7 +9,8 @@ doubtful: it is asked for anew. Without an ack (policy NONE) the bytes go out as
 of ours.
 
 Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
-all the others follow. So what is out of order is only what was on its way when the first was refused.
+all the others follow; beyond a quota each goes when its turn is. So what is out of order is only what was on its way when the first
+was refused.
 """
 
 from __future__ import annotations
@@ -508,7 +509,7 @@ class Publisher:
     def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
         """``after_s``: its turn, as the leader said it; 0: a pause that grows."""
         if number in self._in_flight:
-            self._taken = False
+            self._taken = self._taken and after_s > 0
             message.refused(refusal, asyncio.get_running_loop().time(), after_s)
             self._refused.add(number)
 

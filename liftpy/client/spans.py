@@ -57,6 +57,21 @@ class ClientSpans:
         self._counters = counters
         self._sent, self._read = SpanBudget(), SpanBudget()
 
+    def can_send(self) -> bool:
+        """Whether anything can come of ``sending``; else it counts as left out, and the message goes as it is."""
+        if self._sent.has(1, time.monotonic_ns()) or trace.get_current_span().get_span_context().is_valid:
+            return True
+        self._counters[DROPPED] += 1
+        return False
+
+    def can_receive(self) -> bool:
+        """Whether anything can come of ``received``."""
+        return self._read.has(1, time.monotonic_ns())
+
+    def not_received(self) -> None:
+        """A batch that may be traced was handed on, and there was no budget."""
+        self._counters[DROPPED] += 1
+
     def sending(self, stream: str, partition: int, pairs: Pairs) -> tuple[Pairs, Sending | None]:
         """The headers to send with, and the span; None: there is none, and the headers may be as they were."""
         bears = bears_one(pairs)

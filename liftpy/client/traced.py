@@ -26,9 +26,9 @@ from liftpy.config import AckPolicy
 from liftpy.errors import CorruptionError
 from liftpy.trace.context import TraceContext
 from liftpy.trace.messages import created_in
-from liftpy.trace.search import MOST_READ_LINKS, sampled_in
+from liftpy.trace.search import MOST_READ_LINKS, names_one, sampled_in
 from liftpy.wire.batch import Record
-from liftpy.wire.batch_columns import Columns
+from liftpy.wire.batch_columns import Columns, HeadersColumn
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 
 
@@ -51,9 +51,11 @@ class TracedPublisher(Publisher):
         timeout_s: float | None = None,
     ) -> asyncio.Future[PublishAck]:
         """As of a Publisher; the span ends with the answer."""
-        pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
+        span = None
+        if self._spans.can_send():
+            headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         sending = super().send(
-            value, key=key, headers=pairs, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
+            value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
         )
         if span is None:
             return await sending
@@ -156,6 +158,11 @@ def _noting(
 ) -> Callable[[BatchSlice], Iterator[Item]]:
     def noted(piece: BatchSlice) -> Iterator[Item]:
         items = unfold(piece)
+        if not spans.can_receive():
+            headers = _headers_of(piece)
+            if headers is not None and names_one(headers):
+                spans.not_received()
+            return items
         created = contexts_of(piece)
         if created:
             spans.received(stream, partition, created, piece.batch.arrived_ns, piece.first_offset, piece.record_count)
@@ -169,13 +176,17 @@ def contexts_of(what: Record | BatchSlice) -> tuple[TraceContext, ...]:
     if isinstance(what, Record):
         own = created_in(what.headers)
         return () if own is None else (own,)
-    if Columns.HEADERS not in Columns(what.batch.header.column_bits):
-        return ()
-    try:
-        headers = what.batch.columns.headers
-    except CorruptionError:  # who reads its records is told
-        return ()
+    headers = _headers_of(what)
     return () if headers is None else sampled_in(headers, what.first_index, what.end_index, MOST_READ_LINKS)
+
+
+def _headers_of(piece: BatchSlice) -> HeadersColumn | None:
+    if Columns.HEADERS not in Columns(piece.batch.header.column_bits):
+        return None
+    try:
+        return piece.batch.columns.headers
+    except CorruptionError:  # who reads its records is told
+        return None
 
 
 class TracedMaking(Making):

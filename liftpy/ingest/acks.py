@@ -49,6 +49,8 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""
 
+MOST_UNTOLD = 1000
+"""Batches whose publishers wait to be told no: those of some seconds."""
 OVERLOADED_WAIT_MS = 50
 """What is said to who is refused for want of room."""
 
@@ -146,6 +148,8 @@ class PendingAcks:
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps: who has sent again what is in the log, at any offset."""
+        self._untold: list[tuple[Publishers, Unfit, Sequence[int]]] = []
+        """Whom a leader without a lease could not tell no."""
         self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
         self._json_prefix = b'{"stream":"%b","seq":' % self._shown_stream.encode()
@@ -262,8 +266,29 @@ class PendingAcks:
         if lines:
             self._shell.send_lines(lines)
 
+    def say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] = (), *, now: bool, later: bool) -> None:
+        """``reject``, if that may be said ``now``; ``later``: it may be said then, by ``say_untold``, unless ``drop`` comes before it.
+        Beyond ``MOST_UNTOLD`` nothing is said."""
+        if now:
+            self.say_untold()
+            self.reject(publishers, unfit, waits_ms=waits_ms)
+        elif later and len(self._untold) < MOST_UNTOLD:
+            self._untold.append((publishers, unfit, waits_ms))
+
+    @property
+    def owes_a_no(self) -> bool:
+        """Whether there is anything for ``say_untold``."""
+        return bool(self._untold)
+
+    def say_untold(self, *, may: bool = True) -> None:
+        """What could not be said before; not ``may``: never."""
+        untold, self._untold = self._untold, []
+        for publishers, unfit, waits_ms in untold if may else ():
+            self.reject(publishers, unfit, waits_ms=waits_ms)
+
     def drop(self) -> None:
         """Forget everybody without an answer: their records may or may not survive."""
+        self._untold.clear()
         for waiting in self._waiting.values():
             waiting.clear()
         for again in self._again.values():

@@ -11,12 +11,12 @@ A message whose id is in the log within the window, or in hand, is left out: who
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
+from liftpy.ingest.apart import late_ones, runs_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
@@ -144,8 +144,13 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
+    def _say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] = ()) -> None:
+        self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
+
     def settle(self) -> None:
         """Tell those who wait for a no, if that may be said by now."""
+        if self._acks.owes_a_no and self._may.refuse():
+            self._acks.say_untold(may=self._may.refuse_for_now())
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
             messages, self._taken_over.undecided = self._taken_over.undecided, []
             for message in messages:
@@ -269,7 +274,12 @@ class Ingest:
     def _take(self, messages: list[RawMessage]) -> None:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
         try:
-            self._submit(messages)
+            if self._may.room.node.is_late and self._may.refuse_for_now():
+                late, messages = late_ones(messages)
+                for refused in late:
+                    self._overload(refused)
+            if messages:
+                self._submit(messages)
         except Exception as error:
             if len(messages) == 1:
                 self._shell.sink_failed(messages[0][0], error)
@@ -309,7 +319,8 @@ class Ingest:
             and self._acks.count + self._again_count + len(messages) > self._config.ingest_queue_records
         )
         if 0 < plain_count < len(messages) and (acks_are_full or not self._takes()):
-            self._submit_apart(messages, columns.publishers)
+            for run in runs_of(messages, replies):
+                self._submit(run)
             return
         if acks_are_full:
             self._overload(messages)
@@ -465,12 +476,6 @@ class Ingest:
                 self._refuse(columns.publishers, Unfit(RejectReason.TOO_LARGE, detail))
             return None
 
-    def _submit_apart(self, messages: list[RawMessage], publishers: Publishers) -> None:
-        """In runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
-        pairs = zip(messages, publishers.replies, strict=True)
-        for _, run in groupby(pairs, key=lambda pair: bool(pair[1])):
-            self._submit([message for message, _ in run])
-
     def _as_expected(self, columns: MessageColumns, messages: list[RawMessage]) -> bool:
         """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
         unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
@@ -503,8 +508,7 @@ class Ingest:
         refused, unfit = publishers.only(*over), Unfit(RejectReason.QUOTA, "")
         self.counters.throttled[quota.scope] += refused.record_count
         self.counters.not_stored(refused, unfit.reason)
-        if self._may.refuse_for_now():
-            self._acks.reject(refused, unfit, waits_ms=[waits_ms[index] for index in over])
+        self._say_no(refused, unfit, [waits_ms[index] for index in over])
         if within := [message for message, wait_ms in zip(messages, waits_ms, strict=True) if not wait_ms]:
             self._submit(within)
         return True
@@ -513,10 +517,8 @@ class Ingest:
         self.counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            now_wall_ns = self._wall_ns()
-            columns = self.reader.read(messages, now_wall_ns)
-            publishers = columns.publishers
-            plain = publishers.plain_count
+            columns = self.reader.read(messages, now_wall_ns := self._wall_ns())
+            publishers, plain = columns.publishers, columns.publishers.plain_count
             repeats = self._repeats(columns, now_wall_ns) if columns.ids else ()
             if repeats:  # who is told no must not find it stored [A2]
                 kept = [b"" if index in repeats else reply for index, reply in enumerate(publishers.replies)]
@@ -524,8 +526,7 @@ class Ingest:
             if columns.claim is not None and self._is_known(columns.claim, columns):
                 return
             self.counters.refuse("overloaded", len(messages) - plain)
-            if self._may.refuse_for_now():
-                self._acks.reject(publishers, Unfit(RejectReason.OVERLOADED, ""))
+            self._say_no(publishers, Unfit(RejectReason.OVERLOADED, ""))
         self.counters.drop("overloaded", plain)
 
     def _given_up(self, count: int) -> None:

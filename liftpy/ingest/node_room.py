@@ -9,14 +9,20 @@ shut publishes out for good. Up to four fifths of ``limit_bytes`` nothing change
 a straight line, to nothing at the limit: so the largest queues meet theirs first, and at the limit every new publish is refused
 (dropped, where nobody waits for an answer). It opens again as queues drain.
 
+Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen in
+the same looks; above ``late_s`` who waits for an answer is refused at once, until the age is below half of that. What nobody waits for
+is taken all the same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
+
 Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
 publish while it holds less than 32. At 1,000 none does.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
+from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
 
 _FREE = 0.8
@@ -25,6 +31,8 @@ STANDBY_SHARE = 0.15
 READERS_SHARE = 0.10
 WAITING_PUBLISHER_BYTES = 200
 """What one that waits for an ack costs, about."""
+_MOST_LOOKS = 600
+"""A minute of them."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_SHARE = 0.25
 """Of the memory that the process may have, where no limit is set."""
@@ -48,17 +56,34 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 
 
 class NodeRoom:
-    """Of one node. ``limit_bytes`` 0: there is no limit."""
+    """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
 
-    __slots__ = ("is_limited", "limit_bytes", "open_part", "used_bytes")
+    __slots__ = ("_late_ns", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns")
 
-    def __init__(self, limit_bytes: int = 0) -> None:
+    def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
+        self._late_ns = round(late_s * NS_PER_S)
+        self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
+        """(bytes that had arrived, when), of which some are not looked at yet."""
+        self.waited_ns = 0
+        """For how long the oldest of them has waited, about."""
+        self.is_late = False
+        """Who waits for an answer is refused."""
         self.used_bytes = 0
         self.is_limited = False
         """Partitions have less than their own bounds."""
         self.open_part = 1.0
         """Of each partition's own bound: what it has of it now."""
+
+    def look_at_age(self, arrived_bytes: int, done_bytes: int, now_ns: int) -> None:
+        """So many bytes have arrived, and were looked at, ever. ``now_ns``: monotonic."""
+        while self._looks and self._looks[0][0] <= done_bytes:
+            self._looks.popleft()
+        self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
+        if arrived_bytes > done_bytes and len(self._looks) < _MOST_LOOKS:
+            self._looks.append((arrived_bytes, now_ns))
+        if self._late_ns:
+            self.is_late = self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)
 
     def look(self, held: HeldByNode) -> None:
         """So much is held now."""

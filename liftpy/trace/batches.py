@@ -14,7 +14,7 @@ from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
 from liftpy.trace.budget import SpanBudget
 from liftpy.trace.context import TraceContext
-from liftpy.trace.search import MOST_LINKS, traced_in
+from liftpy.trace.search import may_bear, traced_in
 from liftpy.trace.spans import Attributes, Span, SpanTree
 
 MOST_OPEN = 64
@@ -135,15 +135,13 @@ class PartitionTraces:
         """A batch is in the log. ``flushed``: also on the disk; ``awaited``: somebody waits for its ack."""
         node = self._node
         now_ns, spans = node.now_ns(), _STEPS - (not awaited) + len(followers)
-        full = node.open_count >= MOST_OPEN
-        contexts = traced_in(batch, 1 if full or not node.budget.has(spans, now_ns) else MOST_LINKS)
+        if node.open_count >= MOST_OPEN or not node.budget.has(spans, now_ns):
+            node.budget.dropped += spans if may_bear(batch) else 0
+            return
+        contexts = traced_in(batch)
         if not contexts:
             return
-        if full:
-            node.budget.dropped += spans
-            return
-        if not node.budget.takes(spans, now_ns):
-            return
+        node.budget.takes(spans, now_ns)
         self._open.append(
             _OnItsWay(
                 last_offset=base_offset + record_count - 1,

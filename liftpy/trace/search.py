@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from liftpy.config import Codec
 from liftpy.errors import CorruptionError
 from liftpy.trace.context import SAMPLED, TRACEPARENT, TRACEPARENT_BYTES, TraceContext, parse_traceparent
 from liftpy.wire.batch import parse_batch
@@ -25,8 +26,8 @@ _PARSED_A_LINK = 4
 """So many values that look sampled and may turn out malformed."""
 
 
-def traced_in(batch: bytes, most: int = MOST_LINKS) -> tuple[TraceContext, ...]:
-    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``most``, in their order, each once."""
+def traced_in(batch: bytes) -> tuple[TraceContext, ...]:
+    """Sampled contexts of the first messages of ``batch`` that bear one, at most ``MOST_LINKS``, in their order, each once."""
     parsed = parse_batch(batch, verify=False)  # it was sealed a moment ago
     if Columns.HEADERS not in Columns(parsed.header.column_bits):
         return ()
@@ -34,7 +35,19 @@ def traced_in(batch: bytes, most: int = MOST_LINKS) -> tuple[TraceContext, ...]:
         headers = parsed.columns.headers
     except CorruptionError:  # of what its publisher has compressed; readers are told
         return ()
-    return () if headers is None else sampled_in(headers, most=most)
+    return () if headers is None else sampled_in(headers)
+
+
+def may_bear(batch: bytes) -> bool:
+    """Whether a message of ``batch`` may be traced, by one search in its bytes; for whoever can't follow it and counts. Of one that is
+    compressed: whether it has headers."""
+    header = parse_batch(batch, verify=False).header
+    return Columns.HEADERS in Columns(header.column_bits) and (header.codec is not Codec.NONE or batch.find(_NAME) >= 0)
+
+
+def names_one(headers: HeadersColumn) -> bool:
+    """Whether a message may be traced, of a column: by one search in its names."""
+    return bytes(headers.names.data).find(_NAME) >= 0
 
 
 def sampled_in(

@@ -119,6 +119,11 @@ class Inflow(BusConnection):
         return self._arrived_bytes - self._done_bytes
 
     @property
+    def passed_bytes(self) -> tuple[int, int]:
+        """That have come from the socket, and that were parsed, ever."""
+        return self._arrived_bytes, self._done_bytes
+
+    @property
     def left_out(self) -> int:
         """Messages that were left out unread."""
         return self._parser.left_out

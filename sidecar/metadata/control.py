@@ -20,9 +20,10 @@ from liftpy.cluster.doors import Door, refusal
 from liftpy.cluster.forwarding import error_response
 from liftpy.cluster.pages import cut_stream, fit_request, page_bytes
 from liftpy.cluster.request_bounds import fit
+from liftpy.cluster.request_rates import IN_ALL, PER_PRINCIPAL, Allowance, RequestRates
 from liftpy.cluster.requests import may_be_logged
 from liftpy.cluster.subject_index import begins_under
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import ReplicationConfig
 from liftpy.errors import LiftError
 from liftpy.ids import shown
 from liftpy.wire import frames
@@ -48,29 +49,13 @@ _PER_S, _AT_ONCE = 400, 1000
 """Requests of operators and clients that are looked at in a second, and that may come at once: whoever sends more must not take the
 time of the metadata group. Those of nodes that are registered are not counted: heartbeats and reports are what the cluster lives by."""
 FLOODED = f"{REFUSED}control request, too many"
+TOO_FAST = f"{REFUSED}control request, too fast"
+"""Of an operator, who is told when to come again."""
 _TURNS = 4
 """Requests of one asker that may be on their way through the group's log at once; the others wait for their turn. So a flooding
 asker sets its own pace: each answer takes as long as the group needs."""
 NO_TURN = f"{REFUSED}control request, no turn"
 """It waited in vain, and was never logged."""
-
-
-class Allowance:
-    """So many a second, and what was not used before, up to ``at_once``."""
-
-    def __init__(self, per_s: float, at_once: int) -> None:
-        self._per_ns = per_s / NS_PER_S
-        self._at_once = self._left = float(at_once)
-        self._seen_ns = 0
-
-    def take(self, now_ns: int) -> bool:
-        """Whether one more may be."""
-        self._left = min(self._at_once, self._left + max(0, now_ns - self._seen_ns) * self._per_ns)
-        self._seen_ns = now_ns
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class NoTurnError(Exception):
@@ -136,6 +121,7 @@ class ControlDesk:
         self._is_known = is_known
         self._config = config
         self._allowance = Allowance(_PER_S, _AT_ONCE)
+        self._rates = RequestRates()
         self._turns = Turns()
         self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
@@ -173,6 +159,9 @@ class ControlDesk:
         fit_request(request, self._connection.max_payload)
         if not self._leads():
             await self._reply(message.reply, self._alone(request))
+        elif door is Door.ADMIN and (wait_ms := self._rates.wait_ms(who, clock.now_ns())):
+            self.counters[TOO_FAST] += 1
+            await self._reply(message.reply, _too_fast(request, who, wait_ms))
         elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
             self.counters[_NOT_THERE] += 1
             await self._reply(message.reply, wrong)
@@ -238,3 +227,11 @@ class ControlDesk:
                 await self._connection.publish(reply, frames.sealed(refusal))
         except (nats.errors.Error, OSError):
             pass  # not connected: the asker asks again
+
+
+def _too_fast(request: pb.ControlRequest, who: str, wait_ms: int) -> pb.ControlResponse:
+    of = f"of {shown(who)}" if who else "of operators without a name of their own"
+    detail = f"more than {PER_PRINCIPAL} requests a second {of}, or {IN_ALL} in all: again in {wait_ms} ms"
+    response = error_response(request, pb.ControlResponse.UNAVAILABLE, detail)
+    response.retryAfterMs = wait_ms
+    return response

@@ -16,7 +16,7 @@ from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.features import SPOKEN
-from liftpy.config import AckPolicy
+from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.group.lags import GroupLag
 from liftpy.instruments import Histogram
 from liftpy.wire.refusals import by_reason
@@ -303,6 +303,7 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.each("derived_refused_total", sorted(derived.refused.items()))
     found.put("queued_bytes", reporter.room.used_bytes)
     found.put("queued_bytes_limit", reporter.room.limit_bytes)
+    found.put("ingest_unread_seconds", reporter.room.waited_ns / NS_PER_S)
     found.put("held_bytes", reporter.intake.held_bytes)
     found.put("uncommitted_bytes", reporter.intake.unreplicated_bytes)
     found.put("readers_waiting_bytes", reporter.read_budget.used_bytes)

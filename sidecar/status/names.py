@@ -39,6 +39,11 @@ TABLE: dict[str, Row] = {
         ("standby_buffer_bytes", "", "Memory for what was heard while standing by."),
         ("acks_waiting", "stream", "Publishers that wait for an ack."),
         ("queued_bytes", "", "What the node holds of publishes on their way, readers and standbys up to their shares."),
+        (
+            "ingest_unread_seconds",
+            "",
+            "For how long the oldest publish has waited that was read and not looked at, about (ingest_late_s).",
+        ),
         ("queued_bytes_limit", "", "How much that may be (memory_limit_bytes); from four fifths on partitions take less."),
         ("held_bytes", "", "Publishes that are held back: their partition's ISR is short, or its followers are behind."),
         ("uncommitted_bytes", "", "Appended by leaders here and not committed, about."),

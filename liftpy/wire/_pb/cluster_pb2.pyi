@@ -896,7 +896,7 @@ class ControllerList(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[str]] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "stream", "node", "partition", "cluster", "batch", "plan", "levels")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "retryAfterMs", "stream", "node", "partition", "cluster", "batch", "plan", "levels")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -927,6 +927,7 @@ class ControlResponse(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     METADATALEADER_FIELD_NUMBER: _ClassVar[int]
     NEXTPARTITION_FIELD_NUMBER: _ClassVar[int]
+    RETRYAFTERMS_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -940,6 +941,7 @@ class ControlResponse(_message.Message):
     index: int
     metadataLeader: str
     nextPartition: int
+    retryAfterMs: int
     stream: Stream
     node: Node
     partition: Partition
@@ -947,7 +949,7 @@ class ControlResponse(_message.Message):
     batch: BatchAnswers
     plan: PlacementPlan
     levels: FeatureLevels
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., retryAfterMs: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ...) -> None: ...
 
 class FeatureLevels(_message.Message):
     __slots__ = ("level", "nodes", "reasons")

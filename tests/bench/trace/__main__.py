@@ -202,16 +202,15 @@ async def quotients(title: str, rounds: int, a: Turn, b: Turn) -> list[str]:
             of_a, of_b = (one, two) if first is a else (two, one)
             for name in of_a:
                 each.setdefault(name, []).append((of_a[name], of_b[name]))
-        lines += [f"{title}: {kind:8} {name:8} {_quotient(name, pairs)}" for name, pairs in each.items()]
+        lines += [f"{title}: {kind:8} {name:8} {_quotient(pairs)}" for name, pairs in each.items()]
     return lines
 
 
-def _quotient(name: str, pairs: list[tuple[float, float]]) -> str:
-    """The median of the quotients and where half of them lie; of processor times the quotient of their sums."""
+def _quotient(pairs: list[tuple[float, float]]) -> str:
+    """The median of the quotients, and between what half of them lie."""
     by_pair = sorted(b / a for a, b in pairs)
     low, _, high = quantiles(by_pair, n=4) if len(by_pair) > 1 else (by_pair[0], 0, by_pair[0])
-    middle = sum(b for _, b in pairs) / sum(a for a, _ in pairs) if name == "cpu" else median(by_pair)
-    return f"{middle:.3f}  ({low:.3f}..{high:.3f})"
+    return f"{median(by_pair):.3f}  ({low:.3f}..{high:.3f})"
 
 
 class Reading(DevCluster):

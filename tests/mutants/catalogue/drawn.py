@@ -356,8 +356,8 @@ _DRAWN = {
     "liftpy/ingest/in_hand.py": [
         (
             "one message too many in a batch",
-            "    for index in range(start, min(len(raw), start + most_records)):\n",
-            "    for index in range(start, min(len(raw), start + most_records + 1)):\n",
+            "    return min(len(raw), start + most_records)\n",
+            "    return min(len(raw), start + most_records + 1)\n",
             "a batch is larger than its bound",
         ),
     ],

@@ -185,9 +185,15 @@ MUTANTS = [
             "while a follower is down no batch is told of",
         ),
         (
+            "what is left out is never counted",
+            "node.budget.dropped += spans if may_bear(batch) else 0",
+            "pass",
+            "nobody knows that spans are missing",
+        ),
+        (
             "batches are followed without end",
-            "        if full:\n            node.budget.dropped += spans\n            return\n",
-            "",
+            "if node.open_count >= MOST_OPEN or not node.budget",
+            "if not node.budget",
             "a partition without its majority fills the memory with spans",
         ),
         (
@@ -368,6 +374,18 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/client/spans.py",
+        (
+            "beyond the budget the application's trace is cut",
+            "or trace.get_current_span().get_span_context().is_valid:\n            return True",
+            "or False:\n            return True",
+            "under load what follows from a request is of no trace",
+        ),
+        (
+            "what is sent beyond the budget is not counted",
+            "        self._counters[DROPPED] += 1\n        return False\n",
+            "        return False\n",
+            "nobody knows that spans are missing",
+        ),
         (
             "what nobody records is told",
             "or (around.is_valid and not around.trace_flags.sampled):",

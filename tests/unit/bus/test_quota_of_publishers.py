@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
+from liftpy.ingest import acks
 from liftpy.ingest.acks import OVERLOADED_WAIT_MS, Publishers
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.node_room import NodeRoom, PartitionRoom
 from liftpy.ingest.sorting import TakenOver
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
@@ -138,11 +140,41 @@ async def test_what_was_heard_standing_by_is_not_refused_and_what_comes_later_is
     assert leader.ingest.counters.refused["quota"] == 1
 
 
-def test_a_no_that_may_not_be_said_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_no_waits_for_the_lease_and_is_said_then() -> None:
     bench = a_bench()
-    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
+    may = {"refuse": False, "refuse_for_now": False}
+    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse_for_now"])
     bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
+    bench.ingest.settle()
     assert (bench.lines, bench.ingest.counters.refused["quota"]) == ([], 2)
+    may["refuse"] = may["refuse_for_now"] = True
+    bench.ingest.settle()
+    assert {inbox: answer["retry_after_ms"] for inbox, answer in json_of(bench).items()} == {b"_INBOX.2": 1, b"_INBOX.3": 126}
+    bench.ingest.settle()
+    assert bench.lines == []
+
+
+def test_it_is_said_with_the_next_one_and_by_no_leader_that_was_deposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acks, "MOST_UNTOLD", 2)
+    bench = a_bench()
+    may = {"refuse": False}
+    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: may["refuse"], refuse_for_now=lambda: may["refuse"])
+    bench.arrive((b"", b"v", b""), (b"", b"v", b""))
+    bench.arrive((b"_INBOX.0", b"v", b""))
+    bench.acks.drop()
+    for number in range(1, 4):
+        bench.arrive((b"_INBOX.%d" % number, b"v", b""))
+    may["refuse"] = True
+    bench.arrive((b"_INBOX.now", b"v", b""))
+    assert set(json_of(bench)) == {b"_INBOX.1", b"_INBOX.2", b"_INBOX.now"}, "what is owed is bounded"
+
+
+def test_with_a_standby_it_is_never_said() -> None:
+    bench = a_bench()
+    bench.ingest._may = bench.ingest._may._replace(refuse=lambda: True, refuse_for_now=lambda: False)
+    bench.arrive(*((b"_INBOX.%d" % number, b"%d" % number, b"") for number in range(4)))
+    bench.ingest.settle()
+    assert (bench.lines, bench.acks.owes_a_no, bench.ingest.counters.refused["quota"]) == ([], False, 2)
 
 
 def test_settings_change_while_it_runs_and_a_state_that_changes_fills_no_bucket() -> None:
@@ -177,3 +209,24 @@ def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
     assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == OVERLOADED_WAIT_MS
     bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.READ_ONLY, ""))
     assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
+
+
+def test_a_node_that_is_late_refuses_who_waits_and_takes_the_others() -> None:
+    bench = Bench()
+    node = NodeRoom()
+    bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))
+    came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
+    node.is_late = True
+    bench.arrive(*came)
+    assert values(bench) == [b"p"]
+    assert [b"retry_after_ms" in line for line in bench.lines] == [True, True, False]
+    assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.refused)) == (3, {"overloaded": 3})
+    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
+    bench.arrive(*came)
+    assert values(bench)[1:] == [b"p", b"v", b"w", b"e"], "who may not be told no is not refused for it"
+    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: True)
+    bench.arrive(came[1])
+    assert len(values(bench)) == 5
+    node.is_late = False
+    bench.arrive(*came)
+    assert len(values(bench)) == 9

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,15 @@ async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
     with pytest.raises(OutcomeUnknownError):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
     assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
+
+
+async def test_who_asks_too_much_waits_as_he_was_told(admin: Admin, controller: Controller) -> None:
+    controller.script = [lambda _: pb.ControlResponse(error=_Error.UNAVAILABLE, retryAfterMs=600), made]
+    began = asyncio.get_running_loop().time()
+    assert (await admin.create_stream("orders", "x")).uid == "u1"
+    assert asyncio.get_running_loop().time() - began >= 0.6
+    first, second = controller.asked
+    assert first.operationId == second.operationId
 
 
 async def test_the_cluster_is_described(admin: Admin, controller: Controller) -> None:

@@ -433,8 +433,8 @@ async def test_whom_a_quota_refuses_comes_again_when_it_was_told_and_not_before(
     assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0"]
     await made._on_ack(ack(0, offset=5))
     assert second.resend_at == second.not_before, "that another was taken changes nothing"
-    await made._send_refused(second.resend_at)
-    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1"]
+    await made._send_refused(third.resend_at)
+    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1", "in0.2"], "none goes alone: there is somebody"
     await made._on_ack(ack(1, ackError=_Ack.OVERLOADED, retryAfterMs=9000))
     assert second.resend_at <= loop.time() + 0.05
     await made.close()

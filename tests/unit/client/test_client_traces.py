@@ -28,7 +28,7 @@ from liftpy.client.tracing import making_of
 from liftpy.config import AckPolicy
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.testing.memory import MemoryCluster, memory_cluster
-from liftpy.trace.budget import SPANS_PER_S
+from liftpy.trace.budget import SPANS_PER_S, SpanBudget
 from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
 from liftpy.trace.messages import created_in
 from liftpy.wire.batch import Record
@@ -289,6 +289,19 @@ async def test_spans_are_bounded_and_those_beyond_counted(traced: Traced) -> Non
     )
     assert None not in found
     assert own.span_id in {context.span_id for context in found if context is not None}
+
+
+async def test_batches_beyond_the_bound_are_counted_if_they_may_be_traced(traced: Traced) -> None:
+    async with traced.client.producer(traced.stream, options=ProducerOptions(batch_records=1)) as producer:
+        for number in range(200):
+            await producer.send(b"x", headers=BEARS if number % 2 else [("a", b"b")])
+    traced.client._made_by._spans._read = SpanBudget(1.0)  # type: ignore[attr-defined]
+    before = traced.client.counters.get(DROPPED, 0)
+    read = [piece async for piece in traced.client.consume(traced.stream, until="end").batches()]
+    bearing = sum(any(name == "traceparent" for name, _ in pairs) for piece in read for pairs in piece.headers())
+    told = len(traced.spans("receive")) + traced.client.counters.get(DROPPED, 0) - before
+    assert told == bearing
+    assert traced.client.counters[DROPPED] > before
 
 
 async def test_what_is_processed_beyond_the_bound_is_of_the_trace_still(traced: Traced) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import ConfigError
 from liftpy.ingest.node_room import (
     LEAST_LIMIT_BYTES,
@@ -86,3 +87,33 @@ def test_the_default_is_a_share_of_what_the_process_may_have(tmp_path: Path) -> 
 def test_a_limit_that_nothing_fits_is_refused(wrong: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="memory_limit_bytes"):
         NodeSettings("n1", tmp_path, memory_limit_bytes=wrong)
+
+
+def test_what_waits_unread_is_late_until_half_of_that_and_a_loop_that_stood_still_sees_nothing_old() -> None:
+    node, s = NodeRoom(late_s=1.0), NS_PER_S
+    node.look_at_age(100, 0, 10 * s)
+    node.look_at_age(100, 50, 11 * s)
+    assert (node.waited_ns, node.is_late) == (s, False)
+    node.look_at_age(200, 99, 11 * s + s // 10)
+    assert node.is_late
+    node.look_at_age(300, 150, 11 * s + s // 5)
+    assert (node.waited_ns, node.is_late) == (s // 10, False)
+    node.look_at_age(300, 299, 20 * s)
+    assert (node.waited_ns, node.is_late) == (8 * s + 4 * s // 5, True)
+    node.look_at_age(900, 300, 90 * s)
+    assert (node.waited_ns, node.is_late) == (0, False), "all that has come meanwhile is new"
+
+
+def test_late_is_late_until_half_of_it() -> None:
+    node, ms = NodeRoom(late_s=1.0), NS_PER_S // 1000
+    for look in range(12):
+        node.look_at_age(10 * (look + 1), 0, look * 100 * ms)
+    assert node.is_late
+    node.look_at_age(130, 40, 1200 * ms)
+    assert (node.waited_ns, node.is_late) == (800 * ms, True)
+    node.look_at_age(140, 80, 1300 * ms)
+    assert (node.waited_ns, node.is_late) == (500 * ms, False)
+    never = NodeRoom()
+    never.look_at_age(1, 0, 0)
+    never.look_at_age(1, 0, 3600 * NS_PER_S)
+    assert not never.is_late

@@ -374,6 +374,35 @@ async def test_a_flood_of_requests_is_dropped_unread_beyond_the_allowance_and_no
         controller.leads = True
 
 
+async def test_an_operator_who_asks_too_much_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 5_000_000_000
+    monkeypatch.setattr(control.clock, "now_ns", lambda: now_ns)
+    controller = Controller()
+    await controller.desk.open()
+    asked = frames.sealed(pb.ControlRequest(operationId=b"o" * 16, describeCluster=pb.DescribeCluster()))
+
+    async def told(count: int, subject: str) -> list[pb.ControlResponse]:
+        del controller.replies[:]
+        for _ in range(count):
+            await controller.receive(Message(asked, "_INBOX.x", subject))
+            await asyncio.gather(*controller.desk._under_way)
+        return [response for _, response in controller.replies if response.retryAfterMs]
+
+    refused = await told(260, "space.control.admin.alice")
+    assert len(refused) == 10
+    assert (refused[0].error, refused[0].retryAfterMs, refused[0].operationId) == (
+        pb.ControlResponse.UNAVAILABLE,
+        21,
+        b"o" * 16,
+    )
+    assert refused[0].detail == "more than 50 requests a second of 'alice', or 200 in all: again in 21 ms"
+    assert controller.desk.counters[control.TOO_FAST] == 10
+    assert await told(5, "space.control.admin.bob") == []
+    assert await told(100, "space.info") == [], "readers change nothing"
+    assert len(await told(260, "space.control.admin")) == 10
+    assert "of operators without a name" in (await told(1, "space.control.admin"))[0].detail
+
+
 def order(name: str) -> bytes:
     return frames.sealed(pb.ControlRequest(operationId=name.encode().ljust(16), deleteStream=pb.DeleteStream(name=name)))
 

@@ -16,6 +16,7 @@ from liftpy.cluster.accusations import LeaderQuestion, Said
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.request_rates import Allowance
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ConfigError
 from liftpy.ids import PartitionKey
@@ -25,7 +26,7 @@ from liftpy.wire._pb import replication_pb2
 from liftpy.wire.subjects import Subjects
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata import control, forwarding, joining, membership
-from sidecar.metadata.control import Allowance, NoTurnError, Turns
+from sidecar.metadata.control import NoTurnError, Turns
 from sidecar.metadata.feed import FeedSubscriber
 from sidecar.metadata.forwarding import Forwarder
 from sidecar.metadata.identity import NodeFile

@@ -90,6 +90,12 @@ class Held(list[Any]):
         self.copy_pace, self.derived = CopyPace(copied_bytes=31), NodeDerived()
 
 
+def a_room() -> NodeRoom:
+    room = NodeRoom(74)
+    room.waited_ns = 1_500_000_000
+    return room
+
+
 def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -> Any:
     link = SimpleNamespace(
         name="ingest", is_connected=True, unsent_bytes=41, stats={"reconnects": 42}, waiting_bytes=43,
@@ -114,7 +120,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
         "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
-        "room": NodeRoom(74),
+        "room": a_room(),
         **more,
     })  # fmt: skip
 
@@ -191,7 +197,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("partitions_under_replicated",): 2, ("partitions_at_min_isr",): 1, ("partitions_under_min_isr",): 1,
         ("partitions_failed",): 2, ("partitions_with_set_aside_files",): 1, ("replica_lag_records",): 25, ("replica_lag_seconds",): 24,
         ("replicas_with_slow_disks",): 3, ("uncommitted_records",): 9, ("held_bytes",): 72, ("uncommitted_bytes",): 71,
-        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74,
+        ("readers_waiting_bytes",): 73, ("queued_bytes_limit",): 74, ("ingest_unread_seconds",): 1.5,
         ("queued_bytes",): 0, ("copied_bytes_total",): 31, ("nats_connected",): 1, ("connection_up", "ingest"): 1,
         ("nats_send_buffer_bytes", "ingest"): 41, ("nats_reconnects_total", "ingest"): 42, ("ingest_buffer_bytes",): 43,
         ("publish_lost_with_connections_total",): 44, ("publish_unknown_losses_total",): 45, ("metadata_late_ticks_total",): 46,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from liftpy.config import Codec
 from liftpy.errors import CorruptionError
 from liftpy.trace.context import TraceContext, parse_traceparent, traceparent
-from liftpy.trace.search import MOST_LINKS, sampled_in, traced_in
+from liftpy.trace.search import MOST_LINKS, may_bear, names_one, sampled_in, traced_in
 from liftpy.wire.batch import build_batch, parse_batch
 from liftpy.wire.header_block import Headers
 from tests.fuzz import meanings
@@ -60,6 +60,22 @@ def batch_of(headers: list[Headers | None], codec: Codec = Codec.NONE) -> bytes:
 
 def one(number: int, flags: int = 1) -> bytes:
     return traceparent(TraceContext(TRACE + number, SPAN + number, flags))
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_who_can_follow_no_more_looks_once(codec: Codec) -> None:
+    headers: list[Headers | None] = [[("other", b"x" * 100)], [("traceparent", one(1))]] * 20
+    assert may_bear(batch_of(headers, codec))
+    column = parse_batch(batch_of(headers, codec)).columns.headers
+    assert column is not None
+    assert names_one(column)
+    without = parse_batch(batch_of([[("xtraceparen", b"traceparent")]] * 20, codec))
+    assert without.columns.headers is not None
+    assert not names_one(without.columns.headers)
+    assert not may_bear(batch_of([None] * 20, codec))
+    assert may_bear(batch_of([[("other", b"x" * 100)]] * 20, codec)) == (codec is not Codec.NONE), (
+        "compressed, it is not looked into"
+    )
 
 
 @pytest.mark.parametrize("codec", list(Codec))

@@ -1,0 +1,129 @@
+"""A stream that is held to its quota, beside one that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from liftpy.client import Client, PublishOptions, connect
+from liftpy.config import StreamConfig
+from liftpy.ingest.quota import BURST_S
+from sidecar.dev.cluster import DevCluster
+
+QUOTA_PER_S, OFFERED_PER_S, NEIGHBOUR_PER_S = 1000, 3000, 1000
+SIZE_BYTES = 100
+_READY_S = 60.0
+
+
+@dataclass
+class Outcome:
+    """What became of both."""
+
+    seconds: float = 0.0
+    tolerance: float = 0.02
+    """Of the rate, downwards and upwards."""
+    alone: dict[str, Any] = field(default_factory=dict)
+    """The neighbour, before."""
+    held: dict[str, Any] = field(default_factory=dict)
+    """The stream with a quota."""
+    beside: dict[str, Any] = field(default_factory=dict)
+    """The neighbour, meanwhile."""
+    altered: dict[str, Any] = field(default_factory=dict)
+    """The stream with twice the quota."""
+    by_client: int = 0
+    """Messages that one publisher of the client had acknowledged in ``client_s``, far more being offered."""
+    client_s: float = 0.0
+
+    def wrong(self) -> list[str]:
+        """What must not be, for people; empty: all is well."""
+        said = []
+        for name, one, per_s in (("held", self.held, QUOTA_PER_S), ("altered", self.altered, 2 * QUOTA_PER_S)):
+            accepted, due = one["answers"].get("ok", 0), per_s * one["seconds"]
+            if not due * (1 - self.tolerance) <= accepted <= (due + per_s * BURST_S) * (1 + self.tolerance):
+                said.append(f"{name}: {accepted} were accepted in {one['seconds']} s, {due:.0f} are due")
+            if one["unanswered"] or one["answers"].keys() - {"ok", "quota"} or not one["answers"].get("quota"):
+                said.append(f"{name}: {one['unanswered']} unanswered, answers {one['answers']}")
+        if self.beside["unanswered"] or self.beside["answers"].keys() - {"ok"}:
+            said.append(f"the neighbour: {self.beside['unanswered']} unanswered, answers {self.beside['answers']}")
+        if self.by_client > QUOTA_PER_S * 2 * (self.client_s + BURST_S) * (1 + self.tolerance):
+            said.append(f"the client's publisher had {self.by_client} taken in {self.client_s} s")
+        return said
+
+    def slow(self) -> list[str]:
+        """What a quiet machine would do better."""
+        said = []
+        if self.held["refused_ms"]["p99"] > 50:
+            said.append(f"refused publishes were answered after {self.held['refused_ms']}")
+        if self.beside["accepted_per_s"] < 0.95 * self.alone["accepted_per_s"]:
+            said.append(f"the neighbour had {self.beside['accepted_per_s']}/s, alone {self.alone['accepted_per_s']}/s")
+        if self.by_client < QUOTA_PER_S * 2 * self.client_s * 0.9:
+            said.append(f"the client's publisher had {self.by_client} taken in {self.client_s} s only")
+        return said
+
+    def text(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+
+async def sender(cluster: DevCluster, subject: str, per_second: int, size_bytes: int, seconds: float) -> dict[str, Any]:
+    """A process of ``sender.py``; what it says."""
+    port = int(cluster.nats_url.rpartition(":")[2])
+    words = [port, subject, per_second, size_bytes, seconds]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.system.overload.sender", *map(str, words), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        out, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    return {**json.loads(out), "seconds": seconds}
+
+
+async def until_led(client: Client, name: str) -> None:
+    """Until a publish is acknowledged."""
+    deadline = time.monotonic() + _READY_S
+    while True:
+        try:
+            await client.publish(name, b"first", timeout_s=5.0)
+            return
+        except Exception:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> Outcome:
+    """Two new streams of ``cluster``; what their publishers met."""
+    out = Outcome(seconds=seconds, tolerance=tolerance)
+    async with await connect(cluster.nats_url) as client:
+        await client.create_stream("held", "held", config=StreamConfig(quota_records_per_s=QUOTA_PER_S))
+        await client.create_stream("neighbour", "neighbour")
+        await until_led(client, "held")
+        await until_led(client, "neighbour")
+        out.alone = await sender(cluster, "neighbour", NEIGHBOUR_PER_S, SIZE_BYTES, seconds / 2)
+        out.held, out.beside = await asyncio.gather(
+            sender(cluster, "held", OFFERED_PER_S, SIZE_BYTES, seconds),
+            sender(cluster, "neighbour", NEIGHBOUR_PER_S, SIZE_BYTES, seconds),
+        )
+        await client.alter_stream("held", quota_records_per_s=2 * QUOTA_PER_S)
+        await asyncio.sleep(0.2)
+        out.altered = await sender(cluster, "held", 2 * OFFERED_PER_S, SIZE_BYTES, seconds / 2)
+        await _by_client(client, out, seconds / 2)
+    return out
+
+
+async def _by_client(client: Client, out: Outcome, seconds: float) -> None:
+    """As fast as the client's publisher lets it."""
+    async with await client.publisher("held", options=PublishOptions(window=1000)) as publisher:
+        began = time.monotonic()
+        taken: list[asyncio.Future[Any]] = []
+        while time.monotonic() - began < seconds:
+            taken.append(await publisher.send(b"c" * SIZE_BYTES))
+        out.client_s = round(time.monotonic() - began, 2)
+        out.by_client = sum(one.done() for one in taken)
+        await publisher.flush()

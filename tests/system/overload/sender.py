@@ -1,0 +1,138 @@
+"""The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS``; prints what became of it as JSON.
+
+Each message has a reply of its own, and every answer is counted. PER_SECOND 0: as fast as answers come, ``WINDOW`` on their way. A tick
+that comes late sends what it has missed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import select
+import socket
+import sys
+import time
+from array import array
+from collections import Counter
+from typing import Any
+
+WINDOW = 2048
+TICK_S = 0.004
+GRACE_S = 10.0
+"""For answers that are out, at the end."""
+_ANSWER = re.compile(rb"MSG \S+\.(\d+) 1 \d+\r\n(\{[^\r]*\})\r\n")
+_MOST_OUT_BYTES = 1 << 20
+
+
+def share(sorted_values: list[float], part: float) -> float:
+    """The value below which ``part`` of them are, in ms."""
+    return round(sorted_values[min(int(len(sorted_values) * part), len(sorted_values) - 1)] * 1000, 2) if sorted_values else 0.0
+
+
+class Sender:
+    """One connection."""
+
+    def __init__(self, port: int, subject: str, size_bytes: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.recv(4096)
+        self.inbox = f"_INBOX.s{time.time_ns():x}"
+        self.socket.sendall(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\n' % self.inbox.encode())
+        self._form = b"PUB %b %b.%%d %d\r\n%b\r\n" % (subject.encode(), self.inbox.encode(), size_bytes, b"x" * size_bytes)
+        self._buffer = b""
+        self._out = b""
+        self.sent_at = array("d")
+        self.took: dict[str, list[float]] = {"ok": [], "refused": []}
+        self.answers: Counter[str] = Counter()
+        self.accepted_in: Counter[int] = Counter()
+        """Second since the start -> accepted."""
+        while b"PONG\r\n" not in self._buffer:
+            self._buffer += self.socket.recv(4096)
+        self._buffer = b""
+        self.socket.setblocking(False)
+        self.began = time.monotonic()
+
+    @property
+    def unanswered(self) -> int:
+        return len(self.sent_at) - sum(self.answers.values())
+
+    def send(self, count: int) -> None:
+        now, first = time.monotonic(), len(self.sent_at)
+        self._out += b"".join([self._form % number for number in range(first, first + count)])
+        self.sent_at.extend([now] * count)
+
+    def turn(self, until: float) -> None:
+        """Read and write until then."""
+        while True:
+            left = until - time.monotonic()
+            readable, writable, _ = select.select([self.socket], [self.socket] if self._out else [], [], max(left, 0.0))
+            if writable:
+                self._out = self._out[self.socket.send(self._out[: 1 << 18]) :]
+            if readable:
+                self._read()
+            if left <= 0:
+                return
+
+    @property
+    def is_full(self) -> bool:
+        """The server takes no more for now."""
+        return len(self._out) > _MOST_OUT_BYTES
+
+    def _read(self) -> None:
+        got = self.socket.recv(1 << 20)
+        if not got:
+            raise SystemExit("the server closed the connection")
+        data, end, now = self._buffer + got, 0, time.monotonic()
+        for found in _ANSWER.finditer(data):
+            end = found.end()
+            number, body = int(found[1]), found[2]
+            took = now - self.sent_at[number]
+            if b'"error"' not in body:
+                self.answers["ok"] += 1
+                self.took["ok"].append(took)
+                self.accepted_in[int(now - self.began)] += 1
+            else:
+                error = json.loads(body)
+                kind = "quota" if "quota" in error["error"]["description"] else str(error["error"]["code"])
+                self.answers[kind] += 1
+                self.answers["without a wait"] += 0 if error.get("retry_after_ms") or kind != "quota" else 1
+                self.took["refused"].append(took)
+        if b"PING\r\n" in data[end:]:
+            self._out += b"PONG\r\n"
+            data, end = data[end:].replace(b"PING\r\n", b""), 0
+        self._buffer = data[end:]
+
+    def said(self, seconds: float) -> dict[str, Any]:
+        ok, refused = sorted(self.took["ok"]), sorted(self.took["refused"])
+        return {
+            "sent": len(self.sent_at),
+            "answers": {name: count for name, count in self.answers.items() if count},
+            "unanswered": self.unanswered,
+            "accepted_per_s": round(self.answers["ok"] / seconds, 1),
+            "accepted_in": [self.accepted_in[second] for second in range(max(self.accepted_in, default=-1) + 1)],
+            "ok_ms": {"p50": share(ok, 0.5), "p99": share(ok, 0.99), "max": share(ok, 1.0)},
+            "refused_ms": {"p50": share(refused, 0.5), "p99": share(refused, 0.99), "max": share(refused, 1.0)},
+        }
+
+
+def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: float) -> dict[str, Any]:
+    """Publish; what became of it."""
+    sender = Sender(port, subject, size_bytes)
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        if per_second:
+            due = int((passed + TICK_S) * per_second) - len(sender.sent_at)
+        else:
+            due = WINDOW - sender.unanswered
+        if due > 0 and not sender.is_full:
+            sender.send(min(due, 8192))
+        sender.turn(time.monotonic() + TICK_S if per_second else time.monotonic())
+        if not per_second and sender.unanswered >= WINDOW:
+            sender.turn(time.monotonic() + 0.001)
+    took_s, give_up = time.monotonic() - began, time.monotonic() + GRACE_S
+    while sender.unanswered and time.monotonic() < give_up:
+        sender.turn(time.monotonic() + 0.02)
+    return sender.said(took_s)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))))

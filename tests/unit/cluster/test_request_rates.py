@@ -1,0 +1,40 @@
+"""Requests of operators: each principal's rate and all of them together, who is told when, what is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from liftpy.cluster import request_rates
+from liftpy.cluster.request_rates import ALL_AT_ONCE, IN_ALL, PER_PRINCIPAL, PRINCIPAL_AT_ONCE, RequestRates
+from liftpy.config import NS_PER_S
+
+
+def taken(rates: RequestRates, principal: str, count: int, now_ns: int) -> int:
+    return sum(rates.wait_ms(principal, now_ns) == 0 for _ in range(count))
+
+
+def test_a_principal_has_its_rate_and_pays_for_nobody_else() -> None:
+    rates = RequestRates()
+    assert taken(rates, "alice", 400, 0) == PRINCIPAL_AT_ONCE
+    assert rates.wait_ms("alice", 0) == 21
+    assert rates.wait_ms("alice", 20_000_001) == 0
+    assert taken(rates, "bob", 400, 0) == PRINCIPAL_AT_ONCE
+    assert taken(rates, "alice", 400, 2 * NS_PER_S) == 2 * PER_PRINCIPAL - 2
+
+
+def test_all_together_have_theirs_and_who_is_refused_takes_none_of_it() -> None:
+    rates = RequestRates()
+    assert sum(taken(rates, f"p{number}", 400, 0) for number in range(8)) == ALL_AT_ONCE
+    assert taken(rates, "late", 100, 0) == 0
+    assert sum(taken(rates, f"p{number}", 400, NS_PER_S) for number in range(8)) == IN_ALL
+    assert rates.wait_ms("late", NS_PER_S) == 6
+
+
+def test_of_principals_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_rates, "MAX_PRINCIPALS", 2)
+    rates = RequestRates()
+    for principal in ("a", "b", "a", "c"):
+        taken(rates, principal, PRINCIPAL_AT_ONCE, 0)
+    assert len(rates) == 2
+    assert rates.wait_ms("a", 0) > 0, "it asked after b"
+    assert rates.wait_ms("b", 0) == 0, "it was forgotten"
