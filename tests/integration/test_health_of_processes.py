@@ -63,7 +63,9 @@ def check_upgrade(capsys: pytest.CaptureFixture[str], *url: str) -> None:
     assert (code, report["level"], {n: shown["speaks"] for n, shown in report["nodes"].items()}) == (
         0, level, {f"n{number}": [SPOKEN.least, level] for number in (1, 2, 3)},
     )  # fmt: skip
-    assert command(capsys, "upgrade", "revert", *url) == (0, f"the feature level is {level - 1}, it was {level}\n"), "nothing uses it"
+    assert command(capsys, "upgrade", "revert", *url) == (0, f"the feature level is {level - 1}, it was {level}\n"), (
+        "nothing uses it"
+    )
     report = json.loads(command(capsys, "upgrade", "report", "--json", *url)[1])
     code, said = command(capsys, "upgrade", "revert", *url)
     assert (code, said.strip()) == (1, "; ".join(report["in_the_way_back"]))

@@ -232,7 +232,11 @@ LESS: list[tuple[str, str, str]] = [
         "who has gone is forgotten before it is asked again",
     ),
     ("liftpy.cluster.batch_bounds:SENT_TOGETHER", "liftpy.cluster.batch_bounds:MAX_REQUESTS", "what is made is accepted"),
-    ("liftpy.cluster.batch_bounds:MAX_BATCH_BYTES", "liftpy.cluster.request_bounds:MAX_REQUEST_BYTES", "what is made is accepted"),
+    (
+        "liftpy.cluster.batch_bounds:MAX_BATCH_BYTES",
+        "liftpy.cluster.request_bounds:MAX_REQUEST_BYTES",
+        "what is made is accepted",
+    ),
     ("liftpy.cluster.pages:DEFAULT_PAGE_BYTES", "liftpy.cluster.pages:MAX_PAGE_BYTES", "what nobody asks for is allowed"),
     ("liftpy.client.outgoing:_LONGEST_ID_BYTES", "liftpy.ingest.recent_ids:MAX_ID_BYTES", "an id of ours is an id"),
     (
