@@ -63,7 +63,6 @@ UNREFERENCED = {
     "liftpy.testing.memory.cluster.MemoryCluster.serve_groups": "for applications",
     "liftpy.testing.memory.cluster.MemoryCluster.sync_client": "for applications",
     "liftpy.testing.memory.connection.MemoryTransport.connect_tls": _NATS,
-    "liftpy.testing.memory.connection.MemoryTransport.wait_closed": _NATS,
     "liftpy.testing.plugin.liftpy_client": _FIXTURES,
     "liftpy.testing.plugin.liftpy_connect": _FIXTURES,
     "liftpy.testing.plugin.liftpy_memory": _FIXTURES,

@@ -12,24 +12,28 @@ a name says ``end_offset`` or ``next_offset``; times are seconds (``_s``) or nan
 
 from __future__ import annotations
 
-from liftpy.client.admin import ClusterState, Controller
-from liftpy.client.client import Client, connect
-from liftpy.client.consumer import Consumer, ReadOptions
-from liftpy.client.credentials import Credentials
-from liftpy.client.cursor import Cursor
-from liftpy.client.events import EventKind, ReadEvent
-from liftpy.client.group import Group, GroupOptions, GroupRefusedError
-from liftpy.client.group_part import GroupPart
-from liftpy.client.in_flight import PublishAck, PublishOptions
-from liftpy.client.many import ManyConsumer, Taken, positions_from
-from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
-from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
-from liftpy.client.producer import Partitioner, Producer
-from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
-from liftpy.client.publisher import Publisher
-from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
-from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
-from liftpy.client.slices import BatchSlice
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from liftpy.client.admin import ClusterState, Controller
+    from liftpy.client.client import Client, connect
+    from liftpy.client.consumer import Consumer, ReadOptions
+    from liftpy.client.credentials import Credentials
+    from liftpy.client.cursor import Cursor
+    from liftpy.client.events import EventKind, ReadEvent
+    from liftpy.client.group import Group, GroupOptions, GroupRefusedError
+    from liftpy.client.group_part import GroupPart
+    from liftpy.client.in_flight import PublishAck, PublishOptions
+    from liftpy.client.many import ManyConsumer, Taken, positions_from
+    from liftpy.client.plans import PlacementPlan, PlacementWish, Tally
+    from liftpy.client.positions import Bounds, Position, Start, Until, parse_start, parse_until
+    from liftpy.client.producer import Partitioner, Producer
+    from liftpy.client.producing import ManyAck, ManyReceipt, ProducerOptions, Receipt, Source
+    from liftpy.client.publisher import Publisher
+    from liftpy.client.queries import QueryAnswer, QueryFailedError, QueryRefusedError
+    from liftpy.client.queue import Job, LeaseLostError, Queue, QueueOptions
+    from liftpy.client.slices import BatchSlice
 
 __all__ = [
     "BatchSlice",
@@ -77,3 +81,37 @@ __all__ = [
     "parse_until",
     "positions_from",
 ]
+_NAMES = {
+    "admin": ("ClusterState", "Controller"),
+    "client": ("Client", "connect"),
+    "consumer": ("Consumer", "ReadOptions"),
+    "credentials": ("Credentials",),
+    "cursor": ("Cursor",),
+    "events": ("EventKind", "ReadEvent"),
+    "group": ("Group", "GroupOptions", "GroupRefusedError"),
+    "group_part": ("GroupPart",),
+    "in_flight": ("PublishAck", "PublishOptions"),
+    "many": ("ManyConsumer", "Taken", "positions_from"),
+    "plans": ("PlacementPlan", "PlacementWish", "Tally"),
+    "positions": ("Bounds", "Position", "Start", "Until", "parse_start", "parse_until"),
+    "producer": ("Partitioner", "Producer"),
+    "producing": ("ManyAck", "ManyReceipt", "ProducerOptions", "Receipt", "Source"),
+    "publisher": ("Publisher",),
+    "queries": ("QueryAnswer", "QueryFailedError", "QueryRefusedError"),
+    "queue": ("Job", "LeaseLostError", "Queue", "QueueOptions"),
+    "slices": ("BatchSlice",),
+}
+"""Module -> names that are looked up there, when they are used: a command that asks one question does not load what reads records."""
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

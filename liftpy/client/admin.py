@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.client.this_host import this_host
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
-from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
@@ -38,8 +38,10 @@ from liftpy.ids import check_data_subject, check_name
 from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
-from liftpy.wire.filters import Filter
 from liftpy.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from liftpy.wire.filters import Filter
 
 _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0

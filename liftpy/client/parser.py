@@ -16,6 +16,7 @@ With ``sidecar/bus/connection.py`` the only place that names private parts of na
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections import Counter
@@ -55,6 +56,8 @@ Denied = Callable[[bool, str], None]
 """(whether it was a publish and no subscription, its subject; or the reply that it asked for)."""
 
 _CONNECTED = Client.CONNECTED
+_CLOSED_S = 0.5
+"""So long a connection that is closed waits for its socket to be."""
 _WILDCARDS = {b"*": rb"[^.]+", b">": rb"[^.]+(?:\.[^.]+)*"}
 
 Fields = tuple[bytes, bytes, bytes, int]
@@ -346,6 +349,19 @@ class StrictConnection(Client):
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
         await super()._process_connect_init()
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        """nats-py waits to be told that the socket is closed, which asyncio never says after a TLS handshake that has failed."""
+        transport: Any = self._transport
+        if transport is not None:
+            closed = transport.wait_closed
+
+            async def closed_or_given_up() -> None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(closed(), _CLOSED_S)
+
+            transport.wait_closed = closed_or_given_up
+        await super()._close(status, do_cbs)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """The first thing that a server says, before it is told any secret: nats-py would go on in the clear."""

@@ -10,6 +10,7 @@ progress of candidates) is not in the entry, and a repeated batch may be divided
 
 from __future__ import annotations
 
+from liftpy.cluster.batch_bounds import MAX_REQUESTS
 from liftpy.cluster.controller import decide
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.image import ClusterImage
@@ -19,13 +20,6 @@ from liftpy.cluster.requests import kind_of
 from liftpy.errors import UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 
-MAX_REQUESTS = 200
-"""Requests in a batch that is accepted; never changed, because an entry of the log must be decided as it was."""
-SENT_TOGETHER = 80
-"""Requests of a batch as made: some 10 ms of every controller's time, four times that where the machine is busy; meanwhile a member
-neither hears nor is heard."""
-MAX_BATCH_BYTES = 48 * 1024
-"""Bytes of one batch's requests; an entry of the log is held to 64 KiB."""
 MAX_DETAIL_LENGTH = 120
 
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.cluster.accusations import Accusations, LeaderQuestion, Said
-from liftpy.cluster.batches import MAX_REQUESTS, SENT_TOGETHER, answer_of, batch_of
+from liftpy.cluster.batch_bounds import MAX_REQUESTS, SENT_TOGETHER
+from liftpy.cluster.batches import answer_of, batch_of
 from liftpy.cluster.decisions.nodes import unspoken
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.election_timers import ElectionTimers

@@ -14,7 +14,8 @@ answered NOT_FOUND: the creation has not been answered yet, so the two may have 
 
 from __future__ import annotations
 
-from liftpy.cluster.batches import MAX_REQUESTS, answer_of
+from liftpy.cluster.batch_bounds import MAX_REQUESTS
+from liftpy.cluster.batches import answer_of
 from liftpy.cluster.controller import decide_on
 from liftpy.cluster.draft import Draft, Rules
 from liftpy.cluster.fsm import again, refusal

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER, batch_of
+from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.cluster.batches import batch_of
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState

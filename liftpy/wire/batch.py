@@ -26,17 +26,16 @@ from liftpy.config import Codec
 from liftpy.errors import CorruptionError, DamagedBatchError, UnknownFormatError
 from liftpy.ids import NO_OFFSET
 from liftpy.wire.batch_columns import Columns, ColumnSet, Headers, decode_columns, encode_columns
+from liftpy.wire.batch_size import HEADER_SIZE_BYTES as HEADER_SIZE_BYTES
+from liftpy.wire.batch_size import MAX_BATCH_BYTES as MAX_BATCH_BYTES
 from liftpy.wire.codecs import compress, decompress
 
-HEADER_SIZE_BYTES = 64
 MAGIC = 0x424C
 """The bytes ``LB``."""
 VERSION = 1
 SIGNATURE = b"LB\x01"
 """Magic and version as they lie at ``SIGNATURE_POSITION`` of every batch: what a search for batches looks for."""
 SIGNATURE_POSITION = 4
-MAX_BATCH_BYTES = 64 * 1024 * 1024
-"""Bound of a batch and of its body before compression; anything larger is refused unread."""
 
 _HEADER = struct.Struct("<IHBBIIqQqQIHHII")
 _CRC = struct.Struct("<I")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
-from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES
+from liftpy.wire.batch_size import HEADER_SIZE_BYTES, MAX_BATCH_BYTES
 
 PIECE_BYTES = 1024 * 1024
 """Bytes of a piece at most, whatever the NATS server would take: other traffic must not wait for longer than that."""

@@ -1,22 +1,27 @@
-"""``liftpy health`` over NATS: of a node, or of the whole cluster."""
+"""``liftpy health`` over NATS: of a node, or of the whole cluster. A probe may be started every few seconds: a Client, with numpy and
+uvloop, is loaded for ``--probe`` alone."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import nats
 import nats.errors
 
-from liftpy.client import Client
+from liftpy.client.asking import Inquirer, asking
+from liftpy.client.node_views import NodeViews
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
 from liftpy.ids import PROBE_STREAM as PROBE
 from liftpy.strict_json import load_json
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.options import connection_options, json_option
-from sidecar.cli.session import with_client
 from sidecar.settings import Target
+
+if TYPE_CHECKING:
+    from liftpy.client import Client
 
 _TIMEOUT_S = 3.0
 _PROBE_SUBJECT = "liftpy-probe"
@@ -41,24 +46,30 @@ def health(
 
 def _by_nats(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     try:
-        return with_client(target, lambda client: _asked(client, target, level, node_id, probe), timeout_s=_TIMEOUT_S)
+        return asyncio.run(_found(target, level, node_id, probe))
     except (UnavailableError, OutcomeUnknownError) as error:
         return {"healthy": False, "silent": True, "checks": [f"[-] nobody answered: {error}"]}
 
 
-async def _asked(client: Client, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+async def _found(target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
+    who: dict[str, Any] = {"credentials": target.credentials, "name": "liftpy-cli", "timeout_s": _TIMEOUT_S}
+    async with asking(target.nats, target.namespace, **who) as cluster:
+        return await _asked(cluster, target, level, node_id, probe)
+
+
+async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | None, probe: bool) -> dict[str, Any]:
     lines: list[str] = []
     nodes = [node_id] if node_id is not None else []
     if node_id is None:
         began = time.monotonic()
-        state = await client.describe_cluster(linearizable=True)
+        state = await cluster.admin.describe(linearizable=True)
         lines.append(f"[+] metadata group: committed a barrier in {(time.monotonic() - began) * 1000:.1f} ms")
         nodes = state.image.live_nodes()
         fenced = sorted(set(state.image.nodes) - set(nodes))
         lines += [f"[-] {name}: fenced" for name in fenced]
     silent = 0
     for name in nodes:
-        said = await said_by(client, name)
+        said = await said_by(cluster, name)
         silent += said is None
         if said is None:
             lines.append(f"[-] {name}: does not answer")
@@ -66,12 +77,12 @@ async def _asked(client: Client, target: Target, level: str, node_id: str | None
         why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
         lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
     if probe:
-        lines += await _probed(client, target)
+        lines += await _probed(target)
     well = not any(line.startswith("[-]") for line in lines)
     return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
 
 
-async def said_by(client: Client, node_id: str) -> dict[str, Any] | None:
+async def said_by(client: NodeViews, node_id: str) -> dict[str, Any] | None:
     """What the node says of its health; None: nothing."""
     try:
         found = await client.node_health(node_id, _TIMEOUT_S)
@@ -95,8 +106,17 @@ async def _published(target: Target, value: bytes) -> int:
     return int(answer["seq"]) - 1
 
 
-async def _probed(client: Client, target: Target) -> list[str]:
+async def _probed(target: Target) -> list[str]:
     """A record there and back, with the time of each step."""
+    from liftpy.client import connect
+
+    async with await connect(
+        target.nats, target.namespace, credentials=target.credentials, name="liftpy-cli", timeout_s=_TIMEOUT_S
+    ) as client:
+        return await _there_and_back(client, target)
+
+
+async def _there_and_back(client: Client, target: Target) -> list[str]:
     lines: list[str] = []
     began = time.monotonic()
     try:

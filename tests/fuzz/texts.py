@@ -37,6 +37,13 @@ from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
 
 
+def _kept(data: bytes) -> list[dict[str, Any]]:
+    """What a page shows of a record of the events' stream."""
+    question = kept_events.KeptQuestion.of({"kept": {"before": [9, 0], "kind": "election", "node": "n2"}})
+    found = kept_events._newest_first([parse_batch(build_batch([data]))], 1)
+    return [event for _, event in found if kept_events._is_wanted(event, question)]
+
+
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
@@ -243,7 +250,17 @@ def decoders() -> list[Decoder]:
             lambda d: kept_events.KeptQuestion.of(load_json(d)),
             (ValueError,),
             make=damaged_json,
-            covers=("sidecar.status.kept_events:KeptQuestion.of",),
+        ),
+        Decoder(
+            "kept event",
+            [
+                b'{"index": 7, "number": 3, "time_ns": 1700000000000000000, "kind": "election", "was": "n1", "now": "n2"}',
+                b'{"index": 7, "number": 0, "time_ns": 1, "kind": "isr_change", "stream": "s", "isr": ["n1"]}',
+            ],
+            _kept,
+            (),
+            make=damaged_json,
+            covers=("sidecar.status.kept_events:_newest_first",),
         ),
         Decoder(
             "event in its stream",

@@ -156,7 +156,7 @@ async def many(cluster: DevCluster, partitions: int, look_s: float = 10.0) -> No
                 one_s, size = await asyncio.to_thread(fetched, url + path)
                 took.append(one_s)
             print(f"{path}: {median(took) * 1e3:.0f} ms, {max(took) * 1e3:.0f} at most, {size / 1024:.0f} KiB")
-        pids = [int((await client.node_status(node))["process"]["pid"]) for node in cluster.nodes]
+        pids = [node.pid for node in cluster.nodes.values()]
         heard, used = [0], []
         for watched in (False, True, True, False):
             task = asyncio.ensure_future(watch(url, heard, "stream/many")) if watched else None

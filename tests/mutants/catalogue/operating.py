@@ -128,6 +128,7 @@ MUTANTS = [
     *rows(
         "liftpy/client/parser.py",
         ("a renewed connection stays as it is", '            await self._process_op_err(Error("nats: other credentials are used from now on"))\n', "            pass\n", "old credentials are used until they end"),
+        ("a socket is waited for for ever", "await asyncio.wait_for(closed(), _CLOSED_S)", "await closed()", "a node that is cut off by TLS does not stop cleanly"),
         ("TLS stays as it was", '            self.options["tls"] = options["tls"]\n', "            pass\n", "a node connects in the clear, or not at all, after its CA was renewed"),
         tests=("tests/unit/bus/test_keys.py",),
     ),

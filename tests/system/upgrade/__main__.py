@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from liftpy.spark.session import local_session, spark_problem
-from tests.system.upgrade.run import Outcome, Run
+from tests.system.upgrade.run import Outcome, Run, first_starts
 from tests.system.upgrade.wheel import BEFORE_LEVELS, install
 
 
@@ -43,6 +43,9 @@ def main() -> int:
         old = install(given.commit, Path(folder))
         print(f"wheel of {given.commit}: {old.wheel_bytes} bytes, {old.where}", flush=True)
         log = given.log.open("a", encoding="utf-8") if given.log else None
+        first = asyncio.run(first_starts(old, lambda line: print(line, flush=True)))
+        print("".join(f"WRONG: {what}\n" for what in first), end="", flush=True)
+        wrong += bool(first)
         for seed in range(given.seed, given.seed + given.seeds):
             say = lambda line: print(line, flush=True)  # noqa: E731
             outcome = asyncio.run(Run(old, given.rounds, given.soak_s, seed, say, log, spark).go())

@@ -11,13 +11,14 @@ import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from liftpy.client import connect
 from liftpy.client.ending import end_tasks
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.may_stop import why_not
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster, DevNode
@@ -26,6 +27,7 @@ from tests.system.upgrade.images import equal, images
 from tests.system.upgrade.wheel import Installed
 
 NODES = ("n1", "n2", "n3")
+NEWEST = SPOKEN.most
 _STEP_S = 90.0
 _POLL_S = 0.1
 _KILL_SHARE = 0.5
@@ -55,10 +57,10 @@ class Outcome:
 class MixedCluster(DevCluster):
     """Nodes of two versions. ``old``: where the old one is installed."""
 
-    def __init__(self, old: Installed, on_line: Callable[[str, str], None]) -> None:
+    def __init__(self, old: Installed, on_line: Callable[[str, str], None], olds: Collection[str] = NODES) -> None:
         super().__init__(len(NODES), on_line=on_line)
         self._old = old
-        self.version = dict.fromkeys(NODES, "old")
+        self.version = {name: "old" if name in olds else "new" for name in NODES}
 
     def _command(self, name: str, controllers: list[str]) -> list[str]:
         command = super()._command(name, controllers)
@@ -74,6 +76,23 @@ class MixedCluster(DevCluster):
         """What the next process of the node is; it does not run now."""
         self.version[name] = version
         self.nodes[name] = DevNode(name, self._command(name, list(NODES)), self._environment(name, False), self._on_line)
+
+
+async def first_starts(old: Installed, say: Callable[[str], None]) -> list[str]:
+    """A new cluster of both versions, each mixture: it has to begin at the level that the old one speaks. Returns what is wrong."""
+    wrong = []
+    for olds in (("n3",), ("n1",), ("n1", "n2")):
+        with MixedCluster(old, lambda node, line: None, olds) as cluster:
+            async with await connect(cluster.nats_url, cluster.namespace) as client:
+                await client.create_stream(_STREAM, "data.load", partitions=1, replicas=3)
+                for number in range(20):
+                    await client.publish(_STREAM, b"%d" % number)
+                level = (await client.describe_cluster(linearizable=True)).image.feature_level
+            ended = [name for name in NODES if not cluster.nodes[name].running]
+        say(f"first start with {', '.join(olds)} old: level {level}")
+        wrong += [f"with {olds} old it began at level {level}"] if level != 1 else []
+        wrong += [f"with {olds} old {ended} ended"] if ended else []
+    return wrong
 
 
 class Run:
@@ -142,7 +161,7 @@ class Run:
         await asyncio.sleep(self._soak_s)
         await self._kill()
         await self._until(self._finalized, "finalize")
-        self._say("finalized: level 2")
+        self._say(f"finalized: level {NEWEST}")
         await self._old_is_refused()
         await self._kill()
         await self._acks(50)
@@ -243,11 +262,11 @@ class Run:
 
     async def _finalized(self) -> bool:
         try:
-            await self._client.set_feature_level(2)
+            await self._client.set_feature_level(NEWEST)
         except LiftError as error:
             self.outcome.refusals.append(str(error))
             return False
-        return (await self._client.describe_cluster(linearizable=True)).image.feature_level == 2
+        return (await self._client.describe_cluster(linearizable=True)).image.feature_level == NEWEST
 
     async def _old_is_refused(self) -> None:
         name = next(name for name in NODES if name != "")
@@ -259,6 +278,6 @@ class Run:
         await self._until(lambda: asyncio.to_thread(lambda: not node.running), "the old version ends")
         self.outcome.old_ended_with = await asyncio.to_thread(node.kill)
         self._say(f"the old version on {name} ended with {self.outcome.old_ended_with}: {node.log[-1] if node.log else ''}")
-        self._expect(self.outcome.old_ended_with != 0, "the old version ran at level 2")
+        self._expect(self.outcome.old_ended_with != 0, f"the old version ran at level {NEWEST}")
         self._cluster.install(name, "new")
         await self._start(name)

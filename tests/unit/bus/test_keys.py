@@ -118,3 +118,16 @@ async def test_another_certificate_under_the_same_name(tmp_path: Path) -> None:
             keys.change(trusting)
             await until(lambda: bus.is_connected)
             await bus.stop()
+
+
+async def test_a_connection_that_is_not_had_again_for_its_certificate_is_closed_in_bounded_time(tmp_path: Path) -> None:
+    """A node that was cut off by TLS took 12 s to stop, and was not said to have stopped cleanly."""
+    (held, key), (other, other_key) = certificate(tmp_path, "held"), certificate(tmp_path, "other")
+    trusting = Credentials(tls_ca_file=str(held))
+    with NatsServer(config=f'tls: {{ cert_file: "{held}", key_file: "{key}" }}\n') as server:
+        bus = await open_bus(settings(server, trusting), lambda: BusConnection("test"))
+    with NatsServer(server.port, config=f'tls: {{ cert_file: "{other}", key_file: "{other_key}" }}\n'):
+        await until(lambda: "certificate" in bus.last_problem.lower())
+        async with asyncio.timeout(5):
+            await bus.stop()
+        assert bus.is_closed

@@ -72,3 +72,19 @@ def test_it_loads_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", f"{words}; {heavy}"], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_over_nats_it_loads_no_more_than_it_asks_with() -> None:
+    """What reads and writes records, and what decides in a controller, takes longer to load than a node takes to answer."""
+    words = (
+        "import sys; from sidecar.cli.main import liftpy\n"
+        "try: liftpy(['health', '--nats', 'nats://127.0.0.1:1'], standalone_mode=False)\n"
+        "except BaseException as error: print(repr(error))"
+    )
+    heavy = (
+        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.cluster.controller", "liftpy.cluster.requests",
+        "liftpy.replica", "liftpy.wire.batch", "rich",
+    )  # fmt: skip
+    seen = f"print([m for m in {heavy!r} if m in sys.modules], 'nats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"{words}\n{seen}"], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[-1] == "[] True", done.stdout

@@ -9,7 +9,7 @@ import pytest
 
 from liftpy.cluster import election
 from liftpy.cluster.accusations import ANSWER_NS, Accusations, Said
-from liftpy.cluster.batches import SENT_TOGETHER
+from liftpy.cluster.batch_bounds import SENT_TOGETHER
 from liftpy.cluster.draft import Draft, Rules
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.election_timers import ElectionTimers

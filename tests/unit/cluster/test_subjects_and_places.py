@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.batches import SENT_TOGETHER
+from liftpy.cluster.batch_bounds import SENT_TOGETHER
 from liftpy.cluster.preferred import misplaced
 from liftpy.cluster.records import PartitionStateChanged, StreamCreated, record_from_pb, record_to_pb
 from liftpy.cluster.replay import replay

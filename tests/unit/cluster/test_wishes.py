@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from liftpy.cluster.batches import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.wishes import Wishes
 from liftpy.ids import PartitionKey
 from liftpy.wire._pb import cluster_pb2 as pb

@@ -50,7 +50,7 @@ TURNS: Figures = {
     "sidecar.partition.recovery": {"_AT_ONCE": (16, 128)},
     "sidecar.partition.scrub": {"PIECE_BYTES": (32 * KIB, 512 * KIB)},
     "liftpy.cluster.steps": {"PER_STEP": (100, 1000)},
-    "liftpy.cluster.batches": {"SENT_TOGETHER": (40, 200)},
+    "liftpy.cluster.batch_bounds": {"SENT_TOGETHER": (40, 200)},
     "liftpy.cluster.placement.rendezvous": {"HASHES_PER_STEP": (1000, 20_000)},
     "liftpy.cluster.moving": {"_LOOKED_AT": (5000, 50_000)},
     "liftpy.cluster.waiting": {"AT_ONCE": (8, 8)},
@@ -129,7 +129,8 @@ BOUNDS: Figures = {
     },
     "sidecar.partition.replication": {"_MAX_TOKENS": (1024, 16_384), "ASSEMBLING_BYTES": (64 * MIB, GIB)},
     "sidecar.partition.set": {"_STOPS_AT_ONCE": (32, 128), "_OPENED_AT_ONCE": (16, 128)},
-    "liftpy.cluster.batches": {"MAX_BATCH_BYTES": (32 * KIB, 60 * KIB), "MAX_DETAIL_LENGTH": (80, 400)},
+    "liftpy.cluster.batch_bounds": {"MAX_BATCH_BYTES": (32 * KIB, 60 * KIB)},
+    "liftpy.cluster.batches": {"MAX_DETAIL_LENGTH": (80, 400)},
     "liftpy.cluster.draft": {"MAX_DETAIL_LENGTH": (300, 2000)},
     "liftpy.cluster.feed": {
         "CHUNK_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_ENTRY_SIZE_BYTES": (64 * KIB, 512 * KIB), "MAX_HELD_ENTRIES": (1024, 16_384),
@@ -230,8 +231,12 @@ LESS: list[tuple[str, str, str]] = [
         "liftpy.service.upgrading:AGAIN_S",
         "who has gone is forgotten before it is asked again",
     ),
-    ("liftpy.cluster.batches:SENT_TOGETHER", "liftpy.cluster.batches:MAX_REQUESTS", "what is made is accepted"),
-    ("liftpy.cluster.batches:MAX_BATCH_BYTES", "liftpy.cluster.request_bounds:MAX_REQUEST_BYTES", "what is made is accepted"),
+    ("liftpy.cluster.batch_bounds:SENT_TOGETHER", "liftpy.cluster.batch_bounds:MAX_REQUESTS", "what is made is accepted"),
+    (
+        "liftpy.cluster.batch_bounds:MAX_BATCH_BYTES",
+        "liftpy.cluster.request_bounds:MAX_REQUEST_BYTES",
+        "what is made is accepted",
+    ),
     ("liftpy.cluster.pages:DEFAULT_PAGE_BYTES", "liftpy.cluster.pages:MAX_PAGE_BYTES", "what nobody asks for is allowed"),
     ("liftpy.client.outgoing:_LONGEST_ID_BYTES", "liftpy.ingest.recent_ids:MAX_ID_BYTES", "an id of ours is an id"),
     (

@@ -10,7 +10,7 @@ from typing import Any
 import nats.errors
 import pytest
 
-from liftpy.cluster.batches import MAX_BATCH_BYTES, MAX_REQUESTS
+from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, MAX_REQUESTS
 from liftpy.cluster.request_bounds import fit
 from liftpy.cluster.requests import REQUESTS, may_be_logged
 from liftpy.config import ReplicationConfig

@@ -63,20 +63,21 @@ def test_a_row_is_what_grew_since_the_last_one_and_what_is_now() -> None:
 
 
 def test_what_ended_partitions_had_counted_stays_in_the_sums() -> None:
-    worker = a_worker()
-    reporter = a_reporter([worker])
+    worker, other = a_worker(), a_worker("t")
+    reporter = a_reporter([worker, other])
     made, history, clocks = a_sampler(reporter)
     list(made.sample())
     clocks.go_on(1.0)
-    reporter.partitions.clear()
+    reporter.partitions.remove(worker)
     reporter.partitions.counts.begins_to_end(worker)
     worker.ingest.counters.records += 7
     list(made.sample())
     assert newest(history)["records_in"] == 7
     clocks.go_on(1.0)
     reporter.partitions.counts.has_ended(worker)
+    other.ingest.counters.records += 5
     list(made.sample())
-    assert newest(history)["records_in"] == 0
+    assert newest(history)["records_in"] == 5
 
 
 def test_a_late_sample_is_that_of_all_its_seconds_and_one_far_too_late_of_none() -> None:

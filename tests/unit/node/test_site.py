@@ -19,7 +19,7 @@ from liftpy.glance import ASKED, Glance
 from liftpy.history import NAMES, History, asked_rows
 from liftpy.scraped import together
 from liftpy.timeline import MARKS, MOST_MARKS, fits, marks, marks_of
-from sidecar.status import serving, viewing
+from sidecar.status import pages, serving, viewing
 from sidecar.status.pages import NODE_COLUMNS
 from sidecar.status.runbooks import as_html, names, runbook
 from sidecar.status.serving import Live, Serving, http
@@ -194,6 +194,17 @@ async def test_without_scripts_the_same_tables_are_there() -> None:
     assert all(f'<a href="/node/{node}">{node}</a>' in text for node in NODES)
     assert "under-replicated" in text
     assert "<noscript>" in text
+
+
+@pytest.mark.parametrize("made", [pages.node_page, pages.stream_page])
+async def test_whatever_is_a_pages_title_is_text(made: Any) -> None:
+    """No address has such a name (400): the page alone must not rely on that."""
+    _, shown = a_site(Cluster())
+    await shown.fresh(node="n1", stream="s")
+    said = shown.node("n1") if made is pages.node_page else shown.stream("s")
+    text = made(said, HOSTILE)
+    assert "<img" not in text
+    assert "<title>&lt;img" in text
 
 
 def an_event(index: int, **more: Any) -> dict[str, Any]:

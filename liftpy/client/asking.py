@@ -1,0 +1,34 @@
+"""Asking: what is asked of the metadata group and of nodes, without what publishes and reads. For commands that ask once and end: a
+Client loads numpy and all that records need, which takes longer than the answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from liftpy.client.admin import Admin
+from liftpy.client.credentials import Credentials
+from liftpy.client.node_views import NodeViews
+from liftpy.client.transport import Transport, open_connection
+from liftpy.wire.subjects import Subjects
+
+
+class Inquirer(NodeViews):
+    """``admin``: what is asked of the metadata group."""
+
+    def __init__(self, transport: Transport, subjects: Subjects) -> None:
+        self._transport, self._subjects = transport, subjects
+        self.admin = self._admin = Admin(transport, subjects)
+
+
+@asynccontextmanager
+async def asking(
+    servers: str | Sequence[str], namespace: str, *, credentials: Credentials, name: str, timeout_s: float
+) -> AsyncIterator[Inquirer]:
+    """Connect as ``connect`` does, and close at the end. Raises UnavailableError, NotAllowedError, ConfigError."""
+    connection = await open_connection(servers, credentials=credentials, name=name, timeout_s=timeout_s)
+    transport = Transport(connection)
+    try:
+        yield Inquirer(transport, Subjects(namespace, principal=credentials.principal))
+    finally:
+        await transport.close()
