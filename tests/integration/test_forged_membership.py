@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.cluster.features import SPOKEN
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.raft.sealing import seal
@@ -78,7 +79,7 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
     index = (await ask_as(bench, "n1", describeCluster=pb.DescribeCluster())).index
     for node in ("n1", "n2", "n3"):
         other = pb.RegisterNode(
-            nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True, minLevel=1, maxLevel=2
+            nodeId=node, folderId="somewhere else", start=1, nonce=4711, cleanStop=True, minLevel=1, maxLevel=SPOKEN.most
         )
         refused = await ask_as(bench, node, registerNode=other)
         assert refused.error == pb.ControlResponse.EXISTS, refused
@@ -92,7 +93,9 @@ async def test_nobody_registers_in_the_place_of_a_node_that_runs(bench: Any, str
         refused = await ask_as(
             bench,
             node,
-            registerNode=pb.RegisterNode(nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=1, maxLevel=2),
+            registerNode=pb.RegisterNode(
+                nodeId=node, folderId="somewhere else", start=1, nonce=5, minLevel=1, maxLevel=SPOKEN.most
+            ),
         )
         assert refused.error == pb.ControlResponse.EXISTS, refused
 

@@ -190,16 +190,16 @@ async def _figures_are_written_alike(browsed: Browsed) -> None:
 async def _a_killed_leader_is_seen(browsed: Browsed, cluster: DevCluster, victim: str) -> None:
     await browsed.until("document.querySelector('#timeline .row') !== null")
     marks = "document.querySelectorAll('#timeline .track .mark.is-election, #timeline .track .mark.is-fenced').length"
-    assert await browsed.page.evaluate(marks) == 0
+    before = await browsed.page.evaluate(marks)  # of the tests that had this cluster before
     began = time.monotonic()
     cluster.nodes[victim].kill()
     await browsed.until("document.getElementById('word').textContent !== 'OK'")
-    await browsed.until(f"{marks} > 0")
+    await browsed.until(f"{marks} > {before}")
     took_s = time.monotonic() - began
     print(f"the election of a killed leader's partitions was on the timeline after {took_s:.2f} s")
     await browsed.until("document.getElementById('word').textContent === 'DEGRADED'")
     assert victim in await browsed.page.inner_text("#reasons")
-    mark = browsed.page.locator("#timeline .track .mark.is-election, #timeline .track .mark.is-fenced").first
+    mark = browsed.page.locator("#timeline .track .mark.is-election, #timeline .track .mark.is-fenced").last
     await mark.focus()
     await browsed.page.keyboard.press("Enter")
     await browsed.until("document.querySelectorAll('#at-mark li').length > 0")

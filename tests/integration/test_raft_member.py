@@ -11,6 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from liftpy.cluster.features import SPOKEN
 from liftpy.config import ReplicationConfig
 from liftpy.errors import CorruptionError, StorageError
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -98,7 +99,7 @@ async def controllers(url: str, tmp_path: Path) -> AsyncIterator[Controllers]:
 
 
 def register(node_id: str) -> pb.ControlRequest:
-    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=1, maxLevel=2))
+    return pb.ControlRequest(registerNode=pb.RegisterNode(nodeId=node_id, minLevel=1, maxLevel=SPOKEN.most))
 
 
 def create(name: str) -> pb.ControlRequest:

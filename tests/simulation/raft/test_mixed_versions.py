@@ -13,7 +13,7 @@ from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 
 _SHOWS, _FINALIZES = 2, 3
 """Seeds: in which the unguarded change shows, and in which the level is finalized."""
-_TURNS = 0
+_TURNS = 17
 _NO_MAJORITY = (25, 78, 84)
 """In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; and in
 which a member on probation agrees with one that counts, and the group would die of putting the third one aside."""

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from liftpy.cluster.features import SPOKEN
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2, cluster_pb2
 from tests.system.garbage.making import command
@@ -73,7 +74,14 @@ def _ghosts(place: Place) -> Iterator[bytes]:
     for number in itertools.count():
         node = f"ghost-{number}"
         start = cluster_pb2.RegisterNode(
-            nodeId=node, folderId=f"f{number}", start=1, nonce=number + 1, version="x" * 60, weight=1, minLevel=1, maxLevel=2
+            nodeId=node,
+            folderId=f"f{number}",
+            start=1,
+            nonce=number + 1,
+            version="x" * 60,
+            weight=1,
+            minLevel=1,
+            maxLevel=SPOKEN.most,
         )
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(16), registerNode=start)
         subjects = place.subjects
@@ -101,7 +109,7 @@ def _in_nodes_names(place: Place) -> Iterator[bytes]:
                 request.barrier.SetInParent()
             case 2:
                 start = cluster_pb2.RegisterNode(
-                    nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1, minLevel=1, maxLevel=2
+                    nodeId=node, folderId="another", start=1, nonce=number + 1, weight=1, minLevel=1, maxLevel=SPOKEN.most
                 )
                 request.registerNode.CopyFrom(start)
             case _:
