@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_broken_nodes import NODES, expect_everywhere, payloads, settle
 
 from sidecar.dev.cluster import DevNode
 from tests.integration.conftest import show
+from tests.integration.test_broken_nodes import NODES, expect_everywhere, payloads, settle
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

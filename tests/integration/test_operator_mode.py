@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operator_mode import find_nsc, made_by_nsc, made_here
-from roles import NS, SCOPES, STREAM, SUBJECT
 
 from liftpy.client import Client, Credentials, connect
 from liftpy.errors import NotAllowedError
 from liftpy.wire.rights import AccessRole, Rights, rights_of
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
+from tests.integration.operator_mode import find_nsc, made_by_nsc, made_here
+from tests.integration.roles import NS, SCOPES, STREAM, SUBJECT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 QUERY_TIMEOUT_S = 120

@@ -15,7 +15,6 @@ from typing import Any
 
 import nats
 import pytest
-from roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
 from liftpy.client import Client, connect
 from liftpy.client.parser import watch_denials
@@ -28,6 +27,7 @@ from sidecar.dev.embedded import NatsServer
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
 from tests.integration.conftest import show
+from tests.integration.roles import NS, OUT, SCOPES, STREAM, SUBJECT, configuration, credentials
 
 pytestmark = pytest.mark.processes
 

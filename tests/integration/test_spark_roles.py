@@ -10,7 +10,8 @@ from typing import Any
 
 import nkeys
 import pytest
-from roles import NS, SCOPES, STREAM, SUBJECT, credentials
+
+from tests.integration.roles import NS, SCOPES, STREAM, SUBJECT, credentials
 
 pytest.importorskip("pyspark")
 

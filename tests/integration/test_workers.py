@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import QUICK, show
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
 from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.integration.collector import Collector
+from tests.integration.conftest import QUICK, show
 
 PARTITIONS = 4
 EACH = 25
