@@ -115,6 +115,7 @@ class Run:
         self._draw = random.Random(seed)
         self._say = say
         self._acked: list[bytes] = []
+        self._ends = False
         self.outcome = Outcome()
 
     async def go(self) -> Outcome:
@@ -130,6 +131,8 @@ class Run:
                     load = asyncio.create_task(self._load())
                     try:
                         await self._steps()
+                        self._ends = True  # a publish that is under way would come behind what is compared
+                        await load
                     finally:
                         await end_tasks([load])
                     records = [record async for record in client.consume(_STREAM, until="end")]
@@ -169,7 +172,7 @@ class Run:
     # ---- load ------------------------------------------------------------------------------------------------------------------
     async def _load(self) -> None:
         number, last = 0, time.monotonic()
-        while True:
+        while not self._ends:
             value = b"%d" % number
             number += 1
             try:
