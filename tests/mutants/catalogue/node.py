@@ -69,7 +69,23 @@ MUTANTS = [
         ("the loop waits as long as a flush takes", "partial(_timed, flush), LONG_S)", "partial(_timed, flush), 3600.0)", "a disk that hangs takes its node along"),
         ("what was left behind is forgotten", "                self._follow(flush, took, told=True)\n", "", "a partition never flushes again after its disk hung once"),
         ("a checkpoint that hangs is none", "[self._checkpoint_began_s] if self._checkpoint is not None else []", "[]", "a disk that hangs is not told where nobody publishes"),
+        ("a cut waits on the loop for a flush that hangs", "concurrent.futures.wait(running, LONG_S).not_done", "concurrent.futures.wait(running).not_done",
+         "a follower that has to cut its log answers no probe"),
+        ("a cut does not look for a checkpoint", "for future in (self._thread, self._checkpoint) if", "for future in (self._thread,) if",
+         "the loop stands for a stored HW that hangs"),
         ("turns are not given back", "        self._place.waiting -= 1\n        if flush", "        if flush", "after some thousand flushes none runs on the loop"),
+    ),
+    *rows(
+        "sidecar/partition/driver.py",
+        ("a held replica goes on", "while queue and not self._held:", "while queue:", "a follower fetches before its cut is done",),
+        ("a replica is held for ever", "        self._held = False\n        if not self._stopped:", "        if not self._stopped:", "a follower that has cut behind a flush never fetches again"),
+        ("what comes again and again is kept while held", "        if self._held and isinstance(event, _NEWEST_COUNTS):", "        if False:", "a disk that hangs for hours ends its node as a bug"),
+        tests=("tests/conformance/test_ordering_contract.py",),
+    ),
+    *rows(
+        "sidecar/partition/executor.py",
+        ("a cut that waits holds nothing", "            self._t.driver.hold()", "            pass", "a follower whose disk hangs takes roles before its cut is done"),
+        tests=("tests/conformance/test_ordering_contract.py",),
     ),
     *rows(
         "sidecar/metadata/heartbeats.py",
