@@ -11,7 +11,7 @@ With the policy ``always`` every append wants a flush. What is appended while on
 ``interval`` the first append arms a timer, and the timer wants the flush; with ``none`` nothing does, and the operating system writes
 when it likes. Under these two an appended record counts as flushed at once: the operator chose that. Work that changes files goes
 through ``alone``: what runs is waited for and counted first, nothing begins meanwhile, then what is not flushed yet wants a flush.
-A shell that can't wait for so long asks by ``alone_later``: nothing new begins from then on, and the work is done when what runs is over.
+A shell that can't wait for so long asks by ``alone_later``: nothing begins from then on, and the work is done when what runs is over.
 
 A failed flush is final [S4]: nothing begins any more.
 
@@ -170,8 +170,8 @@ class GroupCommit:
             self._go_on()
 
     def alone_later(self, work: Callable[[], object]) -> None:
-        """As ``alone``, but when what runs now is over: something does. Nothing begins before. ``close`` drops ``work``; what it raises,
-        ``ended`` and ``checkpoint_ended`` raise."""
+        """As ``alone``, but when what runs now is over: something does. Nothing begins before. ``close`` drops ``work``; what it
+        raises, ``ended`` and ``checkpoint_ended`` raise."""
         self._waiting.append(work)
 
     def settle(self) -> None:

@@ -96,9 +96,9 @@ class Flusher:
         return self.under_way_s >= STALLED_S
 
     def alone(self, work: Callable[[], object]) -> bool:
-        """Do ``work``, which changes files, while no flush and no checkpoint runs: now, and raise what it does, or, where what runs is not
-        over within ``LONG_S``, behind it; nothing more begins before. Return whether it is put off: the caller sees to it that nothing
-        which needs the work goes on."""
+        """Do ``work``, which changes files, while no flush and no checkpoint runs: now, and raise what it does, or, where what runs
+        is not over within ``LONG_S``, behind it; nothing more begins before. Return whether it is put off: the caller sees to it that
+        nothing which needs the work goes on."""
         running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
         if running and concurrent.futures.wait(running, LONG_S).not_done:
             self._commit.alone_later(work)

@@ -36,7 +36,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationDesk
 from tests.conformance.contract_audit import Audit, ContractBroken
-from tests.conformance.two_workers import TwoWorkers
+from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
 
 CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
@@ -136,30 +136,38 @@ async def test_a_cut_that_meets_a_hung_flush_waits_and_the_loop_does_not() -> No
         assert n1.audit.checks["5"] > 0
 
 
-async def test_a_flush_that_fails_fails_the_cut_behind_it_and_an_end_drops_one() -> None:
-    for ends in (False, True):
-        async with TwoWorkers() as t:
-            n1, n2 = t.nodes["n1"], t.nodes["n2"]
-            t.metadata("n1", 1)
-            await t.until(lambda: n1.worker.replica.phase == "LEADER_READY", "n1 leads")
-            n1.bus.cut = n2.bus.cut = True
-            n1.flushes.clear()
-            t.publish(b"lost")
-            await t.until(lambda: n1.log.log_end_offset == 1, "unflushed")
-            t.metadata("n2", 2, candidate=True)
-            n1.bus.cut = n2.bus.cut = False
-            await t.until(lambda: n1.worker.replica.phase == "FOLLOWER_CUT", "n1 is to cut")
-            if ends:
-                n1.worker._driver.stop()
-                ending = asyncio.ensure_future(n1.worker.flusher.close())
-                await asyncio.sleep(0)
-                n1.flushes.set()
-                await ending
-                assert n1.log.log_end_offset == 1, "as a process that dies then would leave it"
-            else:
-                n1.refuse_sync = StorageError("the disk refuses")
-                n1.flushes.set()
-                await t.until(lambda: n1.worker.replica.role == "FAILED", "an error is an event")
+async def cuts_behind_a_hung_flush(t: TwoWorkers) -> WorkerNode:
+    """n1, which is to cut what it alone has, unflushed."""
+    n1, n2 = t.nodes["n1"], t.nodes["n2"]
+    t.metadata("n1", 1)
+    await t.until(lambda: n1.worker.replica.phase == "LEADER_READY", "n1 leads")
+    n1.bus.cut = n2.bus.cut = True
+    n1.flushes.clear()
+    t.publish(b"lost")
+    await t.until(lambda: n1.log.log_end_offset == 1, "unflushed")
+    t.metadata("n2", 2, candidate=True)
+    n1.bus.cut = n2.bus.cut = False
+    await t.until(lambda: n1.worker.replica.phase == "FOLLOWER_CUT", "n1 is to cut")
+    return n1
+
+
+async def test_a_flush_that_fails_fails_the_cut_behind_it() -> None:
+    async with TwoWorkers() as t:
+        n1 = await cuts_behind_a_hung_flush(t)
+        n1.refuse_sync = StorageError("the disk refuses")
+        n1.flushes.set()
+        await t.until(lambda: n1.worker.replica.role == "FAILED", "an error is an event")
+
+
+async def test_an_end_drops_a_cut_that_waits() -> None:
+    async with TwoWorkers() as t:
+        n1 = await cuts_behind_a_hung_flush(t)
+        n1.worker._driver.stop()
+        ending = asyncio.ensure_future(n1.worker.flusher.close())
+        await asyncio.sleep(0)
+        n1.flushes.set()
+        await ending
+        assert n1.log.log_end_offset == 1, "as a process that dies then would leave it"
 
 
 def _steps_at_once(patch: pytest.MonkeyPatch) -> None:

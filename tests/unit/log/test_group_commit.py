@@ -107,12 +107,13 @@ def test_what_is_done_later_is_done_behind_what_runs_in_order_and_nothing_begins
     shell.append()
     shell.heard()
     shell.end(late)
+    shell.append()
     assert (done, shell.heard()) == ([], ["done", (1, 7)]), "a checkpoint runs still, and no flush begins"
     shell.commit.checkpoint_ended()
     assert done == ["first, None", "second, None"]
     assert shell.heard() == ["begin"], "then what came meanwhile"
     shell.end()
-    assert shell.heard() == ["done", (2, 7)]
+    assert shell.heard() == ["done", (3, 7)]
     assert shell.commit.begin_checkpoint()
     shell.commit.alone_later(lambda: done.append("third"))
     assert not shell.commit.begin_checkpoint()
