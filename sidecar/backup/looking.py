@@ -106,8 +106,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
-    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. Raises CorruptionError where a manifest that stays can't be read:
-    what it names is not known.
+    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. Raises
+    CorruptionError where a manifest that stays can't be read: what it names is not known.
     """
     if keep < 1:
         raise ConfigError("keep at least one backup")
