@@ -124,15 +124,13 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     if not dry_run:
         for backup in sorted(doomed):
             store.remove_folder(f"backups/{backup}")
-    sizes = store.sizes(
-        "pieces"
-    )  # before the marks, and these before the manifests: so whoever wrote a piece is seen as one of both
+    # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
+    sizes = store.sizes("pieces")
     running = used if dry_run else _running(store, now)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
     kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
-    meanwhile = ended | (
-        set(running) - set(used)
-    )  # began or ended: may use what was just to go, or has written what is not named
+    # who began may use what was just to go, who ended has written what no manifest that was read names
+    meanwhile = ended | (set(running) - set(used))
     files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
     if not dry_run:
         for path in files:

@@ -1,4 +1,4 @@
-"""The shell that keeps events in their stream: each once and in order, over other writers, refusals, and a stream that is made again."""
+"""The shell that keeps events in their stream: each once and in order, over other writers, refusals, a stream that is made again."""
 
 from __future__ import annotations
 
@@ -167,6 +167,21 @@ async def test_who_does_not_lead_any_more_writes_nothing_and_has_written_nothing
     assert len(world.stream.records) == 1
     world.leads = True
     await world.until(lambda: len(world.stream.records) == 2)
+    await world.writer.close()
+
+
+async def test_who_loses_the_lead_with_much_to_write_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *[1] * 100)
+    publish = world.stream.publish
+
+    def one(record: bytes, expected_last: int) -> int:
+        world.leads = False
+        return publish(record, expected_last)
+
+    world.stream.publish = one  # type: ignore[method-assign]
+    world.writer.start()
+    await world.until(lambda: world.trail.written is None and len(world.stream.records) > 0)
+    assert len(world.stream.records) == module.MOST_AT_ONCE, "what was on its way"
     await world.writer.close()
 
 
