@@ -48,6 +48,7 @@ from sidecar.bus.keys import Keys, prove
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
+from sidecar.clock_watch import ClockWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
@@ -385,6 +386,7 @@ class Node:
             room=self._room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
+            clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
@@ -447,6 +449,7 @@ class Node:
             read_budget=self._read_budget,
             room=self._room,
             cluster_watch=self._cluster_watch,
+            clocks=partitions.clocks,
         )
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:
