@@ -104,6 +104,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.proposals", "%s: leader %s lacks committed records, up to offset %d"): "replica.leader_lacks_records",
     ("liftpy.replica", "%s: no part of this log can be kept, it is fetched anew from"): "replica.log_afresh",
     ("liftpy.replica", "%s: cut to log end %d"): "replica.log_cut",
+    ("liftpy.replica", "%s: the cut waits for a flush that is not over"): "replica.cut_waits",
     ("liftpy.proposals", "%s: %s: %s"): "replica.proposal_refused",
     ("liftpy.replica", "%s: %s %s in epoch %d"): "replica.role_changed",
     ("liftpy.replica", "%s: %s was served wrong bytes at offset %d: %s"): "replica.served_wrong_bytes",

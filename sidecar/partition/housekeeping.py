@@ -13,9 +13,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.log.compaction import Compaction
 from sidecar.partition.set import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.tasks import spawn
@@ -113,17 +115,10 @@ class Housekeeping:
             if compaction is None:
                 return
             await _in_daemon_thread(compaction.run)
-            dropped = worker.flusher.alone(lambda: worker.log.complete_compaction(compaction))
-        except CorruptionError as error:
-            worker.log.met_damage(error)
-            return
         except LiftError as error:
-            logger.warning("%s: compaction: %s", worker.key, error)
-            if isinstance(error, StorageError):
-                worker.log_was_closed(error)
+            _failed(worker, error)
             return
-        if dropped:
-            logger.info("%s: compaction dropped %d records", worker.key, dropped)
+        worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
 
     async def close(self) -> None:
         """Stop."""
@@ -132,6 +127,25 @@ class Housekeeping:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+
+def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
+    try:
+        dropped = worker.log.complete_compaction(compaction)
+    except LiftError as error:
+        _failed(worker, error)
+        return
+    if dropped:
+        logger.info("%s: compaction dropped %d records", worker.key, dropped)
+
+
+def _failed(worker: PartitionWorker, error: LiftError) -> None:
+    if isinstance(error, CorruptionError):
+        worker.log.met_damage(error)
+        return
+    logger.warning("%s: compaction: %s", worker.key, error)
+    if isinstance(error, StorageError):
+        worker.log_was_closed(error)
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:

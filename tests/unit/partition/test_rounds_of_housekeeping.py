@@ -90,6 +90,22 @@ class Keeping(list[Any]):
         return self.everything
 
 
+async def test_a_compaction_that_meets_a_hung_flush_ends_behind_it_and_others_are_not_held_up(tmp_path: Path) -> None:
+    slow, other = Kept("a"), Kept("b")
+    put_off: list[Any] = []
+    slow.flusher.alone = lambda work: put_off.append(work) or True
+    keeping = Housekeeping(Keeping([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    await keeping._retention()
+    assert ("complete" in slow.done, "complete" in other.done) == (False, True)
+    (work,) = put_off
+    work()
+    assert slow.done[-1] == "complete"
+    for error, said in ((CorruptionError("flip"), "damage"), (StorageError("no"), "closed")):
+        slow.log.complete_compaction = lambda compaction, error=error: (_ for _ in ()).throw(error)
+        work()
+        assert slow.done[-1] == said, "nobody hears of an error there but who is told"
+
+
 @pytest.mark.parametrize("everything", [True, False])
 async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything: bool, tmp_path: Path) -> None:
     workers = Keeping([Kept("a"), Kept("b")])
