@@ -44,7 +44,7 @@ NO_AGE_NS = 0
 _UNTOLD = "no other node has told its time"
 
 
-class _Told(NamedTuple):
+class _ToldTime(NamedTuple):
     """``offset_ns``: None: it answers, and does not tell its time. ``at_ns``: monotonic, when it was asked."""
 
     offset_ns: int | None
@@ -62,7 +62,7 @@ class ClockTrust:
         """It is in doubt since it jumped or others disagree, and not for want of answers."""
         self.skew_ns = 0
         """By how much it is ahead of the others, their median, as of the last look; 0 where nobody told."""
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _ToldTime] = {}
         self._trusted_ns: int | None = None
         """Its offset when a majority agreed with it last, or when it was trusted alone."""
         self._by_others = False
@@ -80,7 +80,7 @@ class ClockTrust:
         """``node`` has answered, with its wall time or without (None)."""
         if answered_ns - asked_ns <= SLOW_NS:
             offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
-            self._told[node] = _Told(offset_ns, asked_ns)
+            self._told[node] = _ToldTime(offset_ns, asked_ns)
 
     def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
         """The time by which ages are told: ``wall_ns``, both clocks read just now, or ``NO_AGE_NS`` while it is in doubt.

@@ -89,9 +89,7 @@ class ClockWatch:
 
     async def _run(self) -> None:
         while True:
-            async with asyncio.TaskGroup() as asked:
-                for node in self.trust.peers(self._nodes()):
-                    asked.create_task(self._ask(node))
+            await asyncio.gather(*(self._ask(node) for node in self.trust.peers(self._nodes())))
             trust = self.look()
             await asyncio.sleep(_UNSURE_EVERY_S if trust.why and not trust.is_wrong else ASK_EVERY_S)
 

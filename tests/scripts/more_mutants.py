@@ -8,7 +8,6 @@ from typing import Any
 from unittest.mock import patch
 
 from liftpy.client import progress
-from liftpy.clock_trust import ClockTrust
 from liftpy.cluster.accusations import Accusations, Said
 from liftpy.cluster.decisions import elections, leadership
 from liftpy.cluster.election_timers import ElectionTimers
@@ -42,7 +41,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
 from sidecar.raft.journal import GroupJournal
-from tests.scripts import pause_mutants
+from tests.scripts import clock_mutants, pause_mutants
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
 
@@ -56,23 +55,6 @@ def read_only_is_not_heeded() -> Patches:
         self.shared.held = held
 
     return [method(LeaderRole, "publishes_received", heedless)]
-
-
-def ages_by_any_clock() -> Patches:
-    return [method(ClockTrust, "time_of_age_ns", lambda self, wall_ns, now_ns, nodes: wall_ns)]
-
-
-def nobody_asked_is_right() -> Patches:
-    real = ClockTrust._compared
-
-    def compared(self: ClockTrust, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
-        return real(self, offset_ns, offsets, others) if offsets else ("", False)
-
-    return [method(ClockTrust, "_compared", compared)]
-
-
-def jumped_is_right() -> Patches:
-    return [method(ClockTrust, "_moved", lambda self, offset_ns: "")]
 
 
 def one_report_deposes() -> Patches:
@@ -531,14 +513,12 @@ def evicted_below_the_copies_that_are_wanted() -> Patches:
 
 MUTANTS: Sequence[Mutant] = (
     *pause_mutants.MUTANTS,
+    *clock_mutants.MUTANTS,
     Mutant("an emptied log forgets its epoch", "C9; found by seed 50064", emptied_log_forgets_its_epoch),
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),
     Mutant("does not flush sealed segments on opening", "S12", sealed_segments_are_not_flushed_on_opening),
     Mutant("a leader heeds no read-only", "none: a script asks for the refusal", read_only_is_not_heeded),
-    Mutant("ages are told by any clock", "D28", ages_by_any_clock),
-    Mutant("a clock that nobody was asked about is right", "D28", nobody_asked_is_right),
-    Mutant("a clock that jumped is right", "D28", jumped_is_right),
     Mutant("one report deposes", "C9", one_report_deposes),
     Mutant("reports of any leadership count", "C9", reports_of_any_leadership_count),
     Mutant("nobody is passed over", "L1", nobody_is_passed_over),
