@@ -128,11 +128,6 @@ class Inflow(BusConnection):
         return self._arrived_bytes, self._done_bytes
 
     @property
-    def refused(self) -> int:
-        """Messages that were refused unread."""
-        return self._parser.refused
-
-    @property
     def left_out(self) -> int:
         """Messages that were left out unread."""
         return self._parser.left_out

@@ -263,6 +263,17 @@ def test_a_stream_that_answers_nobody_takes_what_has_a_reply_however_late_it_is(
     assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.dropped)) == (0, {})
 
 
+@pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
+def test_who_sends_again_what_is_stored_is_not_told_no_and_others_beside_him_are(again: bytes) -> None:
+    """In one batch: the stored one has a message id, the other has a new one."""
+    bench, first, new = Refused(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
+    bench.arrive((b"_INBOX.1", b"v", first))
+    bench.node.is_late = True
+    bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+    assert bench.ingest.counters.overloaded == 2
+
+
 def test_looks_are_apart_so_that_few_suffice_for_a_long_wait() -> None:
     node, ms = NodeRoom(late_s=1.0), 1_000_000
     for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
