@@ -163,6 +163,7 @@ class WorkerNode:
         self.flushes.set()
         self.refuse: Exception | None = None
         """What the next append meets."""
+        self.refuse_sync: Exception | None = None
         self.log, _ = Log.open(self.storage, stream)
         self.storage.fault = self._fault
         self.promises = MemoryStorage()
@@ -212,6 +213,8 @@ class WorkerNode:
     def _fault(self, what: str) -> None:
         if what == "sync":
             self.flushes.wait(10)
+            if self.refuse_sync is not None:
+                raise self.refuse_sync
         if what == "append" and self.refuse is not None:
             raise self.refuse
 

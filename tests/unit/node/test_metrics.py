@@ -116,7 +116,8 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
     return SimpleNamespace(**{
         "partitions": Held(workers, streams), "settings": SETTINGS, "node_id": "n1", "group": group, "instruments": Instruments(),
         "links": SimpleNamespace(all=lambda: [link], ingest=link), "nats": lambda: {"connected": True, "errors": errors, **nats},
-        "flush_place": FlushPlace(), "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
+        "flush_place": FlushPlace(), "clock": lambda: {"doubt": "why", "skew_s": 2.5},
+        "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
         "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
