@@ -23,6 +23,7 @@ from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.log.log import Log
 from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
@@ -143,6 +144,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.room = NodeRoom()
         self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)

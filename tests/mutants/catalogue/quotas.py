@@ -6,6 +6,7 @@ from tests.mutants.mutant import rows
 
 _BUCKETS = ("tests/unit/ingest/test_quota.py",)
 _PUBLISHERS = ("tests/unit/bus/test_quota_of_publishers.py",)
+_UNREAD = ("tests/unit/bus/test_refused_unread.py",)
 _LEVELS = ("tests/unit/cluster/test_feature_levels.py",)
 
 MUTANTS = [
@@ -107,10 +108,36 @@ MUTANTS = [
         tests=("tests/unit/ingest/test_node_room.py",),
     ),
     *rows(
-        "liftpy/ingest/ingest.py",
-        ("a late node refuses what it may not", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if self._may.room.node.is_late:", "publishes that a standby would store are dropped"),
-        ("nobody is late", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if False:", "in an overload answers take longer and longer, and memory grows"),
-        tests=_PUBLISHERS,
+        "liftpy/ingest/node_room.py",
+        ("all come again at once", "min(max(self.waited_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)", "LEAST_WAIT_MS", "who is refused asks again twenty times a second while others wait for seconds"),
+        ("each turn is a look", "now_ns - self._looks[-1][1] >= apart_ns", "now_ns - self._looks[-1][1] >= 0", "an overload that lasts fills memory with looks at it"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/overload.py",
+        ("a late node refuses what it may not", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._reader.answers", "publishes that a standby would store are dropped"),
+        ("nobody is late", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return False", "in an overload answers take longer and longer, and memory grows"),
+        ("late where nobody is answered", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._may.refuse_for_now()", "what has a reply is lost in silence in a stream without acks"),
+        ("a full queue looks at each", "return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())", "return self._is_late", "a node without room spends its time on refusing"),
+        ("a full queue refuses what it may not", "(self._is_full() and self._reader.answers and self._may.refuse_for_now())", "(self._is_full() and self._reader.answers)", "who is told no finds it stored"),
+        ("unread ones are not counted", "        self._counters.overloaded += len(replies)\n", "", "an overload is not seen in metrics"),
+        ("what is stored is refused", "            if known:  # who", "            if False:  # who", "who is told no finds it stored"),
+        tests=(*_PUBLISHERS, *_UNREAD, "tests/unit/bus/test_ingest.py"),
+    ),
+    *rows(
+        "sidecar/bus/leaving_out.py",
+        ("envelopes are refused unread", "\\r\\n(?!%b)\" % (MAX_REPLY_BYTES, SIZE_DIGITS, re.escape(MAGIC))", "\\r\\n\" % (MAX_REPLY_BYTES, SIZE_DIGITS)", "an enveloped publisher is answered as JetStream answers, where he does not look"),
+        ("half a message is refused", "        if other != head or end > size:", "        if other != head:", "what comes after a cut message is read as a line"),
+        ("one door for all", "        if other != head or end > size:", "        if end > size:", "publishes of a stream with room are refused for another's want"),
+        ("any subject is refused", "if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():", "if refuser is None or not refuser.refuses():", "a forged frame has a node publish"),
+        ("refused ones were never read", "            self._connection.stats[\"in_msgs\"] += len(replies)\n", "", "metrics lose what an overload brings"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "sidecar/bus/inflow.py",
+        ("nobody looks how long bytes wait", "        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())\n", "", "for a tenth of a second after an overload everybody is refused"),
+        ("a mixed burst is read", "self._parser.pauses = room.is_late or room.is_limited", "self._parser.pauses = False", "one message with headers has its neighbours refused at ten times the price"),
+        tests=_UNREAD,
     ),
     *rows(
         "liftpy/ingest/apart.py",
