@@ -65,6 +65,8 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.raft", "%s is no controller any more, as of index %d"): "metadata.removed",
     ("liftpy.raft", "%s is a voting member of the metadata group"): "metadata.votes",
     ("liftpy.raft", "%s %s"): "metadata.waits",
+    ("liftpy.node", "the wall clock is in doubt, and nothing is removed for its a"): "node.clock_doubted",
+    ("liftpy.node", "the wall clock is trusted again"): "node.clock_trusted",
     ("liftpy.node", "node %s stops: %s"): "node.failed",
     ("liftpy.node", "data folder %s was writable for others; it is not any more"): "node.folder_was_writable",
     ("liftpy.node", "log level is %s for %g s"): "node.log_level_changed",

@@ -48,6 +48,7 @@ from sidecar.bus.keys import Keys, prove
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
+from sidecar.clock_watch import ClockWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
@@ -217,7 +218,7 @@ class Node:
         self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
-        self._links = links = await open_links(settings, self._intake, self._keys)
+        self._links = links = await open_links(settings, self._intake, self._room, self._keys)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
@@ -385,6 +386,7 @@ class Node:
             room=self._room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
+            clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
@@ -414,9 +416,8 @@ class Node:
         self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)), share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
-        find = self.partitions.services_of
+        partitions, find = self.partitions, self.partitions.services_of
         self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        partitions = self.partitions
         own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)
@@ -447,6 +448,7 @@ class Node:
             read_budget=self._read_budget,
             room=self._room,
             cluster_watch=self._cluster_watch,
+            clocks=partitions.clocks,
         )
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:

@@ -49,6 +49,7 @@ class Housekeeping:
 
     def start(self) -> None:
         """Begin."""
+        self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
     async def _run(self) -> None:
@@ -96,7 +97,7 @@ class Housekeeping:
             if worker.flusher.stalls:
                 continue
             if worker.log.may_give_up:
-                worker.apply_retention(time.time_ns())
+                worker.apply_retention(self._partitions.clocks.time_of_age_ns())
             if worker.log.may_be_cleaned:
                 await self._compact(worker)
                 worker.report_purged()
@@ -108,7 +109,9 @@ class Housekeeping:
     async def _compact(self, worker: PartitionWorker) -> None:
         """One run of compaction in a thread of its own; a stop of the node does not wait for it."""
         try:
-            compaction = worker.log.begin_compaction(time.time_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO)
+            compaction = worker.log.begin_compaction(
+                self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
+            )
             if compaction is None:
                 return
             await _in_daemon_thread(compaction.run)
@@ -119,6 +122,7 @@ class Housekeeping:
 
     async def close(self) -> None:
         """Stop."""
+        await self._partitions.clocks.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -48,6 +48,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
+from sidecar.clock_watch import ClockWatch
 from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
@@ -88,6 +89,7 @@ class NodeTools:
     heard: NodeHeard
     derived: NodeDerived
     copy_pace: CopyPace
+    clocks: ClockWatch
     drops: Drops
     subjects: Subjects
     node_inboxes: InboxRule
@@ -300,7 +302,7 @@ class PartitionWorker:
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
         if self.log.told(held.state):
-            self.apply_retention(time.time_ns())
+            self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
@@ -402,7 +404,8 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what the stream's retention lets go; while the disk holds something up, not yet."""
+        """Delete what the stream's retention lets go; while the disk holds something up, not yet. ``now_wall_ns``: 0: nothing for its
+        age."""
         if self.flusher.stalls:
             return
 

@@ -27,6 +27,7 @@ from liftpy.trace.context import parse_traceparent
 from liftpy.trace.search import traced_in
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.presence import decode_presence, encode_presence
 from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
 from sidecar.status import answers as page_answers
@@ -222,6 +223,13 @@ def decoders() -> list[Decoder]:
             status_desk._asked_after,
             make=damaged_json,
             covers=("sidecar.status.desk:_asked_after",),
+        ),
+        Decoder(
+            "whether a node is there, and its time",
+            [b"yes 1764166012345678901", b"yes"],
+            decode_presence,
+            again=lambda told: b"yes" if told is None else encode_presence(told),
+            covers=("liftpy.wire.presence:decode_presence",),
         ),
         Decoder(
             "traceparent",

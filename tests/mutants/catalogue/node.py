@@ -120,7 +120,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/partition/worker.py",
-        ("a truncation waits for a round of housekeeping", "        if self.log.told(held.state):\n            self.apply_retention(time.time_ns())",
+        ("a truncation waits for a round of housekeeping", "        if self.log.told(held.state):\n            self.apply_retention(self._node.clocks.time_of_age_ns())",
          "        self.log.told(held.state)", "records that were given up are served for seconds"),
         ("damage is not checkpointed", "            self.flusher.alone(checkpoint)\n", "            pass\n", "damage in the newest batch is cut as a torn write, and committed records with it"),
         ("a full disk restarts the node", "        if not isinstance(error, NoSpaceError):\n            self._node.repair", "        if True:\n            self._node.repair", "a node with a full disk restarts for ever"),
