@@ -197,8 +197,8 @@ MUTANTS = [
         ),
         (
             "backups that died stay for ever",
-            "if now - backup_moment(backup) < RUNNING_AGE:",
-            "if backup_moment(backup) < now:",
+            "return is_backup_id(backup) and now - backup_moment(backup) < RUNNING_AGE",
+            "return is_backup_id(backup)",
             "files of dead backups are never removed",
         ),
         (
