@@ -374,7 +374,7 @@ class Process:
                     return
             elif key not in changed and not changes.nodes:
                 continue
-            replica.update(stream.held(partition), live)
+            replica.update(stream.held(partition, image.default_quota), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -394,7 +394,7 @@ class Process:
             key = stream.key(partition.partition)
             if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
                 replica = self._open(stream, partition)
-                replica.update(stream.held(partition), live)
+                replica.update(stream.held(partition, image.default_quota), live)
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
