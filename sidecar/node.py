@@ -218,7 +218,7 @@ class Node:
         self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
-        self._links = links = await open_links(settings, self._intake, self._keys)
+        self._links = links = await open_links(settings, self._intake, self._room, self._keys)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous

@@ -123,6 +123,15 @@ class MessageReader:
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether the stream's publishers are answered at all."""
+        return self._policy is not AckPolicy.NONE
+
+    def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
+        """Of plain messages with these replies, which are not looked at otherwise."""
+        return Publishers(self._policy, self._allowed(list(replies))[0])
+
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """The columns of ``messages``, in their order."""
         values: list[bytes | None] = [message[2] for message in messages]

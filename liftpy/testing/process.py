@@ -23,6 +23,7 @@ from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.log.log import Log
 from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
@@ -143,6 +144,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.room = NodeRoom()
         self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)
@@ -372,7 +374,7 @@ class Process:
                     return
             elif key not in changed and not changes.nodes:
                 continue
-            replica.update(stream.held(partition), live)
+            replica.update(stream.held(partition, image.default_quota), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -392,7 +394,7 @@ class Process:
             key = stream.key(partition.partition)
             if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
                 replica = self._open(stream, partition)
-                replica.update(stream.held(partition), live)
+                replica.update(stream.held(partition, image.default_quota), live)
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))

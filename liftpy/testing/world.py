@@ -17,6 +17,7 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.ingest.sorting import TakenOver
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -83,6 +84,7 @@ class Life(Protocol):
     paused: bool
     image: ClusterImage
     intake: NodeIntake
+    room: NodeRoom
     quiet: QuietFetches
     confirmed: set[int]
 

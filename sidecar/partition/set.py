@@ -303,7 +303,7 @@ class Partitions:
         if found is None:
             return
         stream, partition = found
-        worker.update(stream.held(partition), self._live)
+        worker.update(stream.held(partition, self._image.default_quota), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
             if self._heard is not None:

@@ -64,7 +64,9 @@ class Bus:
         self._table = table
         self.broken: list[Exception] = []
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
+    def listen(
+        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+    ) -> Any:
         entry = (self.node_id, subject, sink)
         self._table.append(entry)
         gone = lambda: self._table.remove(entry) if entry in self._table else None  # noqa: E731

@@ -16,6 +16,7 @@ from liftpy.cluster.session import NodeSessions
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest import columns
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.overload import Overload
 from liftpy.log import horizon, recovery
 from liftpy.log.epochs import EpochCache
 from liftpy.log.horizon import CompactionHorizon
@@ -156,7 +157,7 @@ class _Boundless:
 
 
 def overloaded_is_silent() -> Patches:
-    return [method(Ingest, "_overload", lambda self, messages: None)]
+    return [method(Overload, "turn_away", lambda self, messages: None)]
 
 
 def expected_sequence_ignored() -> Patches:
