@@ -1,7 +1,8 @@
-"""Whether this node's wall clock may say what is too old: retention by age removes committed records for good. Pure.
+"""Whether this node's wall clock may say what is too old, and what time it is: retention by age removes committed records. Pure.
 
 Goal: a node whose clock is years ahead, or jumps, removes nothing for its age; one whose clock is right goes on, and one that was set
-right, or that slept, goes on as soon as others agree. Constraint: nobody's time is believed alone, no message waits for it, and a node
+right, or that slept, goes on as soon as others agree. Nor does a leader stamp records by a wrong clock where others know better: what
+it stamps in the past is too old at once, everywhere. Constraint: nobody's time is believed alone, no message waits for it, and a node
 that is alone still removes what is old.
 
 Algorithm: a clock is known by its offset, wall time less this host's monotonic time, which goes on while the host sleeps. So a jump of
@@ -13,7 +14,8 @@ trusted
 - where no other node is live, while it has not jumped; ``HOLD_NS`` after a jump it is taken as it is. So it is that long after a start
   among nodes that are all down; a node that was never one of several need not wait.
 
-In all other cases it is in doubt. A node that answers without its time, of an older version, has no say.
+In all other cases it is in doubt. A node that answers without its time, of an older version, has no say. Where a clock is in doubt,
+and others that agree with each other are a majority of all, records are stamped with their time.
 
 Worked example: a, b and c agree. b is set ten years ahead: its offset differs from both others', 1 of 3 clocks agree: in doubt. At
 a and c 2 of 3 agree. b is set right: 3 of 3. a and b alone, and b jumps: 1 of 2 agree on either side, no majority: both are in doubt.
@@ -60,6 +62,8 @@ class ClockTrust:
         """Why it is in doubt, as of the last look; '': it is trusted."""
         self.is_wrong = False
         """It is in doubt since it jumped or others disagree, and not for want of answers."""
+        self._others_ns: int | None = None
+        """The offset on which a majority agrees without this one, as of the last look; None: it does not."""
         self.skew_ns = 0
         """By how much it is ahead of the others, their median, as of the last look; 0 where nobody told."""
         self._told: dict[str, _ToldTime] = {}
@@ -90,6 +94,7 @@ class ClockTrust:
         offsets = [one.offset_ns for one in self._told.values() if one.offset_ns is not None]
         self.skew_ns = offset_ns - median_low(offsets) if offsets else 0
         others = len(peers) - (len(self._told) - len(offsets))
+        self._others_ns = None
         if others:
             self._jumped = None
             self.why, self.is_wrong = self._compared(offset_ns, offsets, others)
@@ -98,12 +103,18 @@ class ClockTrust:
             self.why, self.is_wrong = self._alone(offset_ns, now_ns, is_one_of_many)
         return NO_AGE_NS if self.why else wall_ns
 
+    def stamp_ns(self, wall_ns: int, now_ns: int) -> int:
+        """The time that records get, both clocks read just now: ``wall_ns``, or that of others as of the last look."""
+        return wall_ns if self._others_ns is None else now_ns + self._others_ns
+
     def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
         """(why it is in doubt, whether it looks wrong). ``offsets``: of those that told, among ``others``."""
         near = sum(abs(other - offset_ns) <= BOUND_NS for other in offsets)
         if 2 * (1 + near) > 1 + others:
             self._trusted_ns, self._by_others = offset_ns, True
             return "", False
+        agree = [one for one in offsets if 2 * sum(abs(other - one) <= BOUND_NS for other in offsets) > 1 + others]
+        self._others_ns = median_low(agree) if agree else None
         if near < len(offsets):
             return f"{len(offsets) - near} of {others} other clocks differ by more than {BOUND_NS // NS_PER_S} s", True
         if not self._by_others:

@@ -57,11 +57,21 @@ class ClockWatch:
     def time_of_age_ns(self) -> int:
         """The wall time by which ages are told here; 0, by which nothing is too old, while the clock is in doubt."""
         wall_ns, now_ns = time.time_ns(), clock.now_ns()
-        offset_ns, at_ns, came_to = self._seen
-        if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
-            came_to = self._look(wall_ns, now_ns)
+        came_to = self._looked(wall_ns, now_ns)
         self._counters[HELD_BACK] += came_to == NO_AGE_NS
         return wall_ns if came_to != NO_AGE_NS else NO_AGE_NS
+
+    def stamp_ns(self) -> int:
+        """The time that records get which are led here: other nodes' where they agree and this clock is in doubt."""
+        wall_ns, now_ns = time.time_ns(), clock.now_ns()
+        self._looked(wall_ns, now_ns)
+        return self.trust.stamp_ns(wall_ns, now_ns)
+
+    def _looked(self, wall_ns: int, now_ns: int) -> int:
+        offset_ns, at_ns, came_to = self._seen
+        if abs(wall_ns - now_ns - offset_ns) > NS_PER_S or now_ns - at_ns >= _LOOK_EVERY_NS:
+            return self._look(wall_ns, now_ns)
+        return came_to
 
     def look(self) -> ClockTrust:
         """As it is now."""

@@ -499,6 +499,12 @@ class Process:
         self.cluster.checkers.clocks.told_ages(self.node, told_ns, self.clocks.peers(self._nodes()))
         return told_ns
 
+    def stamp_ns(self) -> int:
+        """The time that records get which are led here, as the sidecar's."""
+        wall_ns, now_ns = self.now_ns() + self.node.wall_offset_ns, self.now_ns()
+        self.clocks.time_of_age_ns(wall_ns, now_ns, self._nodes())
+        return self.clocks.stamp_ns(wall_ns, now_ns)
+
     # ---- proposals -------------------------------------------------------------------------------------------------------
     def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:
         """``on_answer`` once: the group's response, or None when none came in time. In batches, as the sidecar's."""

@@ -229,7 +229,7 @@ class SimIngest:
                     self._read_soon()
 
     def _wall_ns(self) -> int:
-        return self._replica.now_ns() + self._replica.process.node.wall_offset_ns
+        return self._replica.process.stamp_ns()
 
     def _dropped(self, reason: str, count: int) -> None:
         self._cluster.counters[f"messages dropped: {reason.upper()}"] += count

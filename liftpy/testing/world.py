@@ -136,6 +136,9 @@ class Life(Protocol):
     def time_of_age_ns(self) -> int:
         """The wall time by which ages are told on it, 0 while its clock is in doubt."""
 
+    def stamp_ns(self) -> int:
+        """The wall time that records get which are led on it."""
+
     def repair(self) -> None:
         """A log is damaged: it comes back to recover it."""
 

@@ -173,7 +173,7 @@ class RecordBatch:
 
     @property
     def timestamp_ns(self) -> int:
-        """The leader's wall clock when it sequenced the batch."""
+        """The leader's wall clock when it sequenced the batch; that of other nodes while its own is in doubt and they agree."""
         return self.header.timestamp_ns
 
     @cached_property

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -192,6 +193,7 @@ class WorkerNode:
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
+            clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             heard=NodeHeard(1 << 20),
             derived=NodeDerived(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),

@@ -25,7 +25,12 @@ def jumped_is_right() -> Patches:
     return [method(ClockTrust, "_moved", lambda self, offset_ns: "")]
 
 
+def doubted_stamps() -> Patches:
+    return [method(ClockTrust, "stamp_ns", lambda self, wall_ns, now_ns: wall_ns)]
+
+
 MUTANTS: Sequence[Mutant] = (
+    Mutant("a doubted clock stamps records", "D28", doubted_stamps),
     Mutant("ages are told by any clock", "D28", ages_by_any_clock),
     Mutant("a clock that nobody was asked about is right", "D28", nobody_asked_is_right),
     Mutant("a clock that jumped is right", "D28", jumped_is_right),

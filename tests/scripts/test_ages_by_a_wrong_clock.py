@@ -13,7 +13,12 @@ import pytest
 from liftpy.config import StreamConfig
 from tests.scripts.stage import Stage
 
-KILLS = ("ages are told by any clock", "a clock that nobody was asked about is right", "a clock that jumped is right")
+KILLS = (
+    "a doubted clock stamps records",
+    "ages are told by any clock",
+    "a clock that nobody was asked about is right",
+    "a clock that jumped is right",
+)
 
 YEAR_S = 365 * 86_400
 AGE_S = 120
@@ -47,6 +52,21 @@ def test_a_clock_that_jumps_removes_nothing(off_s: float, whose: str) -> None:
         s.run(AGE_S)
         s.settle()
         assert keep_house(s, a, b, c) == [3, 3, 3], "it is right again, and they are old"
+
+
+@pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
+def test_a_leader_in_doubt_stamps_with_the_time_of_others(off_s: float) -> None:
+    """In the past they would be too old at once, on all replicas; in the future they would stay for as long."""
+    with Stage(stream=BY_AGE) as s:
+        a, b, c = s.leader, *s.followers
+        keep_house(s, a, b, c)
+        s.wall_clock(a, off_s)
+        s.publish(3)
+        s.settle()
+        assert keep_house(s, a, b, c) == [0, 0, 0], "they are new"
+        s.run(AGE_S)
+        s.settle()
+        assert keep_house(s, b, c) == [3, 3], "and now they are old"
 
 
 def test_the_others_go_on_beside_it() -> None:

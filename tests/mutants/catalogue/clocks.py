@@ -106,6 +106,24 @@ MUTANTS = [
             "while a cluster is upgraded nothing is removed",
         ),
         (
+            "any two that agree give the time",
+            "if 2 * sum(abs(other - one) <= BOUND_NS for other in offsets) > 1 + others]",
+            "if sum(abs(other - one) <= BOUND_NS for other in offsets) > 0]",
+            "records are stamped by the one other node that is wrong",
+        ),
+        (
+            "the time of others is for good",
+            "        self._others_ns = None\n        if others:",
+            "        if others:",
+            "a node that is alone again stamps by what others said once",
+        ),
+        (
+            "the time of others stands still",
+            "now_ns + self._others_ns",
+            "wall_ns + self._others_ns",
+            "records are stamped years off",
+        ),
+        (
             "all are asked",
             "*names[: len(names) - len(behind)]][:PEERS]",
             "*names[: len(names) - len(behind)]]",
@@ -134,6 +152,18 @@ MUTANTS = [
             "what a jump calls old is removed within the second",
         ),
         ("a look is for good", " or now_ns - at_ns >= _LOOK_EVERY_NS:", ":", "a node never hears that its clock is wrong"),
+        (
+            "stamps are one's own",
+            "        return self.trust.stamp_ns(wall_ns, now_ns)\n",
+            "        return wall_ns\n",
+            "records of a leader whose clock is years behind are too old at once",
+        ),
+        (
+            "stamps of a jump are wrong",
+            "        self._looked(wall_ns, now_ns)\n        return self.trust",
+            "        return self.trust",
+            "what is published in the seconds after a jump is stamped by it",
+        ),
         (
             "it is said again and again",
             "        self._said = bool(why)\n",

@@ -30,6 +30,11 @@ class Bench:
         for node in nodes:
             self.trust.told(node, self.wall_ns(node), now_ns, now_ns)
 
+    def stamp_s(self) -> float:
+        """By how much what it stamps is off."""
+        stamp_ns = self.trust.stamp_ns(self.wall_ns("a"), round(self.now * NS_PER_S))
+        return stamp_ns / NS_PER_S - T0 - self.now
+
     def trusted(self) -> bool:
         now_ns = round(self.now * NS_PER_S)
         told_ns = self.trust.time_of_age_ns(self.wall_ns("a"), now_ns, self.nodes)
@@ -206,11 +211,11 @@ def test_late_answers_and_those_of_nodes_that_are_gone_do_not_count() -> None:
     b.trust.told("b", b.wall_ns("b") - SLOW_NS // 2, now_ns - SLOW_NS, now_ns)
     b.trusted()
     assert b.trust.skew_ns == 0, "it was given half way"
+    b.off["b"] = YEAR
+    b.hear("b")
+    assert not b.trusted(), "it is all that is heard"
     del b.nodes["b"]
-    b.off["a"] = YEAR
-    assert b.trusted() is False
-    b.nodes["b"] = True
-    assert not b.trusted()
+    assert b.trusted(), "who left says nothing, and nobody else has disagreed"
 
 
 def test_whom_it_asks_is_bounded_and_each_is_asked_by_as_many() -> None:
@@ -234,3 +239,45 @@ def test_an_answer_without_a_time(said: bytes) -> None:
 def test_an_answer_with_a_time() -> None:
     assert encode_presence(1_764_166_012_345_678_901) == b"yes 1764166012345678901"
     assert decode_presence(b"yes 1764166012345678901") == 1_764_166_012_345_678_901
+
+
+# ---- stamps -----------------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("off_s", [-YEAR, -61, 64, YEAR])
+def test_records_are_stamped_with_the_time_of_others_where_a_majority_agrees(off_s: float) -> None:
+    b = Bench("b", "c")
+    b.off |= {"b": 2.0, "c": 3.0}
+    assert b.stamp_s() == 0, "nobody has told"
+    b.hear("b", "c")
+    assert b.trusted()
+    assert b.stamp_s() == 0, "a clock that is trusted is its own"
+    b.off["a"] = off_s
+    assert not b.trusted()
+    assert round(b.stamp_s(), 3) == 2
+    b.now += FRESH_NS / NS_PER_S - 1
+    assert not b.trusted()
+    assert round(b.stamp_s(), 3) == 2, "and the time goes on"
+    b.off["a"] = 0
+    assert b.trusted()
+    assert b.stamp_s() == 0
+
+
+def test_where_others_are_no_majority_or_differ_it_stamps_by_its_own() -> None:
+    b = Bench("b", "c")
+    b.off["a"] = YEAR
+    b.hear("b")
+    assert not b.trusted()
+    assert b.stamp_s() == YEAR, "one of three"
+    b.off["c"] = -YEAR
+    b.hear("c")
+    assert not b.trusted()
+    assert b.stamp_s() == YEAR, "three times"
+    b.now += FRESH_NS / NS_PER_S + 1
+    assert not b.trusted()
+    assert b.stamp_s() == YEAR
+    b.off["c"] = 0
+    b.hear("b", "c")
+    b.trusted()
+    assert b.stamp_s() == 0
+    b.nodes |= {"b": False, "c": False}
+    b.trusted()
+    assert b.stamp_s() == YEAR, "it is alone"

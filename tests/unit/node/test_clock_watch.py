@@ -133,3 +133,15 @@ async def test_a_look_is_remembered_for_a_second(own: SimpleNamespace) -> None:
     own.slept_s = 1.0
     assert watch.time_of_age_ns() == NO_AGE_NS, "of two clocks that tell one differs"
     assert watch.look().skew_ns < -3500 * NS_PER_S
+
+
+async def test_a_leader_stamps_with_the_time_of_others_from_the_moment_of_the_jump(own: SimpleNamespace) -> None:
+    watch = Watched()
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    own.wall_s = -10 * 365 * 86_400
+    assert abs(watch.stamp_ns() - time.time_ns()) < 5 * NS_PER_S
+    own.wall_s = 5
+    assert abs(watch.stamp_ns() - 5 * NS_PER_S - time.time_ns()) < NS_PER_S, "its own again"
+    assert watch.counted[HELD_BACK] == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +56,7 @@ class Wired:
             links=SimpleNamespace(
                 ingest="the link of publishes", replication="the link of replication", standby="the link of standbys"
             ),
-            heard=NodeHeard(1 << 30), derived=NodeDerived(),
+            heard=NodeHeard(1 << 30), derived=NodeDerived(), clocks=SimpleNamespace(stamp_ns="the time of records"),
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
@@ -149,7 +148,7 @@ def test_ingest_is_given_its_streams_rules_and_asks_its_own_replica(wired: Wired
     )
     assert given == {
         "shell": "the link of publishes", "subject": OWN_SUBJECT, "config": REPLICATION, "policy": AckPolicy.LEADER, "codec": Codec.LZ4,
-        "inboxes": "the inboxes of applications", "acks": wired.parts["PendingAcks"], "wall_ns": time.time_ns,
+        "inboxes": "the inboxes of applications", "acks": wired.parts["PendingAcks"], "wall_ns": "the time of records",
         "derived": wired.parts["derived_state"], "takes": "takes",
     }  # fmt: skip
     log_end_offset, may_refuse, may_refuse_for_now, on_drop, may_leave, feed = functions
@@ -170,7 +169,7 @@ def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wire
     given, (reader, heard, on_lost, on_unreadable) = wired.taken("Standby", "reader", "heard", "on_lost", "on_unreadable")
     assert given == {
         "shell": "the link of standbys", "subject": OWN_SUBJECT, "replica": wired.parts["Replica"], "log": wired.log,
-        "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": time.time_ns, "rules": SortingRules(doubt_ns=900_000_000),
+        "ids": "the ids", "now_ns": clock.now_ns, "wall_ns": "the time of records", "rules": SortingRules(doubt_ns=900_000_000),
     }  # fmt: skip
     assert reader is not wired.parts["Ingest"]
     assert (heard.node, heard.bound_bytes, heard.age_ns) == (wired.node.heard, REPLICATION.standby_bytes, 10_000_000_000)
@@ -233,7 +232,7 @@ def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> No
     own = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     nodes = {"promises", "timers", "notifications", "quiet", "probes", "proposals", "counters", "step_aside"}
     assert given == {
-        "key": KEY, "incarnation": 12, "log": wired.log, "driver": wired.parts["ReplicaDriver"],
+        "key": KEY, "incarnation": 12, "log": wired.log, "clocks": wired.node.clocks, "driver": wired.parts["ReplicaDriver"],
         **{name: getattr(worker, name) for name in own}, **{name: f"the node's {name}" for name in nodes},
     }  # fmt: skip
     made = {name: part.name for name in own if (part := given[name])}
