@@ -78,7 +78,8 @@ class Ingest:
         self._config = config
         self._acks = acks
         self._feed = feed
-        self._wall_ns = wall_ns
+        self.wall_ns = wall_ns
+        """The time that records get, and acks."""
         self._log_end_offset = log_end_offset
         self._may = May(may_refuse, may_refuse_for_now or may_refuse, room, may_leave)
         self._derived = derived
@@ -157,7 +158,7 @@ class Ingest:
         if self._taken_over is not None and self._taken_over.undecided and self._may.refuse():
             messages, self._taken_over.undecided = self._taken_over.undecided, []
             for message in messages:
-                self._refuse(self.reader.read([message], self._wall_ns()).publishers, _UNDECIDED)
+                self._refuse(self.reader.read([message], self.wall_ns()).publishers, _UNDECIDED)
 
     def link_lost(self) -> None:
         """The connection of ``shell`` is lost; it renews the subscription."""
@@ -293,7 +294,7 @@ class Ingest:
                 self._take([message])
 
     def _submit(self, messages: list[RawMessage]) -> None:
-        now_wall_ns = self._wall_ns()
+        now_wall_ns = self.wall_ns()
         columns = self.reader.read(messages, now_wall_ns)
         if columns.apart:
             self._alone(messages)
@@ -522,7 +523,7 @@ class Ingest:
         """Indices of those messages that are stored, or in hand; None: it is a producer's batch, and it is."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
-        return self._repeats(columns, self._wall_ns()) if columns.ids else ()
+        return self._repeats(columns, self.wall_ns()) if columns.ids else ()
 
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""

@@ -28,7 +28,6 @@ from liftpy.replica.effects import Effect
 from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.notify import Notifications
-from sidecar.clock_watch import ClockWatch
 from sidecar.partition.chatter import CHATTER, Seldom
 from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
@@ -62,7 +61,6 @@ class Tools:
     standby: Standby
     replay: LogReplay
     acks: PendingAcks
-    clocks: ClockWatch
     replication: ReplicationDesk
     fetches: FetchClient
     notifications: Notifications
@@ -213,7 +211,7 @@ class Executor:
         self._t.ingest.drop(effect.token, effect.reason)
 
     def send_acks(self, effect: do.SendAcks) -> None:
-        self._t.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, self._t.clocks.stamp_ns())
+        self._t.acks.release(effect.policy, effect.through_offset, effect.leader_epoch, self._t.ingest.wall_ns())
 
     def drop_pending_acks(self, _: do.DropPendingAcks) -> None:
         self._t.acks.drop()

@@ -259,7 +259,6 @@ class PartitionWorker:
             standby=self.standby,
             replay=self.replay,
             acks=self.acks,
-            clocks=node.clocks,
             replication=self.replication,
             fetches=self.fetches,
             notifications=node.notifications,

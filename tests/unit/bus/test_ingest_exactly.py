@@ -122,7 +122,7 @@ async def test_as_many_publishers_wait_for_acks_as_the_bound_says() -> None:
 async def test_the_core_is_told_what_it_decides_by() -> None:
     bench = Holding()
     bench.ingest._takes = lambda: True
-    bench.ingest._wall_ns = lambda: 77
+    bench.ingest.wall_ns = lambda: 77
     bench.publish(b"a")
     bench.publish(b"b", b"_INBOX.b")
     bench.publish(b"c")

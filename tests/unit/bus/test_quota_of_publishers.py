@@ -28,7 +28,7 @@ PER_S = 8
 
 def a_bench(now_ns: int = 0, **settings: Any) -> Bench:
     bench = Bench()
-    bench.ingest._wall_ns = lambda: now_ns
+    bench.ingest.wall_ns = lambda: now_ns
     bench.ingest.settings_changed(StreamConfig(quota_records_per_s=PER_S, **settings))
     return bench
 
@@ -63,7 +63,7 @@ def test_the_first_are_stored_and_each_of_the_others_is_told_when() -> None:
     assert (dict(counters.throttled), counters.rejected) == ({"stream": 3}, 3)
     bench.acks.release(AckPolicy.ALL, 1, 3, 0)
     assert [answer["seq"] for answer in json_of(bench).values()] == [1, 2]
-    bench.ingest._wall_ns = lambda: 126_000_000
+    bench.ingest.wall_ns = lambda: 126_000_000
     bench.arrive((b"_INBOX.5", b"5", b""))
     assert values(bench) == [b"0", b"1", b"5"]
 
@@ -94,7 +94,7 @@ def test_what_repeats_a_stored_message_is_answered_as_that_and_costs_nothing() -
     assert set(json_of(bench)) == {b"_INBOX.c"}
     bench.acks.release(AckPolicy.ALL, 1, 3, 0)
     assert json_of(bench)[b"_INBOX.again"] == {"stream": "s.1", "seq": 1, "duplicate": True}
-    bench.ingest._wall_ns = lambda: 2_000_000
+    bench.ingest.wall_ns = lambda: 2_000_000
     bench.arrive((b"_INBOX.c", b"c", block % b"c"))
     assert values(bench) == [b"a", b"b", b"c"], "who was refused may come again under the same id"
 
@@ -108,7 +108,7 @@ def test_a_whole_batch_is_let_in_or_refused_as_a_whole() -> None:
     assert (refused.ackError, refused.retryAfterMs) == (_Ack.QUOTA, 126)
     assert bench.ingest.counters.refused["quota"] == 2
     assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:3]]
-    bench.ingest._wall_ns = lambda: 200_000_000
+    bench.ingest.wall_ns = lambda: 200_000_000
     producers.send(bench, 3, 5)
     assert producers.values_in(bench) == [value for value, _, _ in producers.RECORDS[:5]]
 

@@ -83,7 +83,7 @@ CALLS: dict[type[Any], Any] = {
     ],
     do.RejectPublishes: lambda e, feed: [("ingest.reject", (e.token, e.reason, "n9", 43))],
     do.DropPublishes: lambda e, feed: [("ingest.drop", (e.token, e.reason))],
-    do.SendAcks: lambda e, feed: [("clocks.stamp_ns", ()), ("acks.release", (e.policy, e.through_offset, e.leader_epoch, ANY))],
+    do.SendAcks: lambda e, feed: [("ingest.wall_ns", ()), ("acks.release", (e.policy, e.through_offset, e.leader_epoch, ANY))],
     do.DropPendingAcks: lambda e, feed: [("acks.drop", ())],
     do.SendFetch: lambda e, feed: [("fetches.send_fetch", (e, 41))],
     do.WaitQuietly: lambda e, feed: [("quiet.wait", (KEY, e, feed))],
