@@ -473,4 +473,76 @@ MUTANTS = [
         ),
         tests=("tests/unit/backup/test_restoring_rules.py",),
     ),
+    *rows(
+        "liftpy/backup/manifest.py",
+        (
+            "an empty partition is no partition",
+            "zip(pieces, follow, strict=False)",
+            "zip(pieces, follow, strict=True)",
+            "a backup of a stream with an empty partition can't be restored",
+        ),
+        tests=("tests/unit/backup/test_backup_files.py",),
+    ),
+    *rows(
+        "sidecar/backup/taking.py",
+        (
+            "a mark does not say what is used",
+            '        mark["since"] = "" if before is None else before.backup\n        await self._put(running_path(self.id), json.dumps(mark).encode())\n',
+            '        mark["since"] = "" if before is None else before.backup\n',
+            "a prune waits for each backup that runs, or takes what it uses",
+        ),
+        (
+            "nobody looks whether all is there",
+            "        await self._must_be_there(manifest)\n",
+            "",
+            "a backup whose pieces a prune took is said to be whole",
+        ),
+        (
+            "what is kept is not compared with the log",
+            "if kept and not await self._goes_on(kept[-1]):",
+            "if False:",
+            "a backup after an unclean election is of two histories",
+        ),
+        (
+            "one replica that is away ends a backup",
+            "            self._nodes_tried += 1\n",
+            "            pass\n",
+            "no backup while one node is away",
+        ),
+        (
+            "what retention took is waited for",
+            "                start = found.log_start_offset\n",
+            "                pass\n",
+            "no backup of a stream with a short retention",
+        ),
+        (
+            "as fast as it can",
+            "                await self._home.pace.spent(len(data))\n",
+            "",
+            "a backup takes the disks and the network from publishers",
+        ),
+        tests=("tests/unit/backup/test_durable_store.py", "tests/unit/backup/test_partitions_taken.py"),
+    ),
+    *rows(
+        "sidecar/raft/rescue.py",
+        (
+            "a log is put aside before the new ones are whole",
+            "    for node in voters:\n        home",
+            '    for path, node_id in ids.items():\n        _put_aside(path / "raft")\n    for node in voters:\n        home',
+            "a rescue that finds no room leaves no log in its place",
+        ),
+        (
+            "a new log's name is not flushed",
+            "        (target.parent / _NEW).rename(target)\n        sync_folder(target.parent)",
+            "        (target.parent / _NEW).rename(target)",
+            "after a power cut a rescued controller has no log",
+        ),
+        (
+            "a rescue holds no folder",
+            "            folder = DataFolder(path)\n            held.callback(folder.close)",
+            "            folder = DataFolder(path)\n            folder.close()",
+            "a node starts on the log that a rescue is to replace",
+        ),
+        tests=("tests/unit/raft/test_rescue.py",),
+    ),
 ]
