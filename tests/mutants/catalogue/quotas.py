@@ -165,4 +165,14 @@ MUTANTS = [
         ("a producer does not wait for its turn", "self.resume_at = now + (after_s or self._pause_s)", "self.resume_at = now + self._pause_s", "producers beyond a quota flood its leader"),
         tests=("tests/unit/client/test_lane.py",),
     ),
+    *rows(
+        "liftpy/cluster/request_rates.py",
+        (
+            "who is refused for others pays for it",
+            "        if not wait_ms:\n            own.take(now_ns)",
+            "        own.take(now_ns)\n        if not wait_ms:",
+            "one operator who floods takes the others' rates away",
+        ),
+        tests=("tests/unit/cluster/test_request_rates.py",),
+    ),
 ]  # fmt: skip
