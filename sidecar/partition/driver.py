@@ -18,7 +18,7 @@ from weakref import WeakSet
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
 from liftpy.replica.effects import Effect
-from liftpy.replica.events import Event, MetadataHeard
+from liftpy.replica.events import Event, MetadataHeard, QuietFetchReceived
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
@@ -60,6 +60,8 @@ class ReplicaDriver:
         """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
         self.step_over: Callable[[], None] = _nothing
         """Called when all effects of a step are carried out."""
+        self.touched: Callable[[], None] = _nothing
+        """Called where a step may have changed what figures show."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
         self._running = False
@@ -87,6 +89,8 @@ class ReplicaDriver:
                 effects = step(event, now_ns)
                 if effects or type(event) is not MetadataHeard:
                     remember((now_ns, event, effects))
+                    if type(event) is not QuietFetchReceived:  # one a second for each quiet partition; it moves nothing
+                        self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:

@@ -100,6 +100,7 @@ class Housekeeping:
                 worker.report_purged()
             if worker.set_aside and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.drop_set_aside)
+                worker.touched()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
@@ -111,6 +112,7 @@ class Housekeeping:
                 return
             await _in_daemon_thread(compaction.run)
             dropped = worker.flusher.alone(lambda: worker.log.complete_compaction(compaction))
+            worker.touched()
         except CorruptionError as error:
             worker.log.met_damage(error)
             return

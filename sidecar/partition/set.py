@@ -31,8 +31,8 @@ from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
-from sidecar.partition.counted import NodeCounts, Uncounted
 from sidecar.partition.garbage import Garbage
+from sidecar.partition.node_counts import NodeCounts, Uncounted
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.slices import Slices
@@ -107,6 +107,11 @@ class Partitions:
     def derived(self) -> NodeDerived:
         """What this node's partitions keep of their logs in memory."""
         return self._node.derived
+
+    @property
+    def heard_bytes(self) -> int:
+        """What this node's partitions hold of what they have heard and do not lead, in bytes of memory."""
+        return self._node.heard.size_bytes
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -259,6 +264,7 @@ class Partitions:
             return False
         self.failed.pop(key, None)
         self._workers[key] = worker
+        self.counts.begins(worker)
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker
@@ -288,6 +294,7 @@ class Partitions:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self.counts.has_ended(worker)
+        self._node.touched.discard(worker)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
             self._garbage.closed()
