@@ -17,8 +17,8 @@ from weakref import WeakSet
 
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
-from liftpy.replica.effects import Effect
-from liftpy.replica.events import Event, MetadataHeard, QuietFetchReceived
+from liftpy.replica.effects import ConfirmQuiet, Effect, SetDeadline
+from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, QuietFetchReceived
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
@@ -32,6 +32,9 @@ ALL_STORY_STEPS = 65_536
 _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Characters of a step that are printed."""
+
+_ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
+"""What comes to partitions of which nothing happens. Where it asks for no more than another look, nothing that is shown has changed."""
 
 Step = tuple[int, Event, list[Effect]]
 """(monotonic ns, what came, what was to be done)."""
@@ -89,7 +92,7 @@ class ReplicaDriver:
                 effects = step(event, now_ns)
                 if effects or type(event) is not MetadataHeard:
                     remember((now_ns, event, effects))
-                    if type(event) is not QuietFetchReceived:  # one a second for each quiet partition; it moves nothing
+                    if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
                         self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
                     logger.debug("%s: %s -> %s", self.key, event, effects)
