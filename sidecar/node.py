@@ -362,7 +362,7 @@ class Node:
     def _build(
         self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
     ) -> None:
-        settings, bus = self.settings, links.replication
+        settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
         self._probes = Probes(bus, self.subjects)
         router = AnswerRouter(bus)
@@ -377,7 +377,6 @@ class Node:
             self.counters,
             share=self.share,
         )
-        counts = NodeCounts(StreamLabels(settings.metrics_streams))
         tools = NodeTools(
             settings=settings,
             incarnation=self.incarnation,
@@ -417,9 +416,8 @@ class Node:
         self.partitions = Partitions(tools, counts, share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
-        find = self.partitions.services_of
+        partitions, find = self.partitions, self.partitions.services_of
         self._services = ServiceDesk(bus, self.subjects, settings.node_id, self._inboxes, find, self.counters, share=self.share)
-        partitions = self.partitions
         own_folder = folder.own_folder(self.share.number) if self.share.number else folder.path
         self._scrub = Scrub(lambda: list(partitions), own_folder, settings.scrub_bytes_per_s, self.counters)
         self.status.reporter = reporter = self._make_reporter(links, group, partitions)

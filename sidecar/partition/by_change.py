@@ -64,7 +64,7 @@ class LabelSums:
         self.before: list[Numbers] = []
         """Of partitions that are being read: what goes into ``often``, and what goes out of it."""
 
-    def add(self, row: _Row, op: Callable[[int, int], int]) -> None:
+    def add(self, row: _AsRead, op: Callable[[int, int], int]) -> None:
         """A partition comes (``add``), or goes (``sub``), with what it was read as."""
         self.count = op(self.count, 1)
         self.often = list(map(op, self.often, row.often))
@@ -85,7 +85,7 @@ class LabelSums:
         return max(self.records.values()), max(0, now_ns - min(self.since_ns.values()))
 
 
-class _Row:
+class _AsRead:
     """What a partition was read as."""
 
     __slots__ = ("label", "leaves", "of", "often", "seldom", "shown", "told")
@@ -106,18 +106,18 @@ class ByChange:
         self._labels = labels
         self._patterns = labels.patterns
         self._touched = touched
-        self._rows: dict[Any, _Row] = {}
+        self._rows: dict[Any, _AsRead] = {}
         self._unread: deque[Any] = deque()
         """Taken out of ``touched``, in turn."""
         self.by_label: dict[str, LabelSums] = {}
         self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
-        """As ``_Row.told``."""
+        """As ``_AsRead.told``."""
         self.with_services: set[Any] = set()
         self._slow_until_ns: dict[Any, Sequence[int]] = {}
 
     def begins(self, worker: Any) -> None:
         """It is among the node's partitions from now on."""
-        row = self._rows[worker] = _Row(self._labels.of(worker.key.stream), _leaves(worker))
+        row = self._rows[worker] = _AsRead(self._labels.of(worker.key.stream), _leaves(worker))
         self.by_label.setdefault(row.label, LabelSums()).add(row, add)
         self._touched.add(worker)
 
@@ -131,7 +131,7 @@ class ByChange:
             self._slow_until_ns.pop(worker, None)
             self.with_services.discard(worker)
 
-    def _leave(self, worker: Any, row: _Row) -> None:
+    def _leave(self, worker: Any, row: _AsRead) -> None:
         sums = self.by_label[row.label]
         sums.add(row, sub)
         sums.records.pop(worker, None)
@@ -227,7 +227,7 @@ class ByChange:
         elif self._slow_until_ns:
             self._slow_until_ns.pop(worker, None)
 
-    def _tell(self, row: _Row, told: _Told | None) -> None:
+    def _tell(self, row: _AsRead, told: _Told | None) -> None:
         if told != row.told:
             for total, before in zip(self.told, row.told or (), strict=False):
                 total.subtract(before)

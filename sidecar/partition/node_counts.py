@@ -34,6 +34,7 @@ class NodeCounts:
     def has_ended(self, worker: Any) -> None:
         """It counts no more."""
         self.ending.remove(worker)
+        self.touched.discard(worker)
         self.ended.add(self.labels.of(worker.key.stream), worker)
 
     def all(self) -> Counts:

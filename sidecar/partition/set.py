@@ -294,7 +294,6 @@ class Partitions:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
         self.counts.has_ended(worker)
-        self._node.touched.discard(worker)
         self._all_clean = self._all_clean and clean
         if not self._stopping:
             self._garbage.closed()

@@ -141,7 +141,7 @@ class PartitionWorker:
         self._node, self.set_aside = node, set_aside
         """Files that recovery set aside, which are still there."""
         self.touched: Callable[[], None] = partial(node.touched.add, self)
-        """Something that figures show may be another: called where it changes, once for what changes together."""
+        """Called where something changes that figures show, once for what changes together."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
@@ -196,14 +196,14 @@ class PartitionWorker:
             compacted=config.is_cleaned,
         )
         self.executor = self._executor(node)
-        self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
-        self._be_touched()
-        log.on_damage = self._damaged
-        self.trace()
+        self._join_parts()
 
-    def _be_touched(self) -> None:
+    def _join_parts(self) -> None:
+        self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
+        self.log.on_damage = self._damaged
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
+        self.trace()
 
     def _dropped(self, reason: str, count: int) -> None:
         self.touched()

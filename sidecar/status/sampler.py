@@ -112,7 +112,7 @@ class Sampler:
     def sample(self) -> Iterator[None]:
         """One; stops wherever other work may have its turn."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
-        look = _Look(self._reporter)
+        look = _Showing(self._reporter)
         yield from look.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
         seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
@@ -126,7 +126,7 @@ class Sampler:
             self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
 
 
-class _Look:
+class _Showing:
     """At what all partitions show, summed in plain numbers."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -154,7 +154,7 @@ class _Look:
         self.lag_ns = here.lag_ns(self._now_ns)
 
 
-def _row(before: _Sampled, seen: _Sampled, look: _Look) -> list[float]:
+def _row(before: _Sampled, seen: _Sampled, look: _Showing) -> list[float]:
     took_s = seen.at_s - before.at_s
     acks = _grown(before.acks, seen.acks)
     rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]

@@ -77,6 +77,7 @@ def a_worker(stream: str = "s", partition: int = 0, role: RoleName = RoleName.LE
         "log": SimpleNamespace(size_bytes=20, log_end_offset=30, truncated_records=21), "acks": SimpleNamespace(count=22),
         "replica": SimpleNamespace(
             role=role, phase="-", high_watermark=26, lag=lambda: (23 + partition, clock.now_ns() - 24 * 10**9, (1, 1 << 62)),
+            worst_lag=lambda now_ns: (23 + partition, 24 * 10**9, 1),
         ),
         "fetches": SimpleNamespace(assembling_bytes=25), "services": SimpleNamespace(report=list, gone=list, known=False),
         "set_aside": (), "executor": SimpleNamespace(storage_failed=False), **more,
@@ -338,7 +339,7 @@ async def test_a_partition_that_goes_leaves_its_counts_behind(streams: tuple[str
     worker.stop = stop
     node: Any = SimpleNamespace(
         settings=SimpleNamespace(node_id="n1", replication=SimpleNamespace(lease_s=1)),
-        deletions=SimpleNamespace(close=lambda: None), touched=held.counts.touched,
+        deletions=SimpleNamespace(close=lambda: None),
     )  # fmt: skip
     partitions = Partitions(node, held.counts)
     partitions._workers[worker.key] = worker

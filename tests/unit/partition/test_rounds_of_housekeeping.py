@@ -56,6 +56,9 @@ class Kept:
     def report_purged(self) -> None:
         self.done.append("report")
 
+    def touched(self) -> None:
+        self.done.append("told")
+
     def drop_set_aside(self) -> None:
         self.done.append("dropped")
 
@@ -77,7 +80,15 @@ async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything
     workers[1].set_aside, workers[1].config = (), StreamConfig()
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     await keeping._retention()
-    assert workers[0].done == ["retention", "run", "settle", "complete", "report", *(["dropped"] if everything else [])]
+    assert workers[0].done == [
+        "retention",
+        "run",
+        "settle",
+        "complete",
+        "told",
+        "report",
+        *(["dropped", "told"] if everything else []),
+    ]
     assert workers[1].done == []
 
 
