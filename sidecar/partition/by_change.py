@@ -12,7 +12,7 @@ What counts in a partition (its log, its ingest, its readers...) is the same obj
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from operator import add, attrgetter, sub
 from typing import Any
@@ -107,8 +107,8 @@ class ByChange:
         self._patterns = labels.patterns
         self._touched = touched
         self._rows: dict[Any, _AsRead] = {}
-        self._unread: deque[Any] = deque()
-        """Taken out of ``touched``, in turn."""
+        self._unread: OrderedDict[Any, None] = OrderedDict()
+        """Taken out of ``touched``, each once, in turn."""
         self.by_label: dict[str, LabelSums] = {}
         self.told: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
         """As ``_AsRead.told``."""
@@ -125,6 +125,7 @@ class ByChange:
         """It is not any more; what it counted goes with it."""
         row = self._rows.pop(worker, None)
         self._touched.discard(worker)
+        self._unread.pop(worker, None)
         if row is not None:
             self._leave(worker, row)
             self._tell(row, None)
@@ -144,13 +145,13 @@ class ByChange:
         if self._labels.patterns != self._patterns:
             self._label_anew()
         unread, touched = self._unread, self._touched
-        unread.extend(touched)
+        unread.update(dict.fromkeys(touched))
         touched.clear()
         rest = len(unread)
         while rest > 0 and unread:
             some = min(rest, AT_ONCE, len(unread))
             for _ in range(some):
-                self._read(unread.popleft())
+                self._read(unread.popitem(last=False)[0])
             for sums in self.by_label.values():
                 if sums.now:
                     sums.settle()

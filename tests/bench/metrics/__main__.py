@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import timeit
+from functools import partial
 from typing import Any
 
 from liftpy.config import AckPolicy
@@ -19,13 +20,17 @@ from sidecar.status.metrics import exposition
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 _TIMES = 20_000
+_STEPS = 7
+"""Read, published, flushed, and fetched by two followers, twice."""
 
 
 def instruments(record_count: int) -> float:
-    """us for one batch: it arrives, is appended, committed and acknowledged."""
-    times = PublishTimes(Instruments(), clock.now_ns)
+    """us for one batch: it arrives, is appended, committed and acknowledged; its partition is marked at each of its steps."""
+    times, touched = PublishTimes(Instruments(), clock.now_ns), partial(set[object]().add, object())
 
     def one() -> None:
+        for _ in range(_STEPS):
+            touched()
         arrived_ns = times.now_ns()
         times.appended(record_count - 1, record_count, arrived_ns)
         times.committed(record_count - 1)
@@ -74,6 +79,8 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
     task = asyncio.ensure_future(beside())
     await asyncio.sleep(0)
     took = {"at first": await gathered_ms()}
+    for _ in held.counts.here.look():  # a sample of the history
+        await asyncio.sleep(0)
     for name, busy in (("of none", 0), ("of 1 %", count // 100), ("of 10 %", count // 10), ("of all", count)):
         tries = []
         for _ in range(5):
@@ -84,6 +91,10 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
                 held.counts.touched.add(worker)
             tries.append(await gathered_ms())
         took[name] = min(tries)
+        if unread := held.counts.here.unread_count:
+            took[f"{name}, {unread} left unread"] = took.pop(name)
+            for _ in held.counts.here.look():
+                await asyncio.sleep(0)
     task.cancel()
     found = await figures.gather()
     began = time.process_time()

@@ -117,16 +117,27 @@ def test_what_was_not_touched_is_not_read() -> None:
     assert not counts.touched
 
 
+def test_what_an_ending_partition_marks_is_let_go_with_it() -> None:
+    counts, one = NodeCounts(), a_worker()
+    counts.begins(one)
+    counts.begins_to_end(one)
+    assert not counts.touched
+    counts.touched.add(one)  # the last steps of its end
+    counts.has_ended(one)
+    assert not counts.touched, "nothing keeps it until the next scrape, which may never come"
+    assert counts.all().total("ingest_records") == 10
+
+
 async def test_a_scrape_takes_no_more_than_its_time_and_the_next_look_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "MOST_S", 0.0)
     held = Held([a_worker("s", number) for number in range(5 * by_change.AT_ONCE)])
     reporter = a_reporter([])
     reporter.partitions = held
     left = []
-    for _ in range(3):
+    for _ in range(3):  # all are touched each time, and wait once
         found = await NodeFigures(reporter).gather()
         left.append(found.numbers["scrape_unread_partitions"][()])
-        held.counts.here._touched = set()  # nothing happens any more
-    assert left == [n * by_change.AT_ONCE for n in (4, 3, 2)]
+    assert left == [4 * by_change.AT_ONCE] * 3
+    assert held.counts.all().total("ingest_records") == 3 * 10 * by_change.AT_ONCE, "those that have waited longest come first"
     list(held.counts.here.look())
     assert held.counts.all().total("ingest_records") == 10 * len(held)
