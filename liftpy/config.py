@@ -5,7 +5,7 @@ No environment and no files here: ``sidecar/settings.py`` is the one place that 
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 
 from liftpy.dataclass import dataclass
@@ -81,6 +81,42 @@ def _bounded(what: object, bounds: dict[str, tuple[float, float]]) -> None:
             raise ConfigError(f"{name} = {value} is outside {low:g}..{high:g}")
 
 
+_QUOTA_BOUNDS: dict[str, tuple[float, float]] = {
+    "records_per_s": (0, 1 << 31),
+    "bytes_per_s": (0, 1 << 40),
+    "by_token": (0, MAX_QUOTA_TOKEN),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultQuota:
+    """A cluster's, for its streams that have no quota of their own (``StreamConfig.with_default``); as the three of StreamConfig."""
+
+    records_per_s: int = 0
+    bytes_per_s: int = 0
+    by_token: int = 0
+
+    def __post_init__(self) -> None:
+        _bounded(self, _QUOTA_BOUNDS)
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether it bounds anything."""
+        return self.records_per_s > 0 or self.bytes_per_s > 0
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        said = [f"{self.records_per_s} records/s"] if self.records_per_s else []
+        said += [f"{self.bytes_per_s} bytes/s"] if self.bytes_per_s else []
+        if not said:
+            return "none"
+        return ", ".join(said) + (f", for each value of token {self.by_token} of the subject" if self.by_token else "")
+
+
+NO_QUOTA = DefaultQuota()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig:
     """Settings of one stream; those of ``ALTERABLE`` may change later. 0 means unlimited for every ``retention_*``.
@@ -122,6 +158,8 @@ class StreamConfig:
     """The same in bytes, of payload and headers as they were sent."""
     quota_by_token: int = 0
     """The two hold for each value of this token of the subject, counted from 1; 0: for all that is published together."""
+    quota_exempt: bool = False
+    """Where it has no quota of its own it has none: the cluster's default does not hold for it."""
 
     def __post_init__(self) -> None:
         year_s = 366 * 86_400.0
@@ -139,9 +177,7 @@ class StreamConfig:
                 "max_message_bytes": (0, 1 << 31),
                 "max_held_s": (0, year_s),
                 "max_per_subject": (0, 1 << 31),
-                "quota_records_per_s": (0, 1 << 31),
-                "quota_bytes_per_s": (0, 1 << 40),
-                "quota_by_token": (0, MAX_QUOTA_TOKEN),
+                **{f"quota_{name}": bounds for name, bounds in _QUOTA_BOUNDS.items()},
             },
         )
         if self.optimistic_concurrency and self.ack_policy is AckPolicy.NONE:
@@ -156,6 +192,15 @@ class StreamConfig:
     def has_quota(self) -> bool:
         """Whether publishes beyond a rate are refused."""
         return self.quota_records_per_s > 0 or self.quota_bytes_per_s > 0
+
+    def with_default(self, quota: DefaultQuota) -> StreamConfig:
+        """With the quota that holds where a cluster has that default. A stream's own rates stand alone; one that has none, and is not
+        exempt, takes all of the default, but for the token by which it tells publishers apart itself."""
+        if self.has_quota or self.quota_exempt or not quota.has_rates:
+            return self
+        by_token = self.quota_by_token or quota.by_token
+        records, size = quota.records_per_s, quota.bytes_per_s
+        return replace(self, quota_records_per_s=records, quota_bytes_per_s=size, quota_by_token=by_token)
 
     @property
     def needs_quotas(self) -> bool:
@@ -185,8 +230,8 @@ ALTERABLE_AT_FIRST = (
     "segment_age_s",
 )
 QUOTA_SETTINGS = ("quota_records_per_s", "quota_bytes_per_s", "quota_by_token")
-ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS)
-"""Settings that a stream may be given anew, while it is used; the first of them at any feature level."""
+ALTERABLE = (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS, "quota_exempt")
+"""Settings that a stream may be given anew, while it is used; the first of them at any feature level (``features.alterable_at``)."""
 REFUSED_BY = ("read_only", "max_message_bytes", "optimistic_concurrency")
 """Those by which a leader refuses publishes."""
 

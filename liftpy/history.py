@@ -248,7 +248,7 @@ def asked_rows(history: History, asked: object) -> HistoryRows | None:
     if not isinstance(asked, dict):
         return None
     step, after = asked.get("step"), asked.get("after", 0)
-    if step not in LENGTHS or type(after) is not int or not 0 <= after < 1 << 40:
+    if type(step) is not int or step not in LENGTHS or type(after) is not int or not 0 <= after < 1 << 40:
         return None
     return history.rows(step, after)
 

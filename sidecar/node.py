@@ -48,6 +48,7 @@ from sidecar.bus.keys import Keys, prove
 from sidecar.bus.links import Links, open_links
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.bus.rights import RightsWatch
+from sidecar.clock_watch import ClockWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
@@ -218,7 +219,7 @@ class Node:
         self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
-        self._links = links = await open_links(settings, self._intake, self._keys)
+        self._links = links = await open_links(settings, self._intake, self._room, self._keys)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
@@ -364,8 +365,7 @@ class Node:
     ) -> None:
         settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
-        self._probes = Probes(bus, self.subjects)
-        router = AnswerRouter(bus)
+        self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         self._quiet = quiet = self._make_quiet(router)
         notifications = Notifications(
             bus,
@@ -386,6 +386,7 @@ class Node:
             room=self._room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
+            clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
             drops=self._drops,
             subjects=self.subjects,
             node_inboxes=self._node_inboxes,
@@ -448,6 +449,7 @@ class Node:
             read_budget=self._read_budget,
             room=self._room,
             cluster_watch=self._cluster_watch,
+            clocks=partitions.clocks,
         )
 
     def _make_quiet(self, router: AnswerRouter) -> QuietTalk:

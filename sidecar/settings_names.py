@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
 from liftpy.client.credentials import Credentials
 from liftpy.client.urls import shown
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_range import FIRST
 from liftpy.config import ReplicationConfig
 from sidecar.settings import NodeSettings
 
 SECTIONS = {"credentials": Credentials, "replication": ReplicationConfig}
 SECRET = frozenset(("credentials.password", "credentials.token"))
 HIDDEN = "***"
+CLUSTER = "cluster"
+"""Source of what stands in the metadata image."""
 
 
 def flat(settings: NodeSettings) -> dict[str, Any]:
@@ -71,3 +75,21 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value
+
+
+def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[dict[str, Any]]:
+    """The rows, and what the metadata image says for the whole cluster, whatever a node's own settings are: source and ``applies`` are
+    ``cluster``."""
+    quota = image.default_quota
+    said: dict[str, tuple[Any, Any]] = {
+        "feature_level": (image.feature_level, FIRST),
+        **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
+    }
+    if image.rules is not None:
+        without = defaults()
+        said |= {name: (getattr(image.rules, name), without[name]) for name in ("namespace", "elections")}
+    shared = [
+        {"name": name, "value": value, "source": CLUSTER, "default": default, "applies": CLUSTER}
+        for name, (value, default) in said.items()
+    ]
+    return [*(row for row in found if row["name"] not in said), *shared]

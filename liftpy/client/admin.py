@@ -20,8 +20,8 @@ from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
-from liftpy.cluster.stream_config import camel_case, config_to_pb
-from liftpy.config import ALTERABLE, StreamConfig
+from liftpy.cluster.stream_config import camel_case, config_to_pb, quota_from_pb
+from liftpy.config import ALTERABLE, DefaultQuota, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import (
     AlreadyExistsError,
@@ -285,6 +285,25 @@ class Admin:
         again), UnavailableError."""
         request = cluster_pb2.SetFeatureLevel(level=level)
         return (await self._command(cluster_pb2.ControlRequest(setFeatureLevel=request))).detail
+
+    async def default_quota(self) -> DefaultQuota:
+        """What the cluster's streams have that have no quota of their own. Raises UnavailableError."""
+        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        return quota_from_pb((await self._read(asked)).cluster.image.defaultQuota)
+
+    async def set_default_quota(
+        self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
+    ) -> DefaultQuota:
+        """Set it; None: as it is, both rates 0: there is none. Returns what holds then. Raises ConfigError (out of its bounds, or the
+        cluster's feature level is below 4), UnavailableError."""
+        DefaultQuota(
+            records_per_s=records_per_s or 0, bytes_per_s=bytes_per_s or 0, by_token=by_token or 0
+        )  # within its bounds
+        request = cluster_pb2.SetDefaultQuota()
+        for name, value in (("recordsPerS", records_per_s), ("bytesPerS", bytes_per_s), ("byToken", by_token)):
+            if value is not None:
+                setattr(request, name, value)
+        return quota_from_pb((await self._command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False

@@ -1,9 +1,10 @@
-"""What a Client has to do with feature levels."""
+"""What a Client has to do with what holds for the whole cluster: its feature level, its default quota."""
 
 from __future__ import annotations
 
 from liftpy.client.admin import Admin
 from liftpy.cluster.level_range import FeatureLevels
+from liftpy.config import DefaultQuota
 
 
 class Levels:
@@ -18,3 +19,13 @@ class Levels:
     async def set_feature_level(self, level: int) -> str:
         """Finalize a feature level, or go back to the one before; see ``Admin.set_feature_level``."""
         return await self._admin.set_feature_level(level)
+
+    async def default_quota(self) -> DefaultQuota:
+        """Of streams without a quota of their own; see ``Admin.default_quota``."""
+        return await self._admin.default_quota()
+
+    async def set_default_quota(
+        self, *, records_per_s: int | None = None, bytes_per_s: int | None = None, by_token: int | None = None
+    ) -> DefaultQuota:
+        """Change it, while leaders run; see ``Admin.set_default_quota``."""
+        return await self._admin.set_default_quota(records_per_s=records_per_s, bytes_per_s=bytes_per_s, by_token=by_token)

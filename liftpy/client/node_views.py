@@ -48,8 +48,8 @@ class NodeViews:
 
     async def node_settings(self, node_id: str, timeout_s: float = 2.0) -> list[dict[str, Any]]:
         """A row for each setting of a node: ``name``, ``value``, ``read`` where the file says another one that waits for a restart,
-        ``source`` (default, file, env, flag), ``default``, ``applies`` (live, restart); no secrets. Raises UnavailableError,
-        ProtocolError."""
+        ``source`` (default, file, env, flag; cluster: the metadata image), ``default``, ``applies`` (live, restart; cluster: by a
+        command to the cluster); no secrets. Raises UnavailableError, ProtocolError."""
         said = (await self._status_page(node_id, SETTINGS, timeout_s)).get("settings")
         if not isinstance(said, list):
             raise ProtocolError(f"{node_id} does not say its settings: it is of an older version, or only starts")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.records import (
     ControllersChanged,
+    DefaultQuotaSet,
     FeatureLevelSet,
     NodeChanged,
     NodeRemoved,
@@ -101,3 +102,5 @@ def _group(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
         yield ControllersChanged(new.controllers)
     if old.feature_level != new.feature_level:
         yield FeatureLevelSet(new.feature_level, new.rules)
+    if old.default_quota != new.default_quota:
+        yield DefaultQuotaSet(new.default_quota)

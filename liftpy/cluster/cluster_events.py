@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.records import (
     ControllersChanged,
+    DefaultQuotaSet,
     FeatureLevelSet,
     NodeChanged,
     NodeRemoved,
@@ -40,7 +41,8 @@ from liftpy.wire._pb import cluster_pb2 as pb
 KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
-    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level", "data_loss",
+    "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
+    "default_quota", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -159,7 +161,7 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
 
 
 def _about(asked: Any) -> dict[str, Any]:
-    """The stream, partition and node that it names."""
+    """The stream, partition and node that it names; what it sets for the whole cluster."""
     names = {one.name for one in asked.DESCRIPTOR.fields}
     said: dict[str, Any] = {}
     for field in ("stream", "name"):
@@ -170,6 +172,8 @@ def _about(asked: Any) -> dict[str, Any]:
         said["partition"] = asked.partition
     if "level" in names:
         said["now"] = str(asked.level)
+    if isinstance(asked, pb.SetDefaultQuota):
+        said["now"] = ", ".join(f"{field.name} {value}" for field, value in asked.ListFields())
     for field in ("nodeId", "node"):
         if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
             said["node"] = getattr(asked, field)
@@ -212,6 +216,8 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                     yield from ((kind, {**where, **said}) for kind, said in _partition(old, partition))
             case FeatureLevelSet(feature_level):
                 yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
+            case DefaultQuotaSet(quota):
+                yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed

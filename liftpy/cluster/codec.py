@@ -15,7 +15,8 @@ from liftpy.cluster.controller_list import list_from_pb, list_to_pb
 from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.level_range import FIRST
 from liftpy.cluster.operations import Operation, OperationWindow
-from liftpy.cluster.stream_config import config_from_pb, config_to_pb
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb
+from liftpy.config import NO_QUOTA
 from liftpy.errors import UnspokenError
 from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -320,6 +321,8 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
         head.featureLevel = image.feature_level
     if image.rules is not None:
         head.rules.CopyFrom(rules_to_pb(image.rules))
+    if image.default_quota != NO_QUOTA:
+        head.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
     if image.controllers.index:
         head.controllers.CopyFrom(list_to_pb(image.controllers))
     if operations:
@@ -356,5 +359,6 @@ def image_from_pb(message: pb.Image) -> ClusterImage:
         controllers=list_from_pb(message.controllers),
         feature_level=message.featureLevel or FIRST,
         rules=rules_from_pb(message.rules) if message.HasField("rules") else None,
+        default_quota=quota_from_pb(message.defaultQuota),
         digest=message.digest,
     )

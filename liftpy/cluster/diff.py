@@ -8,6 +8,7 @@ from itertools import zip_longest
 from immutables import Map
 
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
+from liftpy.config import DefaultQuota
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
@@ -15,7 +16,7 @@ from liftpy.partition import PartitionState
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that came (``old`` None), went (``new`` None) or changed, itself or by its stream's settings."""
+    """A partition that came (``old`` None), went (``new`` None) or changed, itself or by the settings that hold for its stream."""
 
     stream: StreamImage
     """The stream that the partition belongs to: the new one, or the old one when it is gone."""
@@ -62,16 +63,21 @@ class ImageDiff:
 def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
     """What changed between two images of one cluster; cheap when they share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
-    if old.streams is new.streams:
+    has_same_default = old.default_quota == new.default_quota
+    if old.streams is new.streams and has_same_default:
         return ImageDiff(nodes=nodes)
     created: list[StreamImage] = []
     deleted: list[StreamImage] = []
     changed: list[PartitionChange] = []
     touched = new.trail.since(old.trail)
-    for name in _changed_keys(old.streams, new.streams) if touched is None else sorted(touched):
+    if has_same_default:
+        names = _changed_keys(old.streams, new.streams) if touched is None else sorted(touched)
+    else:
+        names = sorted({*old.streams, *new.streams})
+    for name in names:
         before, after = old.streams.get(name), new.streams.get(name)
         if before is not None and after is not None and before.uid == after.uid:
-            changed.extend(_partitions(before, after))
+            changed.extend(_partitions(before, after, old.default_quota, new.default_quota))
             continue
         if before is not None:
             deleted.append(before)
@@ -89,9 +95,11 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
             yield NodeChange(before, after)
 
 
-def _partitions(old: StreamImage, new: StreamImage) -> Iterator[PartitionChange]:
-    shares_change = new.config.has_quota and len(old.partitions) != len(new.partitions)
-    others_too = shares_change or (old.config is not new.config and old.config != new.config)
+def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: DefaultQuota) -> Iterator[PartitionChange]:
+    """Of one stream; ``was`` and ``now``: the cluster's default."""
+    before_it, after_it = old.config_under(was), new.config_under(now)
+    shares_change = after_it.has_quota and len(old.partitions) != len(new.partitions)
+    others_too = shares_change or (before_it is not after_it and before_it != after_it)
     for before, after in zip_longest(old.partitions, new.partitions):
         if others_too or (before is not after and before != after):
             yield PartitionChange(new, before, after)

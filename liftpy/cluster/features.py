@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_range import FIRST, LevelRange
+from liftpy.config import ALTERABLE, ALTERABLE_AT_FIRST, NO_QUOTA, QUOTA_SETTINGS
 from liftpy.dataclass import dataclass
 from liftpy.errors import UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -35,10 +36,24 @@ QUOTAS_NEED = (
     f"{UNSUPPORTED}quotas of publishes need feature level {QUOTAS}, the cluster is at level {{level}}: liftpy upgrade finalize"
 )
 
+DEFAULT_QUOTA = 4
+"""From this level on the cluster may have a default quota, and streams be exempt from it."""
+DEFAULT_QUOTA_NEEDS = (
+    f"{UNSUPPORTED}a default quota, and streams that are exempt from it, need feature level {DEFAULT_QUOTA}, "
+    "the cluster is at level {level}: liftpy upgrade finalize"
+)
+
 
 def _with_quotas(image: ClusterImage) -> list[str]:
     """``liftpy upgrade revert`` waits until these have none."""
     return [f"stream {name} has a quota" for name, stream in sorted(image.streams.items()) if stream.config.needs_quotas]
+
+
+def _with_default_quota(image: ClusterImage) -> list[str]:
+    """``liftpy upgrade revert`` waits until there is nothing of it."""
+    said = ["the cluster has a default quota"] if image.default_quota != NO_QUOTA else []
+    exempt = (name for name, stream in sorted(image.streams.items()) if stream.config.quota_exempt)
+    return said + [f"stream {name} is exempt from the default quota" for name in exempt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +80,13 @@ FEATURES: tuple[Feature, ...] = (
         "snapshots of the metadata group have version 2",
     ),
     Feature(QUOTAS, "0.1.0", "streams may have quotas of publishes", has_way_back=True, in_use=_with_quotas),
+    Feature(
+        DEFAULT_QUOTA,
+        "0.1.0",
+        "the cluster may have a default quota, and streams be exempt from it",
+        has_way_back=True,
+        in_use=_with_default_quota,
+    ),
 )
 
 
@@ -94,13 +116,23 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
 
 def why_not_yet(request: pb.ControlRequest, level: int) -> str:
     """Why what is asked for must not be logged at ``level``, '' if it may: a controller of a version before would not know it."""
-    if level >= QUOTAS:
+    if level >= DEFAULT_QUOTA:
         return ""
     for part in (request, *(item.request for item in request.batch.requests)):
         asked = part.alterStream if part.HasField("alterStream") else part.createStream
-        if asked.config.quotaRecordsPerS or asked.config.quotaBytesPerS or asked.config.quotaByToken:
+        config = asked.config
+        if level < QUOTAS and (config.quotaRecordsPerS or config.quotaBytesPerS or config.quotaByToken):
             return QUOTAS_NEED.format(level=level)
+        if config.quotaExempt or part.HasField("setDefaultQuota"):
+            return DEFAULT_QUOTA_NEEDS.format(level=level)
     return ""
+
+
+def alterable_at(level: int) -> tuple[str, ...]:
+    """The settings that a stream may be given anew at a level; refusals list them, so those of older levels stay as they are."""
+    if level >= DEFAULT_QUOTA:
+        return ALTERABLE
+    return (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS) if level >= QUOTAS else ALTERABLE_AT_FIRST
 
 
 def feature_of(level: int, features: tuple[Feature, ...]) -> Feature | None:

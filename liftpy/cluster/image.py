@@ -17,9 +17,9 @@ from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
-from liftpy.config import AckPolicy, CommitPolicy, StreamConfig
+from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, StreamConfig
 from liftpy.dataclass import dataclass
-from liftpy.ids import PartitionKey
+from liftpy.ids import PartitionKey, is_internal
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
 
 INSUFFICIENT_NODES = "insufficient-nodes"
@@ -105,10 +105,14 @@ class StreamImage:
         """Who may be elected without a command, dead or alive, in replica order: they hold all that was committed."""
         return partition.may_lead(self.config.commit_policy)
 
-    def held(self, partition: PartitionState) -> HeldPartition:
-        """What the replicas of ``partition`` are told."""
+    def config_under(self, quota: DefaultQuota) -> StreamConfig:
+        """The settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
+        return self.config if is_internal(self.name) else self.config.with_default(quota)
+
+    def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA) -> HeldPartition:
+        """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default."""
         key, count = self.key(partition.partition), len(self.partitions)
-        return HeldPartition(key=key, config=self.config, state=partition, partition_count=count)
+        return HeldPartition(key=key, config=self.config_under(quota), state=partition, partition_count=count)
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
@@ -196,6 +200,8 @@ class ClusterImage:
     """By which apply decides (``features.py``)."""
     rules: ClusterRules | None = None
     """None: as the settings of each controller say, which must not differ."""
+    default_quota: DefaultQuota = NO_QUOTA
+    """Of streams without one of their own; from level 4 on."""
     digest: bytes = field(default=b"", compare=False)
     """Of the records of all entries since level 2; b'': of a level before, or on a node that only follows the feed."""
     hosted: Hosted = field(default_factory=Map)

@@ -22,6 +22,8 @@ from typing import Any
 from liftpy.cluster.codec import counters_to_pb, node_to_pb, partition_to_pb, stream_to_pb
 from liftpy.cluster.controller_list import list_to_pb
 from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.stream_config import quota_to_pb
+from liftpy.config import NO_QUOTA
 from liftpy.errors import NotFoundError, ProtocolError
 from liftpy.ids import shown
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -57,6 +59,8 @@ class _Room:
 def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResponse:
     """The page that ``request`` asks for, as far as the image goes; the caller adds leader and controllers."""
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
+    if image.default_quota != NO_QUOTA:
+        page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
     if image.controllers.index:
         page.image.controllers.CopyFrom(list_to_pb(image.controllers))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))

@@ -12,8 +12,8 @@ from liftpy.cluster import codec
 from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_to_pb
 from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
-from liftpy.cluster.stream_config import config_from_pb, config_to_pb
-from liftpy.config import StreamConfig
+from liftpy.cluster.stream_config import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb
+from liftpy.config import DefaultQuota, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.partition import PartitionState
@@ -120,6 +120,13 @@ class FeatureLevelSet:
     """What the image holds of them from now on."""
 
 
+@dataclass(frozen=True, slots=True)
+class DefaultQuotaSet:
+    """What streams without a quota of their own have from now on."""
+
+    quota: DefaultQuota
+
+
 Record: TypeAlias = (
     StreamCreated
     | StreamDeleted
@@ -133,6 +140,7 @@ Record: TypeAlias = (
     | LeaderReported
     | ControllersChanged
     | FeatureLevelSet
+    | DefaultQuotaSet
 )
 
 
@@ -170,6 +178,8 @@ def record_to_pb(record: Record) -> pb.Record:
         case FeatureLevelSet(level, rules):
             message = pb.FeatureLevelSet(level=level, rules=None if rules is None else codec.rules_to_pb(rules))
             return pb.Record(featureLevelSet=message)
+        case DefaultQuotaSet(quota):
+            return pb.Record(defaultQuotaSet=quota_to_pb(quota))
     assert_never(record)
 
 
@@ -211,4 +221,6 @@ def record_from_pb(message: pb.Record) -> Record:
         case "featureLevelSet":
             level = message.featureLevelSet
             return FeatureLevelSet(level.level, codec.rules_from_pb(level.rules) if level.HasField("rules") else None)
+        case "defaultQuotaSet":
+            return DefaultQuotaSet(quota_from_pb(message.defaultQuotaSet))
     raise ProtocolError("a record of a kind that this version does not know")

@@ -14,6 +14,7 @@ from liftpy.cluster.image import ClusterImage, LeaderReport
 from liftpy.cluster.records import (
     ControllersChanged,
     CountersMoved,
+    DefaultQuotaSet,
     FeatureLevelSet,
     LeaderReported,
     NodeChanged,
@@ -76,6 +77,8 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
         case FeatureLevelSet(level, rules):
             check(level > 0 and level != image.feature_level, "M5", "feature level", level, "after", image.feature_level)
             return replace(image, feature_level=level, rules=rules)
+        case DefaultQuotaSet(quota):
+            return replace(image, default_quota=quota)
     assert_never(record)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from liftpy.cluster.decisions import (
     altering,
     controllers,
+    defaults,
     elections,
     groups,
     isr,
@@ -96,6 +97,7 @@ REQUESTS: dict[str, RequestKind] = {
     "pausePartitions": RequestKind(decide=pausing.pause_partitions, asked_by=_BY.OPERATORS),
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
+    "setDefaultQuota": RequestKind(decide=defaults.set_default_quota, asked_by=_BY.OPERATORS),
     "setFeatureLevel": RequestKind(decide=levels.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),

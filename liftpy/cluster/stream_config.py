@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import TypeVar
 
-from liftpy.config import ALTERABLE, AckPolicy, Codec, CommitPolicy, FlushPolicy, StreamConfig
+from liftpy.config import ALTERABLE, AckPolicy, Codec, CommitPolicy, DefaultQuota, FlushPolicy, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -39,6 +39,7 @@ def config_to_pb(config: StreamConfig) -> pb.StreamConfig:
         quotaRecordsPerS=config.quota_records_per_s,
         quotaBytesPerS=config.quota_bytes_per_s,
         quotaByToken=config.quota_by_token,
+        quotaExempt=config.quota_exempt,
     )
 
 
@@ -67,7 +68,18 @@ def config_from_pb(message: pb.StreamConfig) -> StreamConfig:
         quota_records_per_s=message.quotaRecordsPerS,
         quota_bytes_per_s=message.quotaBytesPerS,
         quota_by_token=message.quotaByToken,
+        quota_exempt=message.quotaExempt,
     )
+
+
+def quota_to_pb(quota: DefaultQuota) -> pb.DefaultQuota:
+    """DefaultQuota -> its protobuf."""
+    return pb.DefaultQuota(recordsPerS=quota.records_per_s, bytesPerS=quota.bytes_per_s, byToken=quota.by_token)
+
+
+def quota_from_pb(message: pb.DefaultQuota) -> DefaultQuota:
+    """DefaultQuota of a protobuf; raise ConfigError naming what is out of its bounds."""
+    return DefaultQuota(records_per_s=message.recordsPerS, bytes_per_s=message.bytesPerS, by_token=message.byToken)
 
 
 def camel_case(field: str) -> str:

@@ -19,6 +19,7 @@ from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.ingest.jetstream import Unfit, stream_of
+from liftpy.ingest.node_room import LEAST_WAIT_MS
 from liftpy.ingest.recent_ids import Stored
 from liftpy.instruments import PublishTimes
 from liftpy.replica.effects import RejectReason
@@ -51,8 +52,6 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
 
 MOST_UNTOLD = 1000
 """Batches whose publishers wait to be told no: those of some seconds."""
-OVERLOADED_WAIT_MS = 50
-"""What is said to who is refused for want of room."""
 
 
 class AckShell(Protocol):
@@ -148,7 +147,7 @@ class PendingAcks:
         self._waiting: dict[AckPolicy, deque[_Unanswered]] = {AckPolicy.LEADER: deque(), AckPolicy.ALL: deque()}
         self._again: dict[AckPolicy, list[_Again]] = {AckPolicy.LEADER: [], AckPolicy.ALL: []}
         """Heaps: who has sent again what is in the log, at any offset."""
-        self._untold: list[tuple[Publishers, Unfit, Sequence[int]]] = []
+        self._untold: list[tuple[Publishers, Unfit, Sequence[int] | int]] = []
         """Whom a leader without a lease could not tell no."""
         self._number = count()
         self._shown_stream = stream_of(key.stream, key.partition)
@@ -247,15 +246,22 @@ class PendingAcks:
 
     def reject(
         self, publishers: Publishers, unfit: Unfit, leader: str = "", leader_epoch: int = 0, epoch: int = 0,
-        waits_ms: Sequence[int] = (),
+        waits_ms: Sequence[int] | int = 0,
     ) -> None:  # fmt: skip
         """Answer everybody of a batch that was not appended with a negative ack, which says who leads as far as is known here [A2], and
-        when to come again: after ``waits_ms``, of each."""
+        when to come again: after ``waits_ms``, of each or of all; 0: at once."""
         lines: list[bytes] = []
         how_many = len(publishers.replies)
-        envelopes = publishers.envelopes or [None] * how_many
         plain = self._json_error(unfit)
-        waits_ms = waits_ms or [OVERLOADED_WAIT_MS if unfit.reason is RejectReason.OVERLOADED else 0] * how_many
+        if isinstance(waits_ms, int):
+            waits_ms = waits_ms or (LEAST_WAIT_MS if unfit.reason is RejectReason.OVERLOADED else 0)
+            if publishers.envelopes is None:
+                self._reject_alike(
+                    publishers.replies, b'%b,"retry_after_ms":%d}' % (plain[:-1], waits_ms) if waits_ms else plain
+                )
+                return
+            waits_ms = [waits_ms] * how_many
+        envelopes = publishers.envelopes or [None] * how_many
         for reply, envelope, wait_ms in zip(publishers.replies, envelopes, waits_ms, strict=True):
             if reply:
                 if envelope is not None:
@@ -266,7 +272,14 @@ class PendingAcks:
         if lines:
             self._shell.send_lines(lines)
 
-    def say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] = (), *, now: bool, later: bool) -> None:
+    def _reject_alike(self, replies: Sequence[bytes], body: bytes) -> None:
+        rest = b"  %d\r\n%b\r\n" % (len(body), body)
+        if lines := [b"PUB %b%b" % (reply, rest) for reply in replies if reply]:
+            self._shell.send_lines(lines)
+
+    def say_no(
+        self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] | int = 0, *, now: bool, later: bool
+    ) -> None:
         """``reject``, if that may be said ``now``; ``later``: it may be said then, by ``say_untold``, unless ``drop`` comes before it.
         Beyond ``MOST_UNTOLD`` nothing is said."""
         if now:

@@ -125,6 +125,15 @@ class MessageReader:
         self.touched: Callable[[], None] = _nothing
         """Called for each ``read``: what its partition counts may be more."""
 
+    @property
+    def answers(self) -> bool:
+        """Whether the stream's publishers are answered at all."""
+        return self._policy is not AckPolicy.NONE
+
+    def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
+        """Of plain messages with these replies, which are not looked at otherwise."""
+        return Publishers(self._policy, self._allowed(list(replies))[0])
+
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """The columns of ``messages``, in their order."""
         self.touched()

@@ -11,12 +11,11 @@ A message whose id is in the log within the window, or in hand, is left out: who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
-from liftpy.ingest.apart import late_ones, runs_of
+from liftpy.ingest.apart import runs_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.conditions import unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
@@ -25,6 +24,7 @@ from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand,
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
+from liftpy.ingest.overload import Overload
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
@@ -36,7 +36,6 @@ from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import DuplicateReceived, PublishesReceived
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import MAX_BATCH_BYTES, BatchTooLargeError, Body, seal
-from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import InboxRule
 
 _UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
@@ -87,6 +86,10 @@ class Ingest:
         self._takes = takes
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
+        self._overload = Overload(
+            may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
+            say_no=self._say_no, wall_ns=wall_ns,
+        )  # fmt: skip
         self._listener: Subscription | None = None
         self._taken_over: TakenOver | None = None
         """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that
@@ -144,7 +147,7 @@ class Ingest:
             self._raw_bytes = sum(map(message_size_bytes, taken.fresh))
             self._drain_soon()
 
-    def _say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] = ()) -> None:
+    def _say_no(self, publishers: Publishers, unfit: Unfit, waits_ms: Sequence[int] | int = 0) -> None:
         self._acks.say_no(publishers, unfit, waits_ms, now=self._may.refuse_for_now(), later=not self._may.refuse())
 
     def settle(self) -> None:
@@ -186,7 +189,9 @@ class Ingest:
     def _listen(self) -> None:
         if self._taken_over is not None:
             self._taken_over.hearing = None
-        self._listener = listener = self._shell.listen(self._subject, self._arrived, given_up=self._given_up)
+        self._listener = listener = self._shell.listen(
+            self._subject, self._arrived, given_up=self._given_up, refuser=self._overload
+        )
         self.heard = False
         self._shell.when_heard(lambda: self._is_heard(listener))
 
@@ -230,12 +235,15 @@ class Ingest:
         self._desk.begin()
         self._again_count = 0
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _is_full(self) -> bool:
         if len(self._raw) >= self._config.ingest_queue_records or self._raw_bytes >= self._config.ingest_queue_bytes:
-            self._overload([(subject, reply, payload, headers)])
-            return
-        if (room := self._may.room).node.is_limited and not room.takes(self._raw_bytes):
-            self._overload([(subject, reply, payload, headers)])
+            return True
+        room = self._may.room
+        return room.node.is_limited and not room.takes(self._raw_bytes)
+
+    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_full():
+            self._overload.turn_away([(subject, reply, payload, headers)])
             return
         self._raw.append((subject, reply, payload, headers))
         self._raw_bytes += len(payload) + len(headers) + len(subject) + RECORD_OVERHEAD_BYTES
@@ -274,10 +282,7 @@ class Ingest:
     def _take(self, messages: list[RawMessage]) -> None:
         """Submit them; a message that can't be read for a reason nobody thought of costs itself, not its neighbours [A6]."""
         try:
-            if self._may.room.node.is_late and self._may.refuse_for_now():
-                late, messages = late_ones(messages)
-                for refused in late:
-                    self._overload(refused)
+            messages = self._overload.in_time(messages)
             if messages:
                 self._submit(messages)
         except Exception as error:
@@ -323,7 +328,7 @@ class Ingest:
                 self._submit(run)
             return
         if acks_are_full:
-            self._overload(messages)
+            self._overload.turn_away(messages)
             return
         bound = bool(columns.expected or columns.of_others)
         if bound and not self._as_expected(columns, messages):
@@ -513,21 +518,11 @@ class Ingest:
             self._submit(within)
         return True
 
-    def _overload(self, messages: list[RawMessage]) -> None:
-        self.counters.overloaded += len(messages)
-        plain = len(messages)
-        if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            columns = self.reader.read(messages, now_wall_ns := self._wall_ns())
-            publishers, plain = columns.publishers, columns.publishers.plain_count
-            repeats = self._repeats(columns, now_wall_ns) if columns.ids else ()
-            if repeats:  # who is told no must not find it stored [A2]
-                kept = [b"" if index in repeats else reply for index, reply in enumerate(publishers.replies)]
-                publishers = replace(publishers, replies=kept)
-            if columns.claim is not None and self._is_known(columns.claim, columns):
-                return
-            self.counters.refuse("overloaded", len(messages) - plain)
-            self._say_no(publishers, Unfit(RejectReason.OVERLOADED, ""))
-        self.counters.drop("overloaded", plain)
+    def _known(self, columns: MessageColumns) -> Collection[int] | None:
+        """Indices of those messages that are stored, or in hand; None: it is a producer's batch, and it is."""
+        if columns.claim is not None and self._is_known(columns.claim, columns):
+            return None
+        return self._repeats(columns, self._wall_ns()) if columns.ids else ()
 
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from liftpy.ingest.acks import AckShell
 from liftpy.ingest.node_room import PartitionRoom
+from liftpy.wire.envelope import MAGIC
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """``sink(subject, reply, payload, header block)`` takes one message."""
@@ -22,6 +23,21 @@ class Subscription(Protocol):
         """Unsubscribe; nothing comes any more."""
 
 
+class Refuser(Protocol):
+    """Refuses publishes that were not looked at, where looking at each costs more than there is time for."""
+
+    def refuses(self) -> bool:
+        """Whether ``is_refused_unread`` ones are to be, as of now."""
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        """They are: of each, who waits for an answer."""
+
+
+def is_refused_unread(reply: bytes, payload: bytes, headers: bytes) -> bool:
+    """Whether somebody waits, and nothing says that there is more to it: an id by which it may be stored already, an envelope."""
+    return bool(reply) and not headers and not payload.startswith(MAGIC)
+
+
 class IngestShell(AckShell, Protocol):
     """What carries publishes and their answers."""
 
@@ -30,9 +46,9 @@ class IngestShell(AckShell, Protocol):
         """Bytes of one message at most, as of now."""
 
     def listen(
-        self, subject: str, sink: Callable[[bytes, bytes, bytes, bytes], None], *, given_up: Callable[[int], None]
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
     ) -> Subscription:
-        """Give ``sink`` every message; ``given_up(count)`` says of how many nobody had room for."""
+        """Give ``sink`` every message that ``refuser`` does not refuse; ``given_up(count)`` says of how many nobody had room for."""
 
     def when_heard(self, heard: Callable[[], None]) -> None:
         """Call back once the server knows all subscriptions that were made before."""

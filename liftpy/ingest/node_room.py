@@ -9,9 +9,9 @@ shut publishes out for good. Up to four fifths of ``limit_bytes`` nothing change
 a straight line, to nothing at the limit: so the largest queues meet theirs first, and at the limit every new publish is refused
 (dropped, where nobody waits for an answer). It opens again as queues drain.
 
-Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen in
-the same looks; above ``late_s`` who waits for an answer is refused at once, until the age is below half of that. What nobody waits for
-is taken all the same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
+Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen
+whenever some were; above ``late_s`` who waits for an answer is refused at once, until the age is below half of that. What nobody waits
+for is taken all the same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
 
 Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
 publish while it holds less than 32. At 1,000 none does.
@@ -32,7 +32,11 @@ READERS_SHARE = 0.10
 WAITING_PUBLISHER_BYTES = 200
 """What one that waits for an ack costs, about."""
 _MOST_LOOKS = 600
-"""A minute of them."""
+_APART_NS = 10_000_000
+_APART_PARTS = 100
+"""Looks are so far apart, or one of so many parts of what the oldest has waited: they suffice for long waits."""
+LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
+"""What is said to who is refused: come again after as long as others have waited, between these."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_SHARE = 0.25
 """Of the memory that the process may have, where no limit is set."""
@@ -80,10 +84,16 @@ class NodeRoom:
         while self._looks and self._looks[0][0] <= done_bytes:
             self._looks.popleft()
         self.waited_ns = now_ns - self._looks[0][1] if self._looks else 0
-        if arrived_bytes > done_bytes and len(self._looks) < _MOST_LOOKS:
+        apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
+        if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
         if self._late_ns:
             self.is_late = self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)
+
+    @property
+    def retry_after_ms(self) -> int:
+        """When who is refused now had better come again."""
+        return min(max(self.waited_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:
         """So much is held now."""

@@ -11,6 +11,7 @@ With the policy ``always`` every append wants a flush. What is appended while on
 ``interval`` the first append arms a timer, and the timer wants the flush; with ``none`` nothing does, and the operating system writes
 when it likes. Under these two an appended record counts as flushed at once: the operator chose that. Work that changes files goes
 through ``alone``: what runs is waited for and counted first, nothing begins meanwhile, then what is not flushed yet wants a flush.
+A shell that can't wait for so long asks by ``alone_later``: nothing begins from then on, and the work is done when what runs is over.
 
 A failed flush is final [S4]: nothing begins any more.
 
@@ -20,6 +21,7 @@ begins the second flush; the end of that one counts ten.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -69,6 +71,7 @@ class GroupCommit:
         "_interval",
         "_log",
         "_shell",
+        "_waiting",
         "_wanted",
         "count",
         "running",
@@ -91,6 +94,8 @@ class GroupCommit:
         """The timer of the interval runs."""
         self._alone = False
         """Files are being changed: nothing begins."""
+        self._waiting: deque[Callable[[], object]] = deque()
+        """Of ``alone_later``, oldest first."""
         self._checkpointing = False
         self._closed = False
 
@@ -110,7 +115,7 @@ class GroupCommit:
         self._want()
 
     def _want(self) -> None:
-        if self.running is not None or self._alone:
+        if self.running is not None or self._alone or self._waiting:
             self._again = True
         elif not self._wanted and not self._closed:
             self._wanted = True
@@ -143,7 +148,10 @@ class GroupCommit:
             self._shell.flushed(end_offset, disk_ns)
 
     def _go_on(self) -> None:
-        if self._again:
+        if self._waiting:
+            if self.running is None and not self._checkpointing:
+                self.alone(self._waiting.popleft())  # and goes on behind it
+        elif self._again:
             self._again = False
             self._want()
 
@@ -161,6 +169,11 @@ class GroupCommit:
             self._alone = False
             self._go_on()
 
+    def alone_later(self, work: Callable[[], object]) -> None:
+        """As ``alone``, but when what runs now is over: something does. Nothing begins before. ``close`` drops ``work``; what it
+        raises, ``ended`` and ``checkpoint_ended`` raise."""
+        self._waiting.append(work)
+
     def settle(self) -> None:
         """Wait, blocking, for what runs, and count it. Nothing more begins by this."""
         if self._checkpointing:
@@ -171,7 +184,7 @@ class GroupCommit:
 
     def begin_checkpoint(self) -> bool:
         """Whether a checkpoint may run now; ``checkpoint_ended`` tells its end."""
-        if self._checkpointing or self._alone or self._closed:
+        if self._checkpointing or self._alone or self._waiting or self._closed:
             return False
         self._checkpointing = True
         return True
@@ -179,7 +192,10 @@ class GroupCommit:
     def checkpoint_ended(self) -> None:
         """It is over, well or not."""
         self._checkpointing = False
+        if self._waiting:
+            self._go_on()
 
     def close(self) -> None:
         """Begin nothing any more: the log is about to be closed. What runs is to be settled."""
         self._closed = True
+        self._waiting.clear()

@@ -20,6 +20,7 @@ from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.testing.cleaning_checks import gone_for_good, kept_the_newest
+from liftpy.testing.clock_checks import ClockChecks
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.holding import others_hold_enough
 from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish, value_in
@@ -48,6 +49,7 @@ class Checkers:
         self._stored: dict[int, int] = {}
         """Of those: the offset at which one was committed."""
         self.isr_changes = 0
+        self.clocks = ClockChecks(cluster)
         self._left: set[tuple[PartitionKey, str]] = set()
         """(partition, node) that was a holder once and was none later."""
 

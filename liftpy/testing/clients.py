@@ -92,6 +92,8 @@ class SimPublisher:
         block = b"NATS/1.0\r\nLift-Ack: %b\r\n" % publish.policy.value.encode()
         if key is not None:
             block += b"Lift-Key: %b\r\n" % key
+        elif publish.policy is AckPolicy.ALL:
+            return publish.inbox(index), b"%d" % publish.ids[index], b""  # as the stream has it anyway
         return publish.inbox(index) if wants_answer else b"", b"%d" % publish.ids[index], block + b"\r\n"
 
     def _enveloped(self, publish: Publish, index: int) -> Message:

@@ -16,6 +16,7 @@ from liftpy.testing.messages import KEYS
 from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
 from liftpy.testing.plan import (
+    BEHIND,
     DRAG,
     FORGE,
     HALF_OPEN,
@@ -477,6 +478,16 @@ def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
+def _behind(cluster: Cluster, fault: Fault) -> bool:
+    """More comes than the process gets to: it refuses who waits for an answer."""
+    process = cluster.nodes[fault.node].process
+    if process is None:
+        return False
+    process.room.is_late = True
+    cluster.clock.after(fault.for_ns, lambda: setattr(process.room, "is_late", False))
+    return True
+
+
 def _transfer(cluster: Cluster, fault: Fault) -> bool:
     if not cluster.group.available:
         return False
@@ -495,7 +506,7 @@ _STRIKES = {
     "kill-power": _kill_power, "empty-last": _empty_last, "flip-last": _flip_last, "flip-newest": _flip_newest,
     "cut-connection": _cut_connection, "flip-running": _flip_running, "suspend": _suspend,
     PUT_BACK: _put_back, FORGE: _forged_notice, DRAG: _dragging_disk,
-    TRUNCATE: _truncate, PURGE: _purge,
+    TRUNCATE: _truncate, PURGE: _purge, BEHIND: _behind,
     MOVE: move, HALF_OPEN: _half_open, OTHER_LOGS: _other_logs, TWIN: _twin, TWIN_DISK: _twin_disk, LATE: _late_answers,
     **aimed.STRIKES, **draining.STRIKES, **pausing.STRIKES,
 }  # fmt: skip

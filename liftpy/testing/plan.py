@@ -25,7 +25,7 @@ KINDS = (
 PUT_BACK, FORGE, DRAG = "put-back", "forged-notice", "dragging-disk"
 OTHER_LOGS, TWIN, LATE, HALF_OPEN = "other-logs", "twin", "late-answers", "half-open"
 SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls", "cut-publishes", "twin-disk"
-TRUNCATE, PURGE, PAUSE_STREAM = "truncate", "purge", "pause-stream"
+TRUNCATE, PURGE, PAUSE_STREAM, BEHIND = "truncate", "purge", "pause-stream", "behind"
 """Drawn at a pace of their own."""
 DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
 MOVE = "move"
@@ -158,6 +158,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     TRUNCATE: {"": 0.12, "disks": 0.25, "moves": 0.25, _EDGES: 0.5},
     PURGE: {"": 0.15, "disks": 0.3, "moves": 0.3, _EDGES: 0.5},
     PAUSE_STREAM: {"": 0.12, "elections": 0.25, "metadata": 0.25, "moves": 0.25, _EDGES: 0.5},
+    BEHIND: {"": 0.12, "elections": 0.25, "moves": 0.25, _EDGES: 0.5},
 }
 """Kind -> profile -> share of its plans that have it."""
 _DRAG_SHARE, _DRAG_GAP_S = 0.25, 6.0

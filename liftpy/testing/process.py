@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from liftpy.clock_trust import ClockTrust
 from liftpy.cluster import accusations
 from liftpy.cluster.accusations import Said
 from liftpy.cluster.diff import diff
@@ -22,6 +23,7 @@ from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.log.log import Log
 from liftpy.log.promises import PromiseJournal
 from liftpy.log.recovery import OpenReport
@@ -142,6 +144,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
+        self.room = NodeRoom()
         self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)
@@ -153,6 +156,7 @@ class Process:
         self._links_up = {REPLICATION: True, INGEST: True}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self._heartbeats = AnsweredHeartbeats()
+        self.clocks = ClockTrust(self.node_id)
 
     @property
     def host(self) -> str:
@@ -370,7 +374,7 @@ class Process:
                     return
             elif key not in changed and not changes.nodes:
                 continue
-            replica.update(stream.held(partition), live)
+            replica.update(stream.held(partition, image.default_quota), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -390,7 +394,7 @@ class Process:
             key = stream.key(partition.partition)
             if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
                 replica = self._open(stream, partition)
-                replica.update(stream.held(partition), live)
+                replica.update(stream.held(partition, image.default_quota), live)
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
@@ -463,11 +467,37 @@ class Process:
         self.later(round(self.cluster.config.hw_checkpoint_s * S), self._checkpoint)
 
     def _keep_house(self) -> None:
-        wall_ns = self.now_ns() + self.node.wall_offset_ns
+        self.keep_house()
+        self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
+
+    def keep_house(self) -> None:
+        """One round for all logs."""
+        self._ask_clocks()
+        wall_ns = self.time_of_age_ns()
         for replica in self.replicas.values():
             replica.apply_retention(wall_ns)
             replica.begin_compaction(wall_ns)
-        self.later(self.cluster.plan.housekeeping_ns, self._keep_house)
+
+    def _ask_clocks(self) -> None:
+        """Whoever can be reached both ways, and does not stand still, answers at once: so no message of a seed has another fate."""
+        network, now_ns = self.cluster.network, self.now_ns()
+        for name in self.clocks.peers(self._nodes()):
+            other = self.cluster.nodes[name]
+            away = network.down & {self.host, other.host} or network.cuts & {(self.host, other.host), (other.host, self.host)}
+            gone = network.links_down & {(self.host, REPLICATION), (other.host, REPLICATION)}
+            if not away and not gone and other.process is not None and not other.process.paused:
+                self.clocks.told(name, other.clock.now_ns() + other.wall_offset_ns, now_ns, now_ns)
+
+    def _nodes(self) -> dict[str, bool]:
+        """That are registered, and whether they are live."""
+        return {name: not node.fenced for name, node in self.image.nodes.items()}
+
+    def time_of_age_ns(self) -> int:
+        """The wall time by which ages are told here, as the sidecar's."""
+        told_ns = self.clocks.time_of_age_ns(self.now_ns() + self.node.wall_offset_ns, self.now_ns(), self._nodes())
+        self.cluster.counters["clock in doubt"] += not told_ns
+        self.cluster.checkers.clocks.told_ages(self.node, told_ns, self.clocks.peers(self._nodes()))
+        return told_ns
 
     # ---- proposals -------------------------------------------------------------------------------------------------------
     def propose(self, key: PartitionKey, request: pb.ControlRequest, on_answer: Answer) -> None:

@@ -16,7 +16,8 @@ from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
 from liftpy.ingest.heard import Block, Heard, NodeHeard
 from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.ingest_shell import Sink
+from liftpy.ingest.ingest_shell import Refuser, Sink, is_refused_unread
+from liftpy.ingest.node_room import PartitionRoom
 from liftpy.ingest.sorting import SortingRules, TakenOver
 from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
@@ -70,8 +71,9 @@ class SimIngest:
 
     def __init__(self, replica: Copy) -> None:
         self._replica = replica
-        self._cluster = replica.cluster
+        self._cluster, config = replica.cluster, replica.cluster.config
         self._sink: Sink | None = None
+        self._refuser: Refuser | None = None
         self._reads = False
         """What one Publish has brought is being given to the sink."""
         self._behind: list[Callable[[], None]] = []
@@ -114,8 +116,8 @@ class SimIngest:
             takes=replica.replica.takes_publishes,
             on_drop=self._dropped,
             may_leave=self._may_leave,
+            room=PartitionRoom(replica.process.room, config.ingest_queue_bytes, lambda: 0),
         )
-        config = self._cluster.config
         self._heard = _Heard(NodeHeard(_MEMORY_BYTES), config.standby_bytes, round(config.standby_age_s * NS_PER_S))
         self.standby = Standby(
             shell=self,
@@ -244,9 +246,11 @@ class SimIngest:
         """Of the simulated NATS, in bytes."""
         return self._cluster.network.max_payload_bytes
 
-    def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> _Subscribed:
+    def listen(
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+    ) -> _Subscribed:
         """What one Publish brings arrives in one read."""
-        self._sink = sink
+        self._sink, self._refuser = sink, refuser
         self._cluster.network.subscribe(self._replica.host, subject, self._arrived)
         return _Subscribed(self, subject)
 
@@ -288,7 +292,12 @@ class SimIngest:
         own, self._reads = self._replica.subject.encode(), True
         for index, (inbox, payload, block) in enumerate(publish.messages):
             self._askers[publish.inbox(index)] = publish, index, reply
-            if self._sink is not None:
+            if self._sink is None:
+                continue
+            if self._refuser is not None and is_refused_unread(inbox, payload, block) and self._refuser.refuses():
+                self._cluster.counters["refused unread"] += 1
+                self._refuser.refuse([inbox])
+            else:
                 _, mark, rest = block.partition(_TO)
                 self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)
         self._reads = False

@@ -123,7 +123,7 @@ class SimReplica(Asking):
         self.publishers.ingest.settings_changed(held.config, held.partition_count)
         self.feed(ev.PartitionChanged(held=held, incarnations=incarnations))
         if self.log.told(held.state):
-            self.apply_retention(self.now_ns() + self.process.node.wall_offset_ns)
+            self.apply_retention(self.process.time_of_age_ns())
 
     # ---- events in, effects out --------------------------------------------------------------------------------------
     def feed(self, event: ev.Event) -> None:

@@ -17,6 +17,7 @@ from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_budget import NodeDerived
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.ingest.sorting import TakenOver
 from liftpy.log.log import Log
 from liftpy.replica import effects as do
@@ -83,6 +84,7 @@ class Life(Protocol):
     paused: bool
     image: ClusterImage
     intake: NodeIntake
+    room: NodeRoom
     quiet: QuietFetches
     confirmed: set[int]
 
@@ -131,6 +133,9 @@ class Life(Protocol):
     def later(self, delay_ns: int, callback: Callable[[], None]) -> None:
         """The same, from now on."""
 
+    def time_of_age_ns(self) -> int:
+        """The wall time by which ages are told on it, 0 while its clock is in doubt."""
+
     def repair(self) -> None:
         """A log is damaged: it comes back to recover it."""
 
@@ -174,10 +179,21 @@ class Machine(Protocol):
         """It is gone at once; with ``power`` what was not flushed, too."""
 
 
+class AgesWitness(Protocol):
+    """What looks at how ages are told."""
+
+    def told_ages(self, machine: Machine, told_ns: int, peers: Sequence[str]) -> None:
+        """By that wall time, 0: by none, with those that it may ask."""
+
+
 class Witness(Protocol):
     """The checkers, as those see them whom they watch."""
 
     ghosts: dict[PartitionKey, PartitionGhost]
+
+    @property
+    def clocks(self) -> AgesWitness:
+        """Of wall clocks."""
 
     def opened(self, replica: Copy) -> None:
         """A process opened its log."""

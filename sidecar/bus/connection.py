@@ -26,6 +26,7 @@ from liftpy.client.parser import Denied, StrictConnection
 from liftpy.client.receiving import Receiver, receive
 from liftpy.client.urls import shown, shown_address
 from liftpy.errors import ConfigError
+from liftpy.ingest.ingest_shell import Refuser
 from liftpy.ingest.unsure import Unsure
 from liftpy.replica.went_past import all_have_lost_it
 from liftpy.wire.subjects import Subjects
@@ -226,9 +227,12 @@ class BusConnection(StrictConnection):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     # ---- in -----------------------------------------------------------------------------------------------------------
-    def listen(self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None) -> Listener:
+    def listen(
+        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
+        refuser: Refuser | None = None,
+    ) -> Listener:  # fmt: skip
         """Subscribe; ``sink`` gets every message as it is read from the socket. Renewed by nats-py at each reconnect. ``given_up`` is
-        told how many were left out unread (only an ``Inflow`` does that)."""
+        told how many were left out unread, and ``refuser`` refuses unread what it wants to (only in an ``Inflow``)."""
         self._sid += 1
         sid = self._sid
         self._subs[sid] = Subscription(self, sid, subject, queue=queue)

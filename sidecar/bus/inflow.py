@@ -24,6 +24,8 @@ from functools import partial
 import nats.errors
 
 from liftpy.client.ending import end_tasks
+from liftpy.ingest.ingest_shell import Refuser
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.replica.intake import Gate, NodeIntake
 from liftpy.replica.overflow import Overflow
 from sidecar import clock
@@ -65,8 +67,8 @@ class _Boundary:
 
 
 class Inflow(BusConnection):
-    """``node``: the node's sums, for the bound and the gate; ``asks``: another connection, to ask the server over how much it holds.
-    ``stop`` ends it."""
+    """``node``: the node's sums, for the bound and the gate; ``asks``: another connection, to ask the server over how much it holds;
+    ``room``: is told how long bytes wait here. ``stop`` ends it."""
 
     def __init__(
         self,
@@ -75,11 +77,13 @@ class Inflow(BusConnection):
         send_buffer_bytes: int = 0,
         asks: BusConnection | None = None,
         name: str = "ingest",
+        room: NodeRoom | None = None,
     ) -> None:
         super().__init__(name, send_buffer_bytes)
         self._parser: InflowParser = InflowParser(self, self._sinks, self.errors)
         self._ps = _Boundary(self._lost)  # type: ignore[assignment]
         self._node = node
+        self._room_of_node = room or NodeRoom()
         self._gate = Gate(node)
         self._backlog = Backlog(asks) if asks is not None else None
         self.overflow = Overflow()
@@ -128,11 +132,16 @@ class Inflow(BusConnection):
         """Messages that were left out unread."""
         return self._parser.left_out
 
-    def listen(self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None) -> Listener:
-        """As in every connection; ``given_up`` is told how many messages were left out."""
+    def listen(
+        self, subject: str, sink: Sink, queue: str = "", given_up: Callable[[int], None] | None = None,
+        refuser: Refuser | None = None,
+    ) -> Listener:  # fmt: skip
+        """As in every connection; ``given_up`` is told how many messages were left out, ``refuser`` refuses what it wants to."""
         listener = super().listen(subject, sink, queue)
         if given_up is not None:
             self._parser.tell(self._sid, given_up)
+        if refuser is not None:
+            self._parser.refuse_by(self._sid, refuser)
         return listener
 
     def redirect(self, sid: int, sink: Sink, given_up: Callable[[int], None]) -> None:
@@ -288,6 +297,9 @@ class Inflow(BusConnection):
 
     async def _take_some(self) -> None:
         """One turn's worth."""
+        room = self._room_of_node
+        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        self._parser.pauses = room.is_late or room.is_limited
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
         while self._chunks and taken_bytes < _TURN_BYTES and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()

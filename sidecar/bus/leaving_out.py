@@ -1,22 +1,32 @@
-"""The parser of the ingest connection: it can leave out whole messages that nobody waits for, at a tenth of what taking them costs.
+"""The parser of the ingest connection: it can leave out whole messages that nobody waits for, at a tenth of what taking them costs, and
+have those refused that somebody waits for (``Refuser``), at a quarter.
 
-Nothing is cut: frames are walked one by one, as everywhere, but a run of frames with equal lines costs one comparison each. A message
-with a reply, or one that may ask for an ack in its envelope, is taken as usual: who waits is answered.
+Nothing is cut: frames are walked one by one, as everywhere, but a run of frames with equal lines costs one comparison each, one with
+lines that differ in the reply a search. A message with a reply, or one that may ask for an ack in its envelope, is never left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from liftpy.client.parser import message_fields
+from liftpy.client.parser import SIZE_DIGITS, message_fields
+from liftpy.ingest.ingest_shell import Refuser
 from liftpy.wire.envelope import MAGIC
+from liftpy.wire.inboxes import MAX_REPLY_BYTES
 from sidecar.bus.parser import SinkParser
+
+_ASKING = re.compile(
+    rb"(MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d}) ([0-9]{1,%d})\r\n(?!%b)" % (MAX_REPLY_BYTES, SIZE_DIGITS, re.escape(MAGIC))
+).match
+"""The line of a plain message that somebody waits for: (what comes before the reply, the reply, its size); and no envelope follows."""
 
 
 class InflowParser(SinkParser):
     """``lost``: how many connections were lost whose bytes are still to be parsed; their commands mean nothing any more.
-    ``leaving_out``: whether it leaves out what may be. ``seen``: messages ever; ``left_out``: of these, without being taken."""
+    ``leaving_out``: whether it leaves out what may be. ``seen``: messages ever; ``left_out``: of these, without being taken;
+    ``refused``: of these, unread."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -24,7 +34,13 @@ class InflowParser(SinkParser):
         self.leaving_out = False
         self.seen = 0
         self.left_out = 0
+        self.refused = 0
         self._told: dict[bytes, Callable[[int], None]] = {}
+        self._refusers: dict[bytes, Refuser] = {}
+
+    def refuse_by(self, sid: int, refuser: Refuser) -> None:
+        """Let ``refuser`` have the plain messages of the subscription ``sid`` while it refuses them."""
+        self._refusers[b"%d" % sid] = refuser
 
     def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
         """Call ``given_up`` with how many messages of the subscription ``sid`` were left out."""
@@ -34,6 +50,7 @@ class InflowParser(SinkParser):
         """The subscription is no more."""
         super().forget(sid)
         self._told.pop(b"%d" % sid, None)
+        self._refusers.pop(b"%d" % sid, None)
 
     async def _command(self, line: bytes) -> None:
         if not self.lost:
@@ -42,7 +59,13 @@ class InflowParser(SinkParser):
     def _messages(self, buffer: bytes, position: int) -> int:
         stats = self._connection.stats
         before = stats["in_msgs"]
-        position = self._leave_out(buffer, position) if self.leaving_out else super()._messages(buffer, position)
+        take, passed = self._leave_out if self.leaving_out else super()._messages, -1
+        while position != passed:
+            if self._refusers:
+                position = self._refuse(buffer, position)
+            passed, position = position, take(buffer, position)
+            if not self.pauses:
+                break
         self.seen += stats["in_msgs"] - before
         return position
 
@@ -74,6 +97,25 @@ class InflowParser(SinkParser):
                 break
         return position
 
+    def _refuse(self, buffer: bytes, position: int) -> int:
+        """Have plain messages refused from ``position`` on; return where something else begins, or nothing is refused any more."""
+        while (first := _ASKING(buffer, position)) is not None:
+            _, subject, sid = first[1].split(b" ")
+            refuser = self._refusers.get(sid)
+            if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():
+                break
+            replies, size_bytes, position = _run_of(buffer, position, first[1])
+            if not replies:
+                break
+            try:
+                refuser.refuse(replies)
+            except Exception as error:  # a bug: what comes behind them is read all the same [A6]
+                self._connection.sink_failed(subject, error)
+            self.refused += len(replies)
+            self._connection.stats["in_msgs"] += len(replies)
+            self._connection.stats["in_bytes"] += size_bytes
+        return position
+
     def _is_ours(self, subject: bytes, sid: bytes) -> bool:
         """Whether a message fits one of our sinks' subscriptions."""
         pattern = self._patterns.get(sid)
@@ -99,3 +141,20 @@ class InflowParser(SinkParser):
                 self._connection.sink_failed(subject, error)
             return
         await super()._message(line, content)
+
+
+def _run_of(buffer: bytes, position: int, head: bytes) -> tuple[list[bytes], int, int]:
+    """The replies of whole messages from ``position`` on with the subject and subscription of ``head``, their payloads' bytes, and
+    where something else begins."""
+    size, first, replies = len(buffer), position, list[bytes]()
+    lines_bytes = 0
+    while (found := _ASKING(buffer, position)) is not None:
+        other, reply, digits = found.groups()
+        start = found.end()
+        end = start + int(digits) + 2
+        if other != head or end > size:
+            break
+        lines_bytes += start - position + 2
+        replies.append(reply)
+        position = end
+    return replies, position - first - lines_bytes, position

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.replica.data_path import INGEST, REPLICATION, DataPath
 from liftpy.replica.intake import NodeIntake
 from sidecar import clock
@@ -102,12 +103,12 @@ class _DataPath:
             self._changed(changed)
 
 
-async def open_links(settings: NodeSettings, intake: NodeIntake, keys: Keys) -> Links:
+async def open_links(settings: NodeSettings, intake: NodeIntake, room: NodeRoom, keys: Keys) -> Links:
     """Connect all three; keeps trying until cancelled."""
     config = settings.replication
     replication = await open_bus(settings, lambda: BusConnection("replication"), keys)
     reads = await open_bus(settings, lambda: BusConnection("reads", _READS_BYTES), keys)
-    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads), keys)
+    ingest = await open_bus(settings, lambda: Inflow(intake, config.ingest_buffer_bytes, asks=reads, room=room), keys)
     buffer_bytes = config.node_standby_bytes // _STANDBY_PARTS
     standby = StandbyLink(lambda: open_bus(settings, lambda: Inflow(intake, buffer_bytes, name="standby"), keys))
     return Links(replication, ingest, reads, standby)

@@ -25,6 +25,8 @@ class SinkParser(StrictParser):
     """``sinks`` maps the subscription's id to its sink; ``expect`` says which subjects a sink is given (without it: all)."""
 
     takes_plain = False
+    pauses = False
+    """Whether it looks up after each message, or run of equal lines: what comes next may not be for a sink."""
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)
@@ -33,7 +35,7 @@ class SinkParser(StrictParser):
     def _messages(self, buffer: bytes, position: int) -> int:
         """Feed the sinks from ``position`` on; return the position of the first thing that is not a message for a sink."""
         size, sinks, patterns, stats = len(buffer), self._sinks, self._patterns, self._connection.stats
-        count = size_bytes = 0
+        count, size_bytes, pauses = 0, 0, self.pauses
         while position < size:
             eol = buffer.find(b"\r\n", position)
             if eol < 0:
@@ -92,6 +94,8 @@ class SinkParser(StrictParser):
                 size_bytes += repeats * total
                 end += repeats * (len(same) + total + 2)
             position = end + 2
+            if pauses:
+                break
         stats["in_msgs"] += count
         stats["in_bytes"] += size_bytes
         return position

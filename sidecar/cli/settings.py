@@ -1,8 +1,9 @@
-"""``liftpy settings``: what holds on a node and where it comes from; have a node read its settings again."""
+"""``liftpy settings``: what holds on a node and where it comes from; have a node read them again; the cluster's default quota."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from liftpy.client import Client
+from liftpy.config import DefaultQuota
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
 from sidecar.cli.options import connection_options, json_option
@@ -20,7 +22,7 @@ from sidecar.settings import Target
 
 @click.group()
 def settings() -> None:
-    """Show a node's settings, and have it read them again while it runs."""
+    """Show a node's settings, and have it read them again while it runs; say the cluster's default quota."""
 
 
 @settings.command()
@@ -64,6 +66,32 @@ def reload(node_id: str, as_json: bool, target: Target) -> None:
     click.echo(f"{node_id}: live now: {', '.join(said['applied']) or 'nothing new'}")
     if said["wait"]:
         click.echo(f"{node_id}: wait for a restart: {', '.join(said['wait'])}")
+
+
+@settings.command(name="default-quota")
+@click.option("--records", "records_per_s", type=click.IntRange(0), help="So many records a second; 0: no bound.")
+@click.option("--bytes", "bytes_per_s", type=click.IntRange(0), help="The same in bytes, of payload and headers.")
+@click.option("--by-token", type=click.IntRange(0), help="For each value of this token of the subject; 0: for all together.")
+@click.option("--none", "is_none", is_flag=True, help="End it.")
+@json_option
+@connection_options
+def default_quota(
+    records_per_s: int | None, bytes_per_s: int | None, by_token: int | None, is_none: bool, as_json: bool, target: Target
+) -> None:
+    """Show the quota of every stream that has none of its own, or set it: leaders take it at once. What is not named stays as it is.
+    Not held to it are streams made with --quota-exempt, and the cluster's own. Setting it needs the rights of an operator."""
+    given = {"records_per_s": records_per_s, "bytes_per_s": bytes_per_s, "by_token": by_token}
+    wanted = {name: value for name, value in given.items() if value is not None}
+    if is_none and wanted:
+        raise click.UsageError("--none ends the default quota: name nothing beside it")
+
+    async def work(client: Client) -> DefaultQuota:
+        if is_none:
+            return await client.set_default_quota(records_per_s=0, bytes_per_s=0, by_token=0)
+        return await (client.set_default_quota(**wanted) if wanted else client.default_quota())
+
+    quota = with_client(target, work)
+    click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
 
 
 def _value(row: dict[str, Any]) -> str:

@@ -82,19 +82,25 @@ SETTINGS = (
         "quota_records_per_s",
         "--quota-records",
         "quota_records_per_s",
-        "Refuse what is published beyond so many records a second, of the whole stream; 0: no quota.",
+        "Refuse what is published beyond so many records a second, of the whole stream; 0: no bound, both 0: the cluster's default.",
     ),
     Setting(
         "quota_bytes_per_s",
         "--quota-bytes",
         "quota_bytes_per_s",
-        "The same in bytes a second, of payload and headers; 0: no quota.",
+        "The same in bytes a second, of payload and headers; 0: as above.",
     ),
     Setting(
         "quota_by_token",
         "--quota-by-token",
         "quota_by_token",
         "The quotas hold for each value of this token of the subject, counted from 1; 0: for all together.",
+    ),
+    Setting(
+        "quota_exempt",
+        "--quota-exempt",
+        "quota_exempt",
+        "Without a quota of its own it has none: the cluster's default (liftpy settings default-quota) does not hold.",
     ),
 )
 _DEFAULT = StreamConfig()

@@ -1,7 +1,8 @@
 """Runs one replica: events in, effects carried out in order, the synchronous part of one step before the next event.
 
 ``feed`` may be called from anywhere on the loop, also while effects are carried out: then the event waits in a queue. The
-queue is bounded by construction (only effects of the running step add to it), and checked all the same.
+queue is bounded by construction (only effects of the running step add to it), and checked all the same. While the replica is held (the
+disk has to do first what the last step asked for) events wait too, of those that come again and again the newest one alone.
 
 The last steps are remembered, so that a replica that stops for a bug tells how it came there. Events and effects hold offsets and
 names, never payloads.
@@ -18,7 +19,7 @@ from weakref import WeakSet
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
 from liftpy.replica.effects import ConfirmQuiet, Effect, SetDeadline
-from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, QuietFetchReceived
+from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
@@ -33,6 +34,8 @@ _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Characters of a step that are printed."""
 
+_NEWEST_COUNTS = (MetadataHeard, NoticeReceived)
+"""Come as long as there are others, and say nothing that the next one does not say."""
 _ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
 """What comes to partitions of which nothing happens. Where it asks for no more than another look, nothing that is shown has changed."""
 
@@ -69,6 +72,7 @@ class ReplicaDriver:
         self._queue: deque[Event] = deque()
         self._running = False
         self._stopped = False
+        self._held = False
         _drivers.add(self)
         steps = min(STORY_STEPS, max(ALL_STORY_STEPS // len(_drivers), _FEWEST_STEPS))
         self.story: deque[Step] = deque(maxlen=steps)
@@ -78,16 +82,36 @@ class ReplicaDriver:
         """Take one event, now or after the running step."""
         if self._stopped:
             return
+        if self._held and isinstance(event, _NEWEST_COUNTS):
+            kept = [waiting for waiting in self._queue if type(waiting) is not type(event)]
+            self._queue = deque(kept)
         self._queue.append(event)
-        if self._running:
+        if self._running or self._held:
             if len(self._queue) > MAX_QUEUE:
                 self._stop_for(InvariantError(f"{self.key}: a step gives rise to more than {MAX_QUEUE} events"))
             return
+        self._run()
+
+    def hold(self) -> None:
+        """Take no event, once the effects of the step that runs are carried out, until ``go_on``."""
+        self._held = True
+
+    def go_on(self, work: Callable[[], None]) -> None:
+        """Do ``work``, an effect of the last step that took its time, then take the events that have come meanwhile. Nothing, after
+        ``stop``."""
+        self._held = False
+        if not self._stopped:
+            self._run(work)
+
+    def _run(self, work: Callable[[], None] | None = None) -> None:
         self._running = True
+        event: Event | None = None
         try:
+            if work is not None:
+                work()
             queue, step, execute, step_over = self._queue, self.replica.step, self.execute, self.step_over
             remember = self.story.append
-            while queue:
+            while queue and not self._held:
                 event, now_ns = queue.popleft(), clock.now_ns()
                 effects = step(event, now_ns)
                 if effects or type(event) is not MetadataHeard:

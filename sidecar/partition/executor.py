@@ -29,6 +29,7 @@ from sidecar import clock
 from sidecar.bus.absence import Probes
 from sidecar.bus.notify import Notifications
 from sidecar.partition.chatter import CHATTER, Seldom
+from sidecar.partition.driver import ReplicaDriver
 from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
@@ -70,6 +71,7 @@ class Tools:
     services: PartitionServices
     counters: Counter[str]
     feed: Callable[[events.Event], None]
+    driver: ReplicaDriver
     high_watermark: Callable[[], int]
     step_aside: Callable[[PartitionKey, int, Callable[[], None]], None]
     leader: Callable[[], tuple[str, int, int]]
@@ -153,16 +155,26 @@ class Executor:
         self._cut(lambda: self._t.log.start_afresh(effect.start_offset))
 
     def _cut(self, cut: Callable[[], object]) -> None:
+        """Where a flush hangs, behind it: until then the replica stands still, and not the loop with it."""
+
         def cut_and_tell() -> None:
-            cut()
+            try:
+                cut()
+            except StorageError as error:
+                self.failed(error)
+                return
             self._t.derived.cut()
             self._t.standby.cut()
             self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))
 
-        try:
-            self._t.flusher.alone(cut_and_tell)
-        except StorageError as error:
-            self.failed(error)
+        def behind_the_flush() -> None:
+            self._t.driver.go_on(cut_and_tell)
+
+        put_off = False
+        if self._t.flusher.alone(lambda: behind_the_flush() if put_off else cut_and_tell()):
+            put_off = True
+            logger.warning("%s: the cut waits for a flush that is not over", self._t.key)
+            self._t.driver.hold()
 
     def recheck_log(self, effect: do.RecheckLog) -> None:
         outcome = self._t.log.complaint(effect.offset, effect.replica, clock.now_ns())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from liftpy.config import NS_PER_S, FlushPolicy
 from liftpy.errors import LiftError, StorageError
@@ -81,8 +82,6 @@ class Flusher:
         self._timer = Timer(self._commit.interval_over)
         self.appended = self._commit.appended
         """Something was appended: flush it as the policy says."""
-        self.alone = self._commit.alone
-        """Do what changes files while no flush and no checkpoint runs."""
 
     @property
     def under_way_s(self) -> float:
@@ -93,8 +92,19 @@ class Flusher:
 
     @property
     def stalls(self) -> bool:
-        """Whether the disk holds something up, so that ``alone`` would hold up the loop: what can wait does so."""
+        """Whether the disk holds something up: what can wait does so."""
         return self.under_way_s >= STALLED_S
+
+    def alone(self, work: Callable[[], object]) -> bool:
+        """Do ``work``, which changes files, while no flush and no checkpoint runs: now, and raise what it does, or, where what runs
+        is not over within ``LONG_S``, behind it; nothing more begins before. Return whether it is put off: the caller sees to it that
+        nothing which needs the work goes on."""
+        running: list[Future[Any]] = [future for future in (self._thread, self._checkpoint) if future is not None]
+        if running and concurrent.futures.wait(running, LONG_S).not_done:
+            self._commit.alone_later(work)
+            return True
+        self._commit.alone(work)
+        return False
 
     @property
     def count(self) -> int:

@@ -13,9 +13,11 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from liftpy.errors import CorruptionError, LiftError, StorageError
+from liftpy.log.compaction import Compaction
 from sidecar.partition.set import Partitions
 from sidecar.partition.worker import PartitionWorker
 from sidecar.tasks import spawn
@@ -47,6 +49,7 @@ class Housekeeping:
 
     def start(self) -> None:
         """Begin."""
+        self._partitions.clocks.start()
         self._task = spawn(self._run(), "housekeeping", endless=True)
 
     async def _run(self) -> None:
@@ -94,7 +97,7 @@ class Housekeeping:
             if worker.flusher.stalls:
                 continue
             if worker.log.may_give_up:
-                worker.apply_retention(time.time_ns())
+                worker.apply_retention(self._partitions.clocks.time_of_age_ns())
             if worker.log.may_be_cleaned:
                 await self._compact(worker)
                 worker.report_purged()
@@ -107,29 +110,44 @@ class Housekeeping:
     async def _compact(self, worker: PartitionWorker) -> None:
         """One run of compaction in a thread of its own; a stop of the node does not wait for it."""
         try:
-            compaction = worker.log.begin_compaction(time.time_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO)
+            compaction = worker.log.begin_compaction(
+                self._partitions.clocks.time_of_age_ns(), min_dirty_ratio=_COMPACT_FROM_DIRTY_RATIO
+            )
             if compaction is None:
                 return
             await _in_daemon_thread(compaction.run)
-            dropped = worker.flusher.alone(lambda: worker.log.complete_compaction(compaction))
-            worker.touched()
-        except CorruptionError as error:
-            worker.log.met_damage(error)
-            return
         except LiftError as error:
-            logger.warning("%s: compaction: %s", worker.key, error)
-            if isinstance(error, StorageError):
-                worker.log_was_closed(error)
+            _failed(worker, error)
             return
-        if dropped:
-            logger.info("%s: compaction dropped %d records", worker.key, dropped)
+        worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
 
     async def close(self) -> None:
         """Stop."""
+        await self._partitions.clocks.close()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+
+def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
+    try:
+        dropped = worker.log.complete_compaction(compaction)
+    except LiftError as error:
+        _failed(worker, error)
+        return
+    worker.touched()
+    if dropped:
+        logger.info("%s: compaction dropped %d records", worker.key, dropped)
+
+
+def _failed(worker: PartitionWorker, error: LiftError) -> None:
+    if isinstance(error, CorruptionError):
+        worker.log.met_damage(error)
+        return
+    logger.warning("%s: compaction: %s", worker.key, error)
+    if isinstance(error, StorageError):
+        worker.log_was_closed(error)
 
 
 async def _in_daemon_thread(work: Callable[[], None]) -> None:

@@ -31,6 +31,7 @@ from liftpy.replica.events import DataPathChanged, Event, MetadataHeard
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
+from sidecar.clock_watch import ClockWatch
 from sidecar.partition.garbage import Garbage
 from sidecar.partition.node_counts import NodeCounts, Uncounted
 from sidecar.partition.reads import ReadSubjects
@@ -97,6 +98,11 @@ class Partitions:
 
     def __iter__(self) -> Iterator[PartitionWorker]:
         return iter(list(self._workers.values()))
+
+    @property
+    def clocks(self) -> ClockWatch:
+        """By which this node tells ages."""
+        return self._node.clocks
 
     @property
     def copy_pace(self) -> CopyPace:
@@ -303,7 +309,7 @@ class Partitions:
         if found is None:
             return
         stream, partition = found
-        worker.update(stream.held(partition), self._live)
+        worker.update(stream.held(partition, self._image.default_quota), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
             if self._heard is not None:

@@ -48,6 +48,7 @@ from sidecar.bus.absence import Probes
 from sidecar.bus.drops import Drops
 from sidecar.bus.links import Links
 from sidecar.bus.notify import Notifications
+from sidecar.clock_watch import ClockWatch
 from sidecar.disk.beside import Beside
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.flush_times import NodeFlushTimes
@@ -88,6 +89,7 @@ class NodeTools:
     heard: NodeHeard
     derived: NodeDerived
     copy_pace: CopyPace
+    clocks: ClockWatch
     drops: Drops
     subjects: Subjects
     node_inboxes: InboxRule
@@ -280,6 +282,7 @@ class PartitionWorker:
             services=self.services,
             counters=node.counters,
             feed=self.feed,
+            driver=self._driver,
             step_aside=node.step_aside,
             high_watermark=lambda: self.replica.high_watermark,
             leader=lambda: (self.leader, self.leader_epoch, self.state.epoch if self.state is not None else 0),
@@ -312,7 +315,7 @@ class PartitionWorker:
         self.feed(events.PartitionChanged(held=held, incarnations=incarnations))
         self.standby.review()
         if self.log.told(held.state):
-            self.apply_retention(time.time_ns())
+            self.apply_retention(self._node.clocks.time_of_age_ns())
         self.reads.share(self._node.settings.node_id in held.isr)
         self.reads.advanced()
 
@@ -324,12 +327,16 @@ class PartitionWorker:
 
     def _damaged(self, error: CorruptionError) -> None:
         """This replica gives its role up, and the node comes back to repair the log from the others [S3]."""
-        if not self.executor.storage_failed:
+
+        def checkpoint() -> None:
             try:
-                # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
-                self.flusher.alone(self.log.checkpoint)
+                self.log.checkpoint()
             except LiftError as failure:
                 logger.warning("%s: HW checkpoint: %s", self.key, failure)
+
+        if not self.executor.storage_failed:
+            # a flip in the newest batch looks like a torn write: the stored HW shows recovery that it is damage
+            self.flusher.alone(checkpoint)
             self._node.counters["damage met"] += 1
             self._node.instruments.damaged_segments += 1
             self.executor.failed(error)
@@ -410,17 +417,21 @@ class PartitionWorker:
 
     # ---- housekeeping ----------------------------------------------------------------------------------------------------
     def apply_retention(self, now_wall_ns: int) -> None:
-        """Delete what the stream's retention lets go; while the disk holds something up, not yet."""
+        """Delete what the stream's retention lets go; while the disk holds something up, not yet. ``now_wall_ns``: 0: nothing for its
+        age."""
         if self.flusher.stalls:
             return
-        before, held_from = self.log.log_start_offset, self.services.held_from()
-        try:
-            hold_bytes = self._node.settings.replication.service_hold_bytes
-            self.flusher.alone(lambda: self.log.apply_retention(now_wall_ns, held_from, hold_bytes))
-        except LiftError as error:
-            logger.warning("%s: retention: %s", self.key, error)
-            return
-        if self.log.log_start_offset != before:
+
+        def retain() -> None:
+            before, held_from = self.log.log_start_offset, self.services.held_from()
+            try:
+                hold_bytes = self._node.settings.replication.service_hold_bytes
+                self.log.apply_retention(now_wall_ns, held_from, hold_bytes)
+            except LiftError as error:
+                logger.warning("%s: retention: %s", self.key, error)
+                return
+            if self.log.log_start_offset == before:
+                return
             if held_from is not None and self.log.log_start_offset > held_from:
                 self._node.counters["records that a service needed and retention removed"] += 1
                 logger.warning(
@@ -431,6 +442,8 @@ class PartitionWorker:
                     held_from,
                 )
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+        self.flusher.alone(retain)
 
     def report_purged(self) -> None:
         """Tell the metadata group which purges are done here, where it does not know."""

@@ -22,6 +22,7 @@ from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
 from liftpy.shares import WHOLE
 from liftpy.strict_json import load_json
 from sidecar import clock
+from sidecar.settings_names import with_cluster
 from sidecar.status.figures import Figures
 from sidecar.status.kept_events import NOT_TOLD, kept_events
 from sidecar.status.metrics import exposition
@@ -71,7 +72,7 @@ class PageAnswers:
         self.share = WHOLE
         """Which of the node's partitions are in this process."""
         self.settings: Callable[[], list[dict[str, Any]]] = list
-        """A row for each setting, without secrets."""
+        """A row for each of the node's own settings, without secrets."""
         self._history = history
         self._reporter = reporter
         self._gather = gather
@@ -123,8 +124,8 @@ class PageAnswers:
         found = await self._gather(reporter)
         return (await asyncio.to_thread(exposition, found)).decode()
 
-    async def _settings(self, _: Reporter, said: Any) -> list[dict[str, Any]]:
-        return self.settings()
+    async def _settings(self, reporter: Reporter, said: Any) -> list[dict[str, Any]]:
+        return with_cluster(self.settings(), reporter.group.image)
 
     # ---- partitions --------------------------------------------------------------------------------------------------------
     async def _all_partitions(self, reporter: Reporter, said: Any) -> dict[str, Any]:

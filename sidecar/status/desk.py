@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from liftpy.history import History
 from liftpy.ids import check_name
 from liftpy.strict_json import load_json, whole_number
 from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.presence import encode_presence
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
 from sidecar.bus.connection import BusConnection
@@ -127,7 +129,7 @@ class StatusDesk:
             if not any(rule.allows(reply) for rule in inboxes):
                 return
             if payload == QUESTION:
-                bus.send(reply.decode(), (b"yes",))  # no report: whoever asks may ask often
+                bus.send(reply.decode(), (encode_presence(time.time_ns()),))  # no report: whoever asks may ask often
             elif payload == ASKED and self.health is not None:
                 bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
             elif payload == GLANCE_ASKED and self.reporter is not None:

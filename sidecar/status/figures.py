@@ -310,6 +310,9 @@ def _disk(found: Figures, reporter: Reporter) -> None:
     found.put("scrub_findings_total", scrub.get("findings", 0))
     last_pass = scrub.get("last_full_pass_s", 0)
     found.put("scrub_age_seconds", max(0.0, time.time() - last_pass) if last_pass else -1)
+    said = reporter.clock()
+    found.put("clock_doubted", int(bool(said["doubt"])))
+    found.put("clock_skew_seconds", said["skew_s"])
     descriptors = reporter.descriptors()
     for name, key in (
         ("open_files", "open"), ("open_files_limit", "limit"), ("open_maps", "maps"), ("partition_budget", "partition_budget"),

@@ -28,6 +28,7 @@ from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.links import Links
+from sidecar.clock_watch import ClockWatch
 from sidecar.coordinators import GroupCoordinators
 from sidecar.disk.flush_times import FlushTimes
 from sidecar.metadata.group import MetadataGroup
@@ -61,8 +62,10 @@ class Reporter:
         read_budget: ReadBudget | None = None,
         cluster_watch: ClusterWatch | None = None,
         room: NodeRoom | None = None,
+        clocks: ClockWatch | None = None,
     ) -> None:
         self.room = room or NodeRoom()
+        self._clocks = clocks
         self.settings = self._settings = settings
         self.incarnation = incarnation
         self.group = self._group = group
@@ -108,6 +111,7 @@ class Reporter:
             "refused": by_reason(self.counted()),
             "partitions": [self._partition(worker, now_ns) for worker in workers],
             "scrub": self.scrub(),
+            "clock": self.clock(),
             "descriptors": self.descriptors(),
             "copies": _copies(self._partitions.copy_pace),
             "derived": _derived(self._partitions.derived),
@@ -133,6 +137,13 @@ class Reporter:
     def scrub(self) -> dict[str, Any]:
         """How far it is; nothing where there is none."""
         return self._scrub.report() if self._scrub is not None else {}
+
+    def clock(self) -> dict[str, Any]:
+        """Of the wall clock: by how much it is ahead of other nodes', and why it is in doubt, '' where it is not."""
+        if self._clocks is None:
+            return {"skew_s": 0.0, "doubt": ""}
+        trust = self._clocks.look()
+        return {"skew_s": round(trust.skew_ns / 1e9, 3), "doubt": trust.why}
 
     def coordinators(self) -> list[dict[str, Any]]:
         """Of groups, those here."""

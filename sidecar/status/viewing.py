@@ -35,6 +35,7 @@ FORGOTTEN_S = 60.0
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
+"""Of partitions, and as many of streams."""
 _TAIL_S = 5
 """Of the history, sent each second: nodes answer at different moments."""
 _MARKS_TAIL_S = 30
@@ -102,6 +103,15 @@ class _List:
         }
 
 
+class _Streams:
+    """Streams that somebody looks at, from one on."""
+
+    def __init__(self) -> None:
+        self.wanted_s = 0.0
+        self.said: dict[str, Any] = {}
+        """For the page; {}: nobody has told them yet."""
+
+
 class Viewing:
     """One for all visitors of a port. ``own``: of the node that serves it, which needs no copy."""
 
@@ -132,7 +142,7 @@ class Viewing:
         self._histories: dict[str, History] = {}
         self._glances: dict[str, Glance | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
-        self._streams: dict[tuple[int, str], dict[str, Any]] = {}
+        self._streams: dict[tuple[int, str], _Streams] = {}
         self.events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self.events_told = True
         """Whether some controller tells them."""
@@ -144,12 +154,12 @@ class Viewing:
     ) -> None:
         """Returns when all that a page wants was asked for within the last second."""
         self._wanted_s = self._now()
-        self._streams.setdefault(streams_after, {})
+        streams = self._wanted_streams(streams_after)
         wanted = self._wanted(stream, node, after) if stream or node else None
         if self._task is None or self._task.done():
             self._task = spawn(self._watch(), "asking nodes for a page")
         async with self._looking:
-            new = not self._streams.get(streams_after) or (wanted is not None and not wanted.was_told)
+            new = not streams.said or (wanted is not None and not wanted.was_told)
             if new or self._now() - self._looked_s > FRESH_S:
                 await self._look()
 
@@ -159,6 +169,15 @@ class Viewing:
             while len(self._lists) >= MOST_LISTS:
                 del self._lists[min(self._lists, key=lambda key: self._lists[key].wanted_s)]
             found = self._lists[stream, node, after] = _List(stream, node, after)
+        found.wanted_s = self._now()
+        return found
+
+    def _wanted_streams(self, after: tuple[int, str]) -> _Streams:
+        found = self._streams.get(after)
+        if found is None:
+            while len(self._streams) >= MOST_LISTS:
+                del self._streams[min(self._streams, key=lambda key: self._streams[key].wanted_s)]
+            found = self._streams[after] = _Streams()
         found.wanted_s = self._now()
         return found
 
@@ -186,7 +205,8 @@ class Viewing:
         told = dict(zip(nodes, await asyncio.gather(*map(self._ask_glance, nodes)), strict=True))
         self._glances = told
         self._watching.put(now_s, told)
-        self._lists = {key: one for key, one in self._lists.items() if self._now() - one.wanted_s < LOOKED_AT_S}
+        self._lists = {key: one for key, one in self._lists.items() if now_s - one.wanted_s < LOOKED_AT_S}
+        self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}
         answering = [node for node in nodes if told[node] is not None]
         await asyncio.gather(
             *(self._ask_history(node) for node in answering),
@@ -234,15 +254,16 @@ class Viewing:
 
     async def _ask_streams(self, answering: list[str]) -> None:
         leader = self._watching.model().metadata_leader
+        wanted = list(self._streams.items())  # others may come meanwhile
         for node in [leader, *answering] if leader in answering else answering:
             done = True
-            for after in self._streams:
+            for after, streams in wanted:
                 said = await self._ask(node, streams_question(after))
                 if isinstance(said, dict) and isinstance(said.get("rows"), list):
                     rows = [kept for row in said["rows"] if (kept := checked_stream(row)) is not None]
                     more = said.get("more") is True and rows
                     next_after = [rows[-1]["urgency"], rows[-1]["stream"]] if more else None
-                    self._streams[after] = {"rows": rows, "after": next_after, "count": said.get("count")}
+                    streams.said = {"rows": rows, "after": next_after, "count": said.get("count")}
                 else:
                     done = False
             if done:
@@ -270,7 +291,8 @@ class Viewing:
     # ---- what there is -----------------------------------------------------------------------------------------------------
     def cluster(self, streams_after: tuple[int, str] = (-1, "")) -> dict[str, Any]:
         """The cluster's page."""
-        return self._object({"streams": self._streams.get(streams_after) or {"rows": [], "after": None, "count": None}})
+        known = self._streams.get(streams_after)
+        return self._object({"streams": (known and known.said) or {"rows": [], "after": None, "count": None}})
 
     def node(self, node: str, after: Place = FIRST) -> dict[str, Any]:
         """A node's; its ``partitions`` are those that were told last."""

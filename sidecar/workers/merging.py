@@ -24,7 +24,8 @@ OWN = frozenset({
 })  # fmt: skip
 MOST = frozenset({
     "replica_lag_records", "replica_lag_seconds", "service_lag_records", "service_output_age_seconds", "service_snapshot_age_seconds",
-    "recovery_duration_seconds", "coordinator_state_bound_bytes", "group_lag_seconds", "ingest_unread_seconds",
+    "recovery_duration_seconds", "clock_doubted", "clock_skew_seconds", "coordinator_state_bound_bytes",
+    "group_lag_seconds", "ingest_unread_seconds",
 })  # fmt: skip
 LEAST = frozenset({"nats_connected", "connection_up", "log_flushes_on_loop"})
 AGES = frozenset({"scrub_age_seconds"})

@@ -24,6 +24,7 @@ from tests.conformance import client_cases, group_cases
 from tests.conformance.client_cases import CASES, Case, Place
 from tests.conformance.group_cases import GROUP_CASES
 from tests.conformance.queue_cases import QUEUE_CASES
+from tests.conformance.quota_cases import QUOTA_CASES
 
 _numbers = count(1)
 TRACED = [
@@ -43,7 +44,7 @@ TRACED = [
 ]
 
 
-@pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES], ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES], ids=lambda body: body.__name__)
 async def test_in_memory(body: Case) -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nc:
         await body(Place(client, nc, f"case{next(_numbers)}", cluster.client, cluster.sync_client))

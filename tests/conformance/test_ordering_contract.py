@@ -6,6 +6,7 @@ plays a script and a seed. Both are looked at by the same audit. ``BREAKS_*`` ta
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ from sidecar.partition.flushing import Flusher
 from sidecar.partition.promises import Promises
 from sidecar.partition.replication import ReplicationDesk
 from tests.conformance.contract_audit import Audit, ContractBroken
-from tests.conformance.two_workers import TwoWorkers
+from tests.conformance.two_workers import TwoWorkers, WorkerNode
 from tests.scripts.stage import Stage
 
 CLAIMS = {"1", "2", "3", "4", "5", "6", "7", "8"}
@@ -103,6 +104,70 @@ async def test_the_asyncio_shell_keeps_it() -> None:
         checks = await a_story(t)
     assert checks >= Counter(dict.fromkeys(CLAIMS - {"8"}, 1))
     assert checks["2: served before the flush"]
+
+
+async def test_a_cut_that_meets_a_hung_flush_waits_and_the_loop_does_not() -> None:
+    """The replica stands still meanwhile, whatever it hears; then it does what it would have done, in that order."""
+    async with TwoWorkers() as t:
+        n1, n2 = t.nodes["n1"], t.nodes["n2"]
+        t.metadata("n1", 1)
+        await t.until(lambda: n1.worker.replica.phase == "LEADER_READY", "n1 leads")
+        first = t.publish(b"one")
+        await t.until(lambda: t.answer(first) is not None, "acknowledged")
+        n1.bus.cut = n2.bus.cut = True
+        n1.flushes.clear()
+        t.publish(b"lost")
+        await t.until(lambda: n1.log.log_end_offset == 2, "n1 has what n2 has not, unflushed")
+        t.metadata("n2", 2, candidate=True)
+        n1.bus.cut = n2.bus.cut = False
+        await t.until(lambda: n1.worker.replica.phase == "FOLLOWER_CUT", "n1 is to cut")
+        t.metadata("n2", 2)
+        await t.until(lambda: n2.worker.replica.phase == "LEADER_READY", "n2 leads, and the loop turns")
+        for _ in range(3):
+            t.metadata("n2", 2)
+        assert (n1.worker.replica.phase, n1.log.log_end_offset) == ("FOLLOWER_CUT", 2), "it waits"
+        heard = [type(event) for event in n1.worker._driver._queue]
+        assert (heard.count(ev.MetadataHeard), heard.count(ev.PartitionChanged)) == (1, 4), "none of the changes is left out"
+        assert not n1.worker.flusher.checkpoint(), "nothing begins beside what waits"
+        n1.flushes.set()
+        again = t.publish(b"again")
+        await t.until(lambda: t.answer(again) is not None, "n1 has cut, fetched and flushed")
+        assert (n1.log.log_end_offset, n1.log.truncated_records) == (2, 1)
+        assert n1.audit.checks["5"] > 0
+
+
+async def cuts_behind_a_hung_flush(t: TwoWorkers) -> WorkerNode:
+    """n1, which is to cut what it alone has, unflushed."""
+    n1, n2 = t.nodes["n1"], t.nodes["n2"]
+    t.metadata("n1", 1)
+    await t.until(lambda: n1.worker.replica.phase == "LEADER_READY", "n1 leads")
+    n1.bus.cut = n2.bus.cut = True
+    n1.flushes.clear()
+    t.publish(b"lost")
+    await t.until(lambda: n1.log.log_end_offset == 1, "unflushed")
+    t.metadata("n2", 2, candidate=True)
+    n1.bus.cut = n2.bus.cut = False
+    await t.until(lambda: n1.worker.replica.phase == "FOLLOWER_CUT", "n1 is to cut")
+    return n1
+
+
+async def test_a_flush_that_fails_fails_the_cut_behind_it() -> None:
+    async with TwoWorkers() as t:
+        n1 = await cuts_behind_a_hung_flush(t)
+        n1.refuse_sync = StorageError("the disk refuses")
+        n1.flushes.set()
+        await t.until(lambda: n1.worker.replica.role == "FAILED", "an error is an event")
+
+
+async def test_an_end_drops_a_cut_that_waits() -> None:
+    async with TwoWorkers() as t:
+        n1 = await cuts_behind_a_hung_flush(t)
+        n1.worker._driver.stop()
+        ending = asyncio.ensure_future(n1.worker.flusher.close())
+        await asyncio.sleep(0)
+        n1.flushes.set()
+        await ending
+        assert n1.log.log_end_offset == 1, "as a process that dies then would leave it"
 
 
 def _steps_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,7 +67,9 @@ class Bus:
         self._table = table
         self.broken: list[Exception] = []
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
+    def listen(
+        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+    ) -> Any:
         entry = (self.node_id, subject, sink)
         self._table.append(entry)
         gone = lambda: self._table.remove(entry) if entry in self._table else None  # noqa: E731
@@ -163,6 +166,7 @@ class WorkerNode:
         self.flushes.set()
         self.refuse: Exception | None = None
         """What the next append meets."""
+        self.refuse_sync: Exception | None = None
         self.log, _ = Log.open(self.storage, stream)
         self.storage.fault = self._fault
         self.promises = MemoryStorage()
@@ -190,6 +194,7 @@ class WorkerNode:
         )
         tools: Any = SimpleNamespace(
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
+            clocks=SimpleNamespace(time_of_age_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
@@ -214,6 +219,8 @@ class WorkerNode:
     def _fault(self, what: str) -> None:
         if what == "sync":
             self.flushes.wait(10)
+            if self.refuse_sync is not None:
+                raise self.refuse_sync
         if what == "append" and self.refuse is not None:
             raise self.refuse
 

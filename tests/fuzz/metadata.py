@@ -165,6 +165,7 @@ def decoders() -> list[Decoder]:
             covers=(
                 *(f"liftpy.cluster.codec:{n}_from_pb" for n in _PARTS),
                 "liftpy.cluster.stream_config:config_from_pb",
+                "liftpy.cluster.stream_config:quota_from_pb",
             ),
         ),
         Decoder(

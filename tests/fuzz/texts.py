@@ -17,6 +17,7 @@ from liftpy.client.positions import parse_start, parse_until
 from liftpy.cluster import event_log
 from liftpy.config import FlushPolicy
 from liftpy.errors import ConfigError
+from liftpy.history import History, asked_rows
 from liftpy.ids import check_data_subject, check_name, check_publisher_subject
 from liftpy.spark.offsets import StreamOffsets, parse_spec, parse_times
 from liftpy.spark.options import OPTIONS, SourceOptions
@@ -26,6 +27,7 @@ from liftpy.trace.context import parse_traceparent
 from liftpy.trace.search import traced_in
 from liftpy.wire._pb.cluster_pb2 import PlacementPlan, PlannedNode
 from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.presence import decode_presence, encode_presence
 from sidecar.bus import backlog
 from sidecar.metadata import events as events_desk
 from sidecar.status import answers as page_answers
@@ -35,6 +37,12 @@ from sidecar.status import site as page_site
 from tests.fuzz import meanings
 from tests.fuzz.decoder import Decoder, damaged_json
 from tests.fuzz.mutate import bytes_of
+
+
+def asked_for_a_page(payload: bytes) -> object:
+    """The question, and of a history what it asks for: that is made where the message arrives."""
+    question = page_answers.question_of(payload)
+    return asked_rows(History(), question[1]) if question is not None and question[0] == "history" else question
 
 
 def _kept(data: bytes) -> list[dict[str, Any]]:
@@ -217,6 +225,13 @@ def decoders() -> list[Decoder]:
             covers=("sidecar.status.desk:_asked_after",),
         ),
         Decoder(
+            "whether a node is there, and its time",
+            [b"yes 1764166012345678901", b"yes"],
+            decode_presence,
+            again=lambda told: b"yes" if told is None else encode_presence(told),
+            covers=("liftpy.wire.presence:decode_presence",),
+        ),
+        Decoder(
             "traceparent",
             [b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", b"cc-" + b"1" * 32 + b"-" + b"2" * 16 + b"-03-more"],
             _traceparent,
@@ -236,7 +251,7 @@ def decoders() -> list[Decoder]:
                 b'{"history": {"step": 1, "after": 1700000000}}',
                 b'{"partitions": {"stream": "s", "after": [3, "s", 7], "limit": 20}}',
             ],
-            page_answers.question_of,
+            asked_for_a_page,
             (ValueError,),
             make=damaged_json,
             covers=("sidecar.status.answers:question_of",),

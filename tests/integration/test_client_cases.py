@@ -12,6 +12,7 @@ from sidecar.dev.cluster import DevCluster
 from tests.conformance.client_cases import CASES, Place
 from tests.conformance.group_cases import GROUP_CASES
 from tests.conformance.queue_cases import QUEUE_CASES
+from tests.conformance.quota_cases import QUOTA_CASES
 
 pytestmark = pytest.mark.processes
 
@@ -21,7 +22,7 @@ async def test_a_real_cluster_passes_what_the_one_in_memory_is_held_to(shared_cl
     nc = await nats.connect(url)
     failed: dict[str, str] = {}
     async with connect(url, namespace) as client:
-        for body in [*CASES, *GROUP_CASES, *QUEUE_CASES]:
+        for body in [*CASES, *GROUP_CASES, *QUEUE_CASES, *QUOTA_CASES]:
             name = f"same-{body.__name__.replace('_', '-')[:40]}"
             place = Place(client, nc, name, lambda: connect(url, namespace), lambda: sync.connect(url, namespace))
             try:

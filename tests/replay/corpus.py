@@ -4,6 +4,7 @@ A digest covers the answers of its block's entries and the image after the last 
 on any entry shows within ``BLOCK`` entries: which is a new feature level, never a fix (``liftpy/cluster/features.py``).
 
 ``entries.zst``: zstd of, for each history, its length in entries (4 bytes, big endian), then of each entry its size (4) and its bytes.
+``entries-L.zst``: the same, of what can be asked for from level L on; no digest of a level below has them.
 ``level-N.digests``: one line for each history, the digests of its blocks in hex. A history at a level above the first begins with the
 entry that sets the level, which is not in the file.
 """
@@ -31,6 +32,8 @@ History = list[bytes]
 
 
 ENTRIES = FOLDER / "entries.zst"
+LATER = {4: FOLDER / "entries-4.zst"}
+"""Level -> what came with it."""
 
 
 def path_of(level: int) -> Path:
@@ -62,18 +65,23 @@ def opening(level: int) -> History:
     return [request.SerializeToString()]
 
 
-def write_entries(histories: list[History]) -> None:
+def write_entries(histories: list[History], path: Path = ENTRIES) -> None:
     """Keep them."""
     parts = []
     for history in histories:
         parts.append(_NUMBER.pack(len(history)))
         parts += [_NUMBER.pack(len(entry)) + entry for entry in history]
-    ENTRIES.write_bytes(zstandard.ZstdCompressor(level=22).compress(b"".join(parts)))
+    path.write_bytes(zstandard.ZstdCompressor(level=22).compress(b"".join(parts)))
 
 
-def read_entries() -> Iterator[History]:
-    """The histories."""
-    data = zstandard.ZstdDecompressor().decompress(ENTRIES.read_bytes(), max_output_size=1 << 26)
+def read_entries(level: int) -> Iterator[History]:
+    """The histories of a level."""
+    for path in (ENTRIES, *(path for first, path in LATER.items() if first <= level)):
+        yield from _read_file(path)
+
+
+def _read_file(path: Path) -> Iterator[History]:
+    data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=1 << 26)
     position = 0
 
     def number() -> int:
@@ -92,7 +100,7 @@ def read_entries() -> Iterator[History]:
 
 def record(level: int) -> None:
     """Write what the code that runs makes of them at the level."""
-    lines = (b"".join(digests_of(history, level)).hex() for history in read_entries())
+    lines = (b"".join(digests_of(history, level)).hex() for history in read_entries(level))
     path_of(level).write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -100,7 +108,7 @@ def differences(level: int) -> list[str]:
     """Where the code that runs comes to something else than what was recorded; of each history the first place."""
     found = []
     recorded = path_of(level).read_text().split()
-    for number, (history, line) in enumerate(zip(read_entries(), recorded, strict=True)):
+    for number, (history, line) in enumerate(zip(read_entries(level), recorded, strict=True)):
         now = b"".join(digests_of(history, level)).hex()
         wrong = next(
             (at for at in range(0, max(len(now), len(line)), _HEX) if now[at : at + _HEX] != line[at : at + _HEX]), None

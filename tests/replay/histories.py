@@ -124,15 +124,44 @@ class RecordedWorld(World):
             self.driver.ask(rng.randbytes(3), deleteStream=pb.DeleteStream(name="x" * rng.choice((3, 700))))
 
 
+class QuotaWorld(RecordedWorld):
+    """One in which streams get quotas, and the cluster a default: what came with levels 3 and 4."""
+
+    def something(self) -> None:
+        """Half of it is about quotas."""
+        rng, names = self.more, sorted(self.driver.fsm.image.streams)
+        if rng.random() < 0.5:
+            super().something()
+            return
+        rates = {
+            "recordsPerS": rng.choice((0, 10, 5000, 1 << 40)),
+            "bytesPerS": rng.choice((0, 1 << 20)),
+            "byToken": rng.choice((0, 2, 999)),
+        }
+        asked = {name: value for name, value in rates.items() if rng.random() < 0.6}
+        own = pb.StreamConfig(
+            quotaRecordsPerS=rates["recordsPerS"], quotaBytesPerS=rates["bytesPerS"], quotaByToken=rates["byToken"],
+            quotaExempt=rng.random() < 0.5,
+        )  # fmt: skip
+        changed = [name for name in ("quotaRecordsPerS", "quotaBytesPerS", "quotaByToken", "quotaExempt") if rng.random() < 0.5]
+        choices: list[dict[str, Any]] = [
+            {"setDefaultQuota": pb.SetDefaultQuota(**asked)},
+            {"alterStream": pb.AlterStream(name=rng.choice(names), config=own, changed=changed)},
+            {"createStream": pb.CreateStream(name=f"q{rng.randrange(20)}", subject=f"q.{rng.randrange(20)}", config=own)},
+            {"deleteStream": pb.DeleteStream(name=f"q{rng.randrange(20)}")},
+        ]
+        self.ask(**rng.choice(choices))
+
+
 _BATCHED = {
     "reassign", "beginCopy", "truncateBefore", "purgeRecords", "reportPurged", "wakePartition", "electLeader", "leaveIsr",
     "giveUpLeadership", "passOver", "concludeElection",
 }  # fmt: skip
 
 
-def history(seed: int, entries: int) -> list[bytes]:
+def history(seed: int, entries: int, of: type[RecordedWorld] = RecordedWorld) -> list[bytes]:
     """So many entries."""
-    world = RecordedWorld(seed)
+    world = of(seed)
     while len(world.driver.log) < entries:
         world.fault()
         world.order()

@@ -46,7 +46,9 @@ class FakeBus:
         self.held: list[int] = []
         """Messages sent before each ``hold`` and ``release``."""
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
+    def listen(
+        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+    ) -> Any:
         self.sinks[subject] = sink
         return FakeListener(self, subject)
 

@@ -16,6 +16,7 @@ from liftpy.cluster.session import NodeSessions
 from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest import columns
 from liftpy.ingest.ingest import Ingest
+from liftpy.ingest.overload import Overload
 from liftpy.log import horizon, recovery
 from liftpy.log.epochs import EpochCache
 from liftpy.log.horizon import CompactionHorizon
@@ -41,7 +42,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.pieces import Assembly, Piece
 from sidecar.partition import replication
 from sidecar.raft.journal import GroupJournal
-from tests.scripts import pause_mutants
+from tests.scripts import clock_mutants, pause_mutants
 from tests.simulation.mutants.bug import Mutant, Patches, decided, method
 
 
@@ -156,7 +157,7 @@ class _Boundless:
 
 
 def overloaded_is_silent() -> Patches:
-    return [method(Ingest, "_overload", lambda self, messages: None)]
+    return [method(Overload, "turn_away", lambda self, messages: None)]
 
 
 def expected_sequence_ignored() -> Patches:
@@ -513,6 +514,7 @@ def evicted_below_the_copies_that_are_wanted() -> Patches:
 
 MUTANTS: Sequence[Mutant] = (
     *pause_mutants.MUTANTS,
+    *clock_mutants.MUTANTS,
     Mutant("an emptied log forgets its epoch", "C9; found by seed 50064", emptied_log_forgets_its_epoch),
     Mutant("a failed replica stays where it is", "L10", failed_replica_stays),
     Mutant("believes a failed flush at the next start", "S4; fsyncgate", failed_flush_is_believed),

@@ -133,6 +133,13 @@ class Strikes:
         self._note(f"{node} is paused")
         process.paused = True
 
+    def suspend(self, node: str) -> None:
+        """Its host sleeps: the monotonic and the wall clock go on, the event loop's timers do not."""
+        process = self.cluster.nodes[node].process
+        assert process is not None
+        self._note(f"{node}'s host sleeps")
+        process.pause(suspended=True)
+
     def resume(self, node: str, *, timers_first: bool = False) -> None:
         """The process goes on; everything that waited comes at once, messages before timers or after them."""
         process = self.cluster.nodes[node].process

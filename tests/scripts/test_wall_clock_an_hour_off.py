@@ -1,9 +1,9 @@
 """The wall clocks are an hour off, either way.
 
-Leases, sessions and time-outs run on each node's monotonic clock, and no two nodes' clocks are ever compared; the wall clock
-is only what stands in a batch's timestamp. So nobody is deposed, nothing waits, and a change of leader makes timestamps jump
-by two hours and offsets not at all. Nor does anything that is decided hang on the metadata leader's: one entry of a clock that is
-years ahead makes no two reports of a leader one, however far apart they are.
+Leases, sessions and time-outs run on each node's monotonic clock, and no two nodes' clocks are compared for them; the wall clock
+is what stands in a batch's timestamp, and by what retention tells ages (``test_ages_by_a_wrong_clock.py``). So nobody is deposed,
+nothing waits, and a change of leader makes timestamps jump by two hours and offsets not at all. Nor does anything that is decided
+hang on the metadata leader's: one entry of a clock that is years ahead makes no two reports of a leader one, however far apart.
 
 Shows D1, D15, D22, L1, R3.
 """
@@ -14,7 +14,6 @@ import itertools
 
 import pytest
 
-from liftpy.config import StreamConfig
 from liftpy.testing.clock import S
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.batch import split_batches
@@ -62,26 +61,6 @@ def test_it_jumps_while_the_leader_leads() -> None:
             s.run(3)
         assert (s.leader, s.leader_epoch) == (a, epoch)
         assert s.ids(a) == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("ahead", [True, False])
-def test_retention_by_age_goes_by_each_nodes_clock_and_harms_its_own_copy_alone(ahead: bool) -> None:
-    """A leader that is a day ahead calls all old; the others keep what they have, and lead with it."""
-    with Stage(stream=StreamConfig(min_isr=2, retention_age_s=3600), ends_whole=False) as s:
-        a, b, c = s.leader, *s.followers
-        s.publish(3)
-        s.wall_clock(a, 86_400 if ahead else -86_400)
-        s.run(3)
-        for node in (a, b, c):
-            s.replica(node).apply_retention(s.replica(node).now_ns() + s.cluster.nodes[node].wall_offset_ns)
-        s.wall_clock(a, 0)
-        s.publish(2)
-        s.until(lambda: s.end(b) == s.end(c) == 5)
-        assert [s.replica(node).log.log_start_offset for node in (a, b, c)] == [3 if ahead else 0, 0, 0]
-        s.move_leader(b)
-        s.publish(1)
-        assert s.replica(b).log.log_start_offset == 0, "it has all of it"
-        assert s.isr == {a, b, c}
 
 
 @pytest.mark.parametrize("off_s", [10 * 365 * 86_400, -60])

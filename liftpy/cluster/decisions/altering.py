@@ -11,14 +11,14 @@ from liftpy.cluster.codec import partition_to_pb, stream_to_pb
 from liftpy.cluster.decisions.moving import MAX_REPLICAS, settled
 from liftpy.cluster.decisions.placing import facts_of
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.features import QUOTAS
+from liftpy.cluster.features import alterable_at
 from liftpy.cluster.image import StreamImage
 from liftpy.cluster.movements import replicas_to_come
 from liftpy.cluster.placement.takers import Takers, resized
 from liftpy.cluster.records import StreamAltered
 from liftpy.cluster.steps import PER_STEP, Steps
 from liftpy.cluster.stream_config import altered
-from liftpy.config import ALTERABLE, ALTERABLE_AT_FIRST, REFUSED_BY, StreamConfig
+from liftpy.config import REFUSED_BY, StreamConfig
 from liftpy.errors import ConfigError
 from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -37,8 +37,7 @@ def alter_stream(draft: Draft, request: pb.AlterStream) -> Steps[Decision]:
     if not (1 <= factor <= MAX_REPLICAS or (not factor and request.changed)):
         return refuse(pb.ControlResponse.INVALID, f"replication factor = {factor} is outside 1..{MAX_REPLICAS}")
     try:
-        alterable = ALTERABLE if draft.image.feature_level >= QUOTAS else ALTERABLE_AT_FIRST
-        stream = _with_settings(held, request, alterable)
+        stream = _with_settings(held, request, alterable_at(draft.image.feature_level))
     except ConfigError as error:
         return refuse(pb.ControlResponse.INVALID, str(error))
     if request.HasField("configVersion") and request.configVersion != held.config_version:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from liftpy.cluster.codec import stream_to_pb
 from liftpy.cluster.decisions.placing import assigned, facts_of, new_partitions, placed_now, plan_of
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.features import QUOTAS, QUOTAS_NEED
+from liftpy.cluster.features import DEFAULT_QUOTA, DEFAULT_QUOTA_NEEDS, QUOTAS, QUOTAS_NEED
 from liftpy.cluster.image import INSUFFICIENT_NODES, ClusterImage, StreamImage
 from liftpy.cluster.placement import MANUAL
 from liftpy.cluster.placement.facts import Placed, Wanted
@@ -137,6 +137,8 @@ def _checked(draft: Draft, request: pb.CreateStream, held: StreamImage | None) -
     config = config_from_pb(request.config)
     if config.needs_quotas and image.feature_level < QUOTAS:
         raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))
+    if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:
+        raise ConfigError(DEFAULT_QUOTA_NEEDS.format(level=image.feature_level))
     if held is None:
         if len(image.streams) >= MAX_STREAMS:
             raise ConfigError(f"there are {MAX_STREAMS} streams already: delete some first")

@@ -136,7 +136,7 @@ class MemoryNode:
                 replica = self._open(stream, partition.partition)
             elif key not in changed and not changes.nodes:
                 continue
-            replica.update(stream.held(partition), live)
+            replica.update(stream.held(partition, image.default_quota), live)
             self._heard(replica)
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:

@@ -11,7 +11,7 @@ from liftpy.ingest.columns import MessageReader
 from liftpy.ingest.derived import derived_state
 from liftpy.ingest.heard import Heard
 from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.ingest_shell import Sink
+from liftpy.ingest.ingest_shell import Refuser, Sink
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
 from liftpy.testing.memory.bus import Bus, BusSubscription
@@ -103,7 +103,9 @@ class MemoryPublishers:
         """Bytes of one message at most."""
         return self._bus.max_payload
 
-    def listen(self, subject: str, sink: Sink, *, given_up: Callable[[int], None]) -> BusSubscription:
+    def listen(
+        self, subject: str, sink: Sink, *, given_up: Callable[[int], None], refuser: Refuser | None = None
+    ) -> BusSubscription:
         """Give ``sink`` every message."""
         return self._bus.listen(subject, sink)
 

@@ -47,7 +47,7 @@ ENDING: Pause
 UNTIL_PUBLISH_TO_ANY: Pause
 
 class StreamConfig(_message.Message):
-    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS", "readOnly", "maxMessageBytes", "optimisticConcurrency", "maxHeldS", "maxPerSubject", "quotaRecordsPerS", "quotaBytesPerS", "quotaByToken")
+    __slots__ = ("ackPolicy", "minIsr", "flush", "commitPolicy", "segmentBytes", "segmentAgeS", "retentionAgeS", "retentionBytes", "retentionRecords", "compaction", "deleteRetentionS", "codec", "failoverStandby", "dedupWindowS", "readOnly", "maxMessageBytes", "optimisticConcurrency", "maxHeldS", "maxPerSubject", "quotaRecordsPerS", "quotaBytesPerS", "quotaByToken", "quotaExempt")
     ACKPOLICY_FIELD_NUMBER: _ClassVar[int]
     MINISR_FIELD_NUMBER: _ClassVar[int]
     FLUSH_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class StreamConfig(_message.Message):
     QUOTARECORDSPERS_FIELD_NUMBER: _ClassVar[int]
     QUOTABYTESPERS_FIELD_NUMBER: _ClassVar[int]
     QUOTABYTOKEN_FIELD_NUMBER: _ClassVar[int]
+    QUOTAEXEMPT_FIELD_NUMBER: _ClassVar[int]
     ackPolicy: str
     minIsr: int
     flush: str
@@ -92,7 +93,18 @@ class StreamConfig(_message.Message):
     quotaRecordsPerS: int
     quotaBytesPerS: int
     quotaByToken: int
-    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ..., readOnly: _Optional[bool] = ..., maxMessageBytes: _Optional[int] = ..., optimisticConcurrency: _Optional[bool] = ..., maxHeldS: _Optional[float] = ..., maxPerSubject: _Optional[int] = ..., quotaRecordsPerS: _Optional[int] = ..., quotaBytesPerS: _Optional[int] = ..., quotaByToken: _Optional[int] = ...) -> None: ...
+    quotaExempt: bool
+    def __init__(self, ackPolicy: _Optional[str] = ..., minIsr: _Optional[int] = ..., flush: _Optional[str] = ..., commitPolicy: _Optional[str] = ..., segmentBytes: _Optional[int] = ..., segmentAgeS: _Optional[float] = ..., retentionAgeS: _Optional[float] = ..., retentionBytes: _Optional[int] = ..., retentionRecords: _Optional[int] = ..., compaction: _Optional[bool] = ..., deleteRetentionS: _Optional[float] = ..., codec: _Optional[str] = ..., failoverStandby: _Optional[bool] = ..., dedupWindowS: _Optional[float] = ..., readOnly: _Optional[bool] = ..., maxMessageBytes: _Optional[int] = ..., optimisticConcurrency: _Optional[bool] = ..., maxHeldS: _Optional[float] = ..., maxPerSubject: _Optional[int] = ..., quotaRecordsPerS: _Optional[int] = ..., quotaBytesPerS: _Optional[int] = ..., quotaByToken: _Optional[int] = ..., quotaExempt: _Optional[bool] = ...) -> None: ...
+
+class DefaultQuota(_message.Message):
+    __slots__ = ("recordsPerS", "bytesPerS", "byToken")
+    RECORDSPERS_FIELD_NUMBER: _ClassVar[int]
+    BYTESPERS_FIELD_NUMBER: _ClassVar[int]
+    BYTOKEN_FIELD_NUMBER: _ClassVar[int]
+    recordsPerS: int
+    bytesPerS: int
+    byToken: int
+    def __init__(self, recordsPerS: _Optional[int] = ..., bytesPerS: _Optional[int] = ..., byToken: _Optional[int] = ...) -> None: ...
 
 class Node(_message.Message):
     __slots__ = ("nodeId", "incarnation", "rack", "weight", "version", "statusAddress", "fenced", "sessionTimeNs", "previousIncarnation", "folderId", "start", "nonce", "earlierNonces", "partitionBudget", "weightByHand", "rackByHand", "leaving", "host")
@@ -504,6 +516,16 @@ class SetFeatureLevel(_message.Message):
     rules: ClusterRules
     def __init__(self, level: _Optional[int] = ..., dryRun: _Optional[bool] = ..., checked: _Optional[_Iterable[_Union[CheckedNode, _Mapping]]] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ...) -> None: ...
 
+class SetDefaultQuota(_message.Message):
+    __slots__ = ("recordsPerS", "bytesPerS", "byToken")
+    RECORDSPERS_FIELD_NUMBER: _ClassVar[int]
+    BYTESPERS_FIELD_NUMBER: _ClassVar[int]
+    BYTOKEN_FIELD_NUMBER: _ClassVar[int]
+    recordsPerS: int
+    bytesPerS: int
+    byToken: int
+    def __init__(self, recordsPerS: _Optional[int] = ..., bytesPerS: _Optional[int] = ..., byToken: _Optional[int] = ...) -> None: ...
+
 class CheckedNode(_message.Message):
     __slots__ = ("nodeId", "incarnation")
     NODEID_FIELD_NUMBER: _ClassVar[int]
@@ -778,7 +800,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "changeControllers")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "setDefaultQuota", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -817,6 +839,7 @@ class ControlRequest(_message.Message):
     WAKEPARTITION_FIELD_NUMBER: _ClassVar[int]
     OPENGROUPS_FIELD_NUMBER: _ClassVar[int]
     SETFEATURELEVEL_FIELD_NUMBER: _ClassVar[int]
+    SETDEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
     CHANGECONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
@@ -856,8 +879,9 @@ class ControlRequest(_message.Message):
     wakePartition: WakePartition
     openGroups: OpenGroups
     setFeatureLevel: SetFeatureLevel
+    setDefaultQuota: SetDefaultQuota
     changeControllers: ChangeControllers
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., setDefaultQuota: _Optional[_Union[SetDefaultQuota, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
 
 class ChangeControllers(_message.Message):
     __slots__ = ("what", "node", "replaced", "list", "after")
@@ -896,7 +920,7 @@ class ControllerList(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[str]] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "retryAfterMs", "stream", "node", "partition", "cluster", "batch", "plan", "levels")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "retryAfterMs", "stream", "node", "partition", "cluster", "batch", "plan", "levels", "defaultQuota")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -935,6 +959,7 @@ class ControlResponse(_message.Message):
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     error: ControlResponse.Error
     detail: str
@@ -949,7 +974,8 @@ class ControlResponse(_message.Message):
     batch: BatchAnswers
     plan: PlacementPlan
     levels: FeatureLevels
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., retryAfterMs: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ...) -> None: ...
+    defaultQuota: DefaultQuota
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., retryAfterMs: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ...) -> None: ...
 
 class FeatureLevels(_message.Message):
     __slots__ = ("level", "nodes", "reasons")
@@ -1044,7 +1070,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ..., learner: _Optional[bool] = ..., leaving: _Optional[bool] = ..., waitsFor: _Optional[str] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged", "featureLevelSet")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged", "featureLevelSet", "defaultQuotaSet")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -1057,6 +1083,7 @@ class Record(_message.Message):
     STREAMALTERED_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERSCHANGED_FIELD_NUMBER: _ClassVar[int]
     FEATURELEVELSET_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTQUOTASET_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -1069,7 +1096,8 @@ class Record(_message.Message):
     streamAltered: StreamAltered
     controllersChanged: ControllerList
     featureLevelSet: FeatureLevelSet
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ..., featureLevelSet: _Optional[_Union[FeatureLevelSet, _Mapping]] = ...) -> None: ...
+    defaultQuotaSet: DefaultQuota
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ..., featureLevelSet: _Optional[_Union[FeatureLevelSet, _Mapping]] = ..., defaultQuotaSet: _Optional[_Union[DefaultQuota, _Mapping]] = ...) -> None: ...
 
 class FeatureLevelSet(_message.Message):
     __slots__ = ("level", "rules")
@@ -1182,7 +1210,7 @@ class LeaderReported(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "featureLevel", "rules", "digest", "controllers")
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "featureLevel", "rules", "digest", "defaultQuota", "controllers")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
@@ -1193,6 +1221,7 @@ class Image(_message.Message):
     FEATURELEVEL_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
@@ -1204,8 +1233,9 @@ class Image(_message.Message):
     featureLevel: int
     rules: ClusterRules
     digest: bytes
+    defaultQuota: DefaultQuota
     controllers: ControllerList
-    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., featureLevel: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., digest: _Optional[bytes] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., featureLevel: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., digest: _Optional[bytes] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
 
 class FeedEntry(_message.Message):
     __slots__ = ("index", "previousIndex", "records")

@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/partition/housekeeping.py",
-        ("what compaction freed is not said", "complete_compaction(compaction))\n            worker.touched()\n", "complete_compaction(compaction))\n", "a log that has shrunk is shown as large as it was"),
+        ("what compaction freed is not said", "        return\n    worker.touched()\n", "        return\n", "a log that has shrunk is shown as large as it was"),
         tests=("tests/unit/partition/test_rounds_of_housekeeping.py",),
     ),
     *rows(
@@ -379,6 +379,31 @@ MUTANTS = [
         ("a controller that is behind is believed", ' and said["index"] >= self._place[0]', "", "following says that events are forgotten"),
         ("a page is shown again and again", '                self._place = (last["index"], last["number"])\n', "                pass\n", "the same hundred lines for ever"),
         tests=("tests/unit/cli/test_events_command.py",),
+    ),
+    *rows(
+        "sidecar/status/viewing.py",
+        ("a look goes through what others change", "        wanted = list(self._streams.items())  # others may come meanwhile\n", "        wanted = self._streams.items()\n", "who pages through streams ends a node that somebody else watches"),
+        ("lists of streams are asked for as long as anybody watches", "        self._streams = {key: one for key, one in self._streams.items() if now_s - one.wanted_s < LOOKED_AT_S}\n", "", "every page that was ever looked at costs a question a second"),
+        tests=("tests/unit/node/test_site.py",),
+    ),
+    *rows(
+        "liftpy/history.py",
+        ("a step is of any type", "if type(step) is not int or step not in LENGTHS", "if step not in LENGTHS", "whoever may ask a node fills its log with a bug"),
+        tests=("tests/unit/core/test_history.py",),
+    ),
+    *rows(
+        "sidecar/bus/keys.py",
+        ("a loop that has ended keeps the others from new credentials", "        for connection, loop in list(self._open.items()):\n            with contextlib.suppress(RuntimeError):  # a loop that has ended has no connections\n                loop",
+         "        with contextlib.suppress(RuntimeError):\n            for connection, loop in list(self._open.items()):\n                loop", "a connection goes on with credentials that are withdrawn"),
+        ("a connection is renewed from another thread", "loop.call_soon_threadsafe(_renew, connection, credentials)", "_renew(connection, credentials)", "the connection of the metadata group breaks when credentials change"),
+        ("a file that is gone meanwhile ends the node", "    except ConfigError as error:  # a file that was there", "    except ValueError as error:  # a file that was there", "a file that is replaced while credentials change ends a node that has what works"),
+        ("trying credentials leaves a connection", "            await connection.close()\n", "            pass\n", "each reload leaves a connection on the server"),
+        tests=("tests/unit/bus/test_keys.py",),
+    ),
+    *rows(
+        "sidecar/reloading.py",
+        ("two reloads at once", "        async with self._turn:\n            return await self._reload()", "        return await self._reload()", "settings that were read first may hold in the end"),
+        tests=("tests/unit/node/test_reloading.py",),
     ),
     *rows(
         "sidecar/status/serving.py",

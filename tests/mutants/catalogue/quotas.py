@@ -6,6 +6,7 @@ from tests.mutants.mutant import rows
 
 _BUCKETS = ("tests/unit/ingest/test_quota.py",)
 _PUBLISHERS = ("tests/unit/bus/test_quota_of_publishers.py",)
+_UNREAD = ("tests/unit/bus/test_refused_unread.py",)
 _LEVELS = ("tests/unit/cluster/test_feature_levels.py",)
 
 MUTANTS = [
@@ -48,16 +49,55 @@ MUTANTS = [
         "liftpy/cluster/features.py",
         ("a batch is not looked into", "for part in (request, *(item.request for item in request.batch.requests)):\n        asked", "for part in (request,):\n        asked", "a controller of an older version stops in the middle of an upgrade"),
         ("quotas do not hold the level", "if stream.config.needs_quotas]", "if False]", "after a way back older versions can't read the image"),
+        ("a default quota does not hold the level", "if image.default_quota != NO_QUOTA else []", "if False else []", "after a way back older versions can't read the image"),
+        ("who is exempt does not hold the level", "if stream.config.quota_exempt)", "if False)", "after a way back older versions can't read the image"),
+        ("a default quota is logged at any level", "if config.quotaExempt or part.HasField(\"setDefaultQuota\"):", "if config.quotaExempt:", "controllers of an older version stop in the middle of an upgrade"),
+        ("level 3 lists what came later", "return (*ALTERABLE_AT_FIRST, *QUOTA_SETTINGS) if level >= QUOTAS", "return ALTERABLE if level >= QUOTAS", "controllers of two versions answer one entry differently"),
         tests=_LEVELS,
     ),
     *rows(
         "liftpy/cluster/decisions/streams.py",
+        ("an exempt stream at any level", "if config.quota_exempt and image.feature_level < DEFAULT_QUOTA:", "if False:", "controllers of two versions hold two clusters"),
         ("a quota at any level", "if config.needs_quotas and image.feature_level < QUOTAS:", "if False:", "controllers of two versions hold two clusters"),
         tests=_LEVELS,
     ),
     *rows(
         "liftpy/cluster/decisions/altering.py",
-        ("a quota is altered at any level", "alterable = ALTERABLE if draft.image.feature_level >= QUOTAS else ALTERABLE_AT_FIRST", "alterable = ALTERABLE", "controllers of two versions hold two clusters"),
+        ("a quota is altered at any level", "_with_settings(held, request, alterable_at(draft.image.feature_level))", "_with_settings(held, request, alterable_at(99))", "controllers of two versions hold two clusters"),
+        tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/cluster/decisions/defaults.py",
+        ("a default quota at any level", "if image.feature_level < DEFAULT_QUOTA:", "if False:", "controllers of two versions hold two clusters"),
+        ("what is not named is forgotten", "whole = quota_to_pb(image.default_quota)", "whole = pb.DefaultQuota()", "who changes the bytes ends the quota of records"),
+        ("a default quota of zero is none said", "if request.HasField(name):", "if getattr(request, name):", "a default quota never ends"),
+        tests=_LEVELS,
+    ),
+    *rows(
+        "liftpy/cluster/diff.py",
+        ("leaders do not hear of a default quota", "has_same_default = old.default_quota == new.default_quota", "has_same_default = True", "a default quota holds after the next restart only"),
+        ("shares of a default quota stay", "shares_change = after_it.has_quota and", "shares_change = new.config.has_quota and", "a stream that gets partitions takes more than the default quota"),
+        tests=("tests/unit/cluster/test_image_diff.py",),
+    ),
+    *rows(
+        "liftpy/cluster/image.py",
+        ("the cluster's own streams have the default quota", "self.config if is_internal(self.name) else self.config.with_default(quota)", "self.config.with_default(quota)", "groups can't commit, events are lost"),
+        tests=("tests/unit/cluster/test_image_diff.py",),
+    ),
+    *rows(
+        "liftpy/config.py",
+        ("the default adds to a stream's own quota", "if self.has_quota or self.quota_exempt or not quota.has_rates:", "if self.quota_exempt or not quota.has_rates:", "a stream with a quota of its own has the cluster's"),
+        ("nobody is exempt", "if self.has_quota or self.quota_exempt or not quota.has_rates:", "if self.has_quota or not quota.has_rates:", "a stream that is exempt has the cluster's quota"),
+        tests=("tests/unit/cluster/test_image_diff.py",),
+    ),
+    *rows(
+        "liftpy/cluster/changes.py",
+        ("worker processes do not hear of a default quota", "if old.default_quota != new.default_quota:", "if False:", "with several processes a node holds some partitions to no quota"),
+        tests=("tests/unit/cluster/test_changes.py",),
+    ),
+    *rows(
+        "liftpy/cluster/codec.py",
+        ("snapshots lack the default quota", "default_quota=quota_from_pb(message.defaultQuota),", "default_quota=NO_QUOTA,", "a node that starts holds its partitions to no quota"),
         tests=_LEVELS,
     ),
     *rows(
@@ -68,10 +108,36 @@ MUTANTS = [
         tests=("tests/unit/ingest/test_node_room.py",),
     ),
     *rows(
-        "liftpy/ingest/ingest.py",
-        ("a late node refuses what it may not", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if self._may.room.node.is_late:", "publishes that a standby would store are dropped"),
-        ("nobody is late", "if self._may.room.node.is_late and self._may.refuse_for_now():", "if False:", "in an overload answers take longer and longer, and memory grows"),
-        tests=_PUBLISHERS,
+        "liftpy/ingest/node_room.py",
+        ("all come again at once", "min(max(self.waited_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)", "LEAST_WAIT_MS", "who is refused asks again twenty times a second while others wait for seconds"),
+        ("each turn is a look", "now_ns - self._looks[-1][1] >= apart_ns", "now_ns - self._looks[-1][1] >= 0", "an overload that lasts fills memory with looks at it"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/overload.py",
+        ("a late node refuses what it may not", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._reader.answers", "publishes that a standby would store are dropped"),
+        ("nobody is late", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return False", "in an overload answers take longer and longer, and memory grows"),
+        ("late where nobody is answered", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._may.refuse_for_now()", "what has a reply is lost in silence in a stream without acks"),
+        ("a full queue looks at each", "return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())", "return self._is_late", "a node without room spends its time on refusing"),
+        ("a full queue refuses what it may not", "(self._is_full() and self._reader.answers and self._may.refuse_for_now())", "(self._is_full() and self._reader.answers)", "who is told no finds it stored"),
+        ("unread ones are not counted", "        self._counters.overloaded += len(replies)\n", "", "an overload is not seen in metrics"),
+        ("what is stored is refused", "            if known:  # who", "            if False:  # who", "who is told no finds it stored"),
+        tests=(*_PUBLISHERS, *_UNREAD, "tests/unit/bus/test_ingest.py"),
+    ),
+    *rows(
+        "sidecar/bus/leaving_out.py",
+        ("envelopes are refused unread", "\\r\\n(?!%b)\" % (MAX_REPLY_BYTES, SIZE_DIGITS, re.escape(MAGIC))", "\\r\\n\" % (MAX_REPLY_BYTES, SIZE_DIGITS)", "an enveloped publisher is answered as JetStream answers, where he does not look"),
+        ("half a message is refused", "        if other != head or end > size:", "        if other != head:", "what comes after a cut message is read as a line"),
+        ("one door for all", "        if other != head or end > size:", "        if end > size:", "publishes of a stream with room are refused for another's want"),
+        ("any subject is refused", "if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():", "if refuser is None or not refuser.refuses():", "a forged frame has a node publish"),
+        ("refused ones were never read", "            self._connection.stats[\"in_msgs\"] += len(replies)\n", "", "metrics lose what an overload brings"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "sidecar/bus/inflow.py",
+        ("nobody looks how long bytes wait", "        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())\n", "", "for a tenth of a second after an overload everybody is refused"),
+        ("a mixed burst is read", "self._parser.pauses = room.is_late or room.is_limited", "self._parser.pauses = False", "one message with headers has its neighbours refused at ten times the price"),
+        tests=_UNREAD,
     ),
     *rows(
         "liftpy/ingest/apart.py",

@@ -346,8 +346,8 @@ MUTANTS: list[Mutant] = [
         ),
         (
             "a failed cut counts as done",
-            "            cut()\n            self._t.derived.cut()\n            self._t.standby.cut()\n            self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))",
-            "            self._t.derived.cut()\n            self._t.standby.cut()\n            self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))\n            cut()",
+            "                self.failed(error)\n                return\n            self._t.derived.cut()",
+            "                self.failed(error)\n            self._t.derived.cut()",
             "a follower fetches on above what it could not cut",
         ),
     ),

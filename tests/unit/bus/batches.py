@@ -54,7 +54,7 @@ class Bench:
     def end(self) -> int:
         return self.batches[-1].next_offset if self.batches else 0
 
-    def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
+    def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         return None
 
     def when_heard(self, heard: Callable[[], None]) -> None:

@@ -42,7 +42,7 @@ class Bench:
 
     max_payload = 1 << 20
 
-    def listen(self, subject: str, sink: Any, given_up: Any = None) -> Any:
+    def listen(self, subject: str, sink: Any, given_up: Any = None, refuser: Any = None) -> Any:
         self.sink = sink
 
     def behind_read(self, callback: Any) -> None:

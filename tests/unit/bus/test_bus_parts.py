@@ -15,6 +15,7 @@ from nats.errors import UnexpectedEOF
 from liftpy.client.credentials import Credentials
 from liftpy.client.receiving import Receiver, receive
 from liftpy.cluster.predecessor import Sign
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.replica.intake import NodeIntake
 from liftpy.wire.subjects import Subjects
 from sidecar.bus import absence, links, socket_thread
@@ -260,12 +261,12 @@ async def test_each_link_has_its_name_and_its_bound_and_all_are_closed(monkeypat
     monkeypatch.setattr(links, "BusConnection", Made)
     monkeypatch.setattr(links, "Inflow", lambda *args, **named: Made("ingest", *args, **named))
     settings: Any = SimpleNamespace(replication=SimpleNamespace(ingest_buffer_bytes=777, node_standby_bytes=888))
-    node, keys = NodeIntake(), Keys(Credentials())
-    made: Any = await open_links(settings, node, keys)
+    node, room, keys = NodeIntake(), NodeRoom(), Keys(Credentials())
+    made: Any = await open_links(settings, node, room, keys)
     assert given == [(settings, keys)] * 3
     assert made.replication.args == ("replication",)
     assert made.reads.args == ("reads", 32 * 1024 * 1024)
-    assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads)), "asked over another connection"
+    assert made.ingest.args == ("ingest", node, 777, ("asks", made.reads), ("room", room)), "asked over another connection"
     assert made.all() == (made.ingest, made.reads, made.replication)
     assert made.standby.link is None, "none where nobody stands by"
     assert isinstance(made, Links)

@@ -38,7 +38,9 @@ class FakeBus:
         self.failed: list[Exception] = []
         self.left = self.listened = 0
 
-    def listen(self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None) -> Any:
+    def listen(
+        self, subject: str, sink: Callable[..., None], queue: str = "", given_up: Any = None, refuser: Any = None
+    ) -> Any:
         self.sink = sink
         self.listened += 1
         return self

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import nats.errors
 import pytest
 
 from liftpy.client.credentials import PROOFS, Credentials
 from liftpy.errors import ConfigError
 from liftpy.wire.subjects import Subjects
+from sidecar.bus import keys as keys_module
 from sidecar.bus.connection import BusConnection, open_bus
-from sidecar.bus.keys import Keys, prove
+from sidecar.bus.keys import PROVE_S, Keys, prove
 from sidecar.dev.embedded import NatsServer
 from sidecar.settings import NodeSettings
 
@@ -57,6 +61,76 @@ async def test_all_open_connections_go_on_with_what_holds_by_then() -> None:
         await until(lambda: between.options["user"] == "second")
         for connection in (one, other, late, between):
             await connection.stop()
+
+
+class Fake:
+    """A connection that notes what becomes of it."""
+
+    def __init__(self, fails: Exception | None = None) -> None:
+        self.fails = fails
+        self.renewed: list[tuple[asyncio.AbstractEventLoop, Any]] = []
+        self.done: list[str] = []
+
+    async def renew(self, options: dict[str, Any]) -> None:
+        self.renewed.append((asyncio.get_running_loop(), options.get("user")))
+
+    async def subscribe(self, subject: str, cb: Any) -> None:
+        self.done.append("subscribe")
+        if self.fails is not None:
+            raise self.fails
+
+    async def flush(self, timeout: float) -> None:
+        self.done.append("flush")
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+
+async def test_each_connection_is_renewed_on_its_own_loop_whatever_became_of_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = Keys(FIRST)
+    over, here, there = Fake(), Fake(), Fake()
+
+    async def add(one: Fake) -> None:
+        keys.add(one, FIRST)  # type: ignore[arg-type]
+
+    await asyncio.to_thread(asyncio.run, add(over))  # its loop has ended
+    await add(here)
+    own, other = asyncio.get_running_loop(), asyncio.new_event_loop()
+    unheard: list[Any] = []
+    own.set_exception_handler(lambda loop, context: unheard.append(context))
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    try:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(add(there), other))
+        keys.change(SECOND)
+        await until(lambda: bool(here.renewed and there.renewed))
+        assert (over.renewed, here.renewed, there.renewed) == ([], [(own, "second")], [(other, "second")])
+        keys.change(Credentials(creds_file=str(tmp_path / "gone")))
+        await until(lambda: caplog.text.count("goes on with the credentials that it has") == 2)
+        assert (len(here.renewed), unheard) == (1, []), "what a node has is better than nothing"
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        await asyncio.to_thread(thread.join)
+        other.close()
+
+
+async def test_trying_credentials_takes_bounded_time_and_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[float] = []
+    made: list[Fake] = []
+
+    async def opened(servers: Any, *, timeout_s: float = 3600.0, **more: Any) -> Fake:
+        bounds.append(timeout_s)
+        return made[-1]
+
+    monkeypatch.setattr(keys_module, "open_connection", opened)
+    monkeypatch.setattr(keys_module, "watch_denials", lambda connection, told: lambda: None)
+    for fails in (None, nats.errors.ConnectionClosedError()):
+        made.append(Fake(fails))
+        await prove(("nats://x",), Subjects("liftpy"), "n1", SECOND, works=True)
+        assert made[-1].done == (["subscribe", "close"] if fails else ["subscribe", "flush", "flush", "close"])
+    assert bounds == [PROVE_S, PROVE_S]
 
 
 async def test_what_a_node_cant_go_on_with_is_refused() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.ingest import acks
-from liftpy.ingest.acks import OVERLOADED_WAIT_MS, Publishers
+from liftpy.ingest.acks import Publishers
 from liftpy.ingest.jetstream import Unfit
-from liftpy.ingest.node_room import NodeRoom, PartitionRoom
+from liftpy.ingest.node_room import LEAST_WAIT_MS, NodeRoom, PartitionRoom
 from liftpy.ingest.sorting import TakenOver
 from liftpy.replica.effects import RejectReason
 from liftpy.wire import frames
@@ -206,7 +206,7 @@ def test_by_token_the_one_does_not_pay_for_the_other() -> None:
 def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
     bench = Bench()
     bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.OVERLOADED, ""))
-    assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == OVERLOADED_WAIT_MS
+    assert json_of(bench)[b"_INBOX.a"]["retry_after_ms"] == LEAST_WAIT_MS
     bench.acks.reject(Publishers(AckPolicy.ALL, [b"_INBOX.a"]), Unfit(RejectReason.READ_ONLY, ""))
     assert "retry_after_ms" not in json_of(bench)[b"_INBOX.a"]
 
@@ -214,17 +214,17 @@ def test_who_is_refused_for_want_of_room_is_told_when_too() -> None:
 def test_a_node_that_is_late_refuses_who_waits_and_takes_the_others() -> None:
     bench = Bench()
     node = NodeRoom()
-    bench.ingest._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))
+    bench.ingest._overload._may = bench.ingest._may._replace(room=PartitionRoom(node, 1 << 20, lambda: 0))
     came = ((b"", b"p", b""), (b"_INBOX.1", b"v", b""), (b"_INBOX.2", b"w", b""), (b"_INBOX.3", enveloped(b"e"), b""))
     node.is_late = True
     bench.arrive(*came)
     assert values(bench) == [b"p"]
     assert [b"retry_after_ms" in line for line in bench.lines] == [True, True, False]
     assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.refused)) == (3, {"overloaded": 3})
-    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: False)
+    bench.ingest._overload._may = bench.ingest._overload._may._replace(refuse_for_now=lambda: False)
     bench.arrive(*came)
     assert values(bench)[1:] == [b"p", b"v", b"w", b"e"], "who may not be told no is not refused for it"
-    bench.ingest._may = bench.ingest._may._replace(refuse_for_now=lambda: True)
+    bench.ingest._overload._may = bench.ingest._overload._may._replace(refuse_for_now=lambda: True)
     bench.arrive(came[1])
     assert len(values(bench)) == 5
     node.is_late = False

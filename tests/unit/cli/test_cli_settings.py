@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from liftpy.config import DefaultQuota
 from sidecar.cli import settings as module
 from tests.unit.cli.test_cli_with_a_cluster import run
 
@@ -22,6 +24,15 @@ class Asked:
     """In the place of a client."""
 
     said: dict[str, Any]
+    quota = DefaultQuota(records_per_s=5, by_token=2)
+    set_to: dict[str, int] | None = None
+
+    async def default_quota(self) -> DefaultQuota:
+        return self.quota
+
+    async def set_default_quota(self, **given: int) -> DefaultQuota:
+        self.set_to = given
+        return replace(self.quota, **given)
 
     async def node_settings(self, node_id: str) -> list[dict[str, Any]]:
         assert node_id == "n1"
@@ -59,3 +70,18 @@ def test_a_reload_says_what_is_live_what_waits_and_what_is_wrong(client: Asked, 
     code, out, err = run(capsys, "settings", "reload", "n1")
     assert (code, out) == (2, "")
     assert "nothing is changed: weight = 2000 is outside 0..1000" in err
+
+
+def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("settings", "default-quota")
+    shown = "default quota: 5 records/s, for each value of token 2 of the subject\n"
+    assert (run(capsys, *words), client.set_to) == ((0, shown, ""), None)
+    assert json.loads(run(capsys, *words, "--json")[1]) == {"records_per_s": 5, "bytes_per_s": 0, "by_token": 2}
+    code, out, _ = run(capsys, *words, "--bytes", "9", "--by-token", "0")
+    assert (code, out, client.set_to) == (0, "default quota: 5 records/s, 9 bytes/s\n", {"bytes_per_s": 9, "by_token": 0})
+    assert run(capsys, *words, "--none") == (0, "default quota: none\n", "")
+    assert client.set_to == {"records_per_s": 0, "bytes_per_s": 0, "by_token": 0}
+    client.set_to = None
+    code, _, err = run(capsys, *words, "--none", "--records", "1")
+    assert (code, client.set_to) == (2, None)
+    assert "name nothing beside it" in err

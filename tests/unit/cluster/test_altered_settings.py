@@ -132,7 +132,7 @@ def test_a_stream_that_answers_nobody_can_not_ask_for_offsets() -> None:
 
 
 def test_every_alterable_setting_is_there_by_its_name_and_comes_over() -> None:
-    values = {"read_only": True, "optimistic_concurrency": True, "segment_bytes": 8192}
+    values = {"read_only": True, "optimistic_concurrency": True, "quota_exempt": True, "segment_bytes": 8192}
     wanted = StreamConfig(**{name: values.get(name, 77) for name in ALTERABLE})  # type: ignore[arg-type]
     before = StreamConfig(max_per_subject=3)
     assert altered(before, config_to_pb(wanted), [camel_case(name) for name in ALTERABLE]) == wanted

@@ -12,13 +12,14 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import record_from_pb
 from liftpy.cluster.replay import replay_all
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.config import DefaultQuota
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
 def _shown(image: ClusterImage) -> tuple[object, ...]:
     """What a worker goes by."""
     return (
-        image.index, dict(image.nodes), dict(image.streams), image.controllers, image.feature_level,
+        image.index, dict(image.nodes), dict(image.streams), image.controllers, image.feature_level, image.default_quota,
         {node: dict(streams) for node, streams in image.hosted.items()}, dict(image.leader_counts),
     )  # fmt: skip
 
@@ -32,7 +33,7 @@ def _led_on(old: ClusterImage, new: ClusterImage) -> ClusterImage:
 
 
 def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0:
             name = f"s{len(names)}"
             driver.create(name, partitions=rng.randint(1, 4))
@@ -50,6 +51,10 @@ def _strike(driver: Driver, rng: random.Random, names: list[str]) -> None:
         case 6:
             driver.ask(deleteStream=pb.DeleteStream(name="orders"))
             driver.create()
+        case 7:
+            quota = DefaultQuota(records_per_s=rng.randrange(3))
+            driver.fsm.image = replace(driver.fsm.image, index=driver.fsm.image.index + 1, default_quota=quota)
+            driver.log.append(b"")
         case _:
             driver.ask(addPartitions=pb.AddPartitions(name="orders", partitions=rng.randint(2, 6)))
 

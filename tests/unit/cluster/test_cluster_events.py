@@ -64,6 +64,23 @@ def test_a_day_of_a_cluster_in_words() -> None:
     ]
 
 
+def test_a_default_quota_says_who_set_it_and_what_it_was() -> None:
+    driver = Driver(("a",))
+    driver.ask(setFeatureLevel=pb.SetFeatureLevel(level=4, checked=[pb.CheckedNode(nodeId="a", incarnation=1)]))
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, bytesPerS=9))
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(byToken=9999))
+    assert told(driver)[-5:] == [
+        "setDefaultQuota done the cluster by test",
+        "default quota none -> 5 records/s, for each value of token 2 of the subject",
+        "setDefaultQuota done the cluster by test",
+        "default quota 5 records/s, for each value of token 2 of the subject -> 9 bytes/s, for each value of token 2 of the subject",
+        "setDefaultQuota refused the cluster by test, INVALID default quota: by_token = 9999 is outside 0..256",
+    ]
+    asked = [event.now for event in all_events(driver.log, elections=False) if event.request == "setDefaultQuota"]
+    assert asked == ["recordsPerS 5, byToken 2", "recordsPerS 0, bytesPerS 9", "byToken 9999"]
+
+
 def test_elections_are_told_from_hand_overs_and_from_those_that_may_lose() -> None:
     cluster = Cluster()
     cluster.report("b", (1, 90))
@@ -153,7 +170,7 @@ def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
             names = {one.name for one in field.fields}
-            assert names & {"stream", "name", "nodeId", "node", "level"}, (
+            assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS"}, (
                 f"{name}: an event of it would not say what it is about"
             )
 

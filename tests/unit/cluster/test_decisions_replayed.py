@@ -18,7 +18,7 @@ def test_each_level_comes_to_what_was_recorded(level: int) -> None:
 
 def test_the_recorded_entries_ask_for_everything_that_there_was() -> None:
     kinds = set[str]()
-    for history in read_entries():
+    for history in read_entries(SPOKEN.most):
         for entry in history:
             request = pb.ControlRequest.FromString(entry)
             parts = [item.request for item in request.batch.requests] or [request]

@@ -45,7 +45,7 @@ def test_the_whole_table() -> None:
     assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
     assert by[AskedBy.OPERATORS] == (
         "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
-        "reassign removeNode setFeatureLevel setNode truncateBefore"
+        "reassign removeNode setDefaultQuota setFeatureLevel setNode truncateBefore"
     )
     assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"

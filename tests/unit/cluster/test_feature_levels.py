@@ -12,6 +12,8 @@ from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.features import (
+    DEFAULT_QUOTA,
+    DEFAULT_QUOTA_NEEDS,
     FEATURES,
     QUOTAS,
     QUOTAS_NEED,
@@ -32,7 +34,7 @@ from liftpy.cluster.level_range import LevelRange, said
 from liftpy.cluster.membership import Registered, registered
 from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
-from liftpy.config import ReplicationConfig, StreamConfig
+from liftpy.config import DefaultQuota, ReplicationConfig, StreamConfig
 from liftpy.errors import CorruptionError, UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.unknown import has_unknown_fields
@@ -239,6 +241,66 @@ def test_what_versions_of_an_older_level_would_not_know_is_never_logged(part: pb
         assert why_not_yet(request, 2) == QUOTAS_NEED.format(level=2)
         assert why_not_yet(request, QUOTAS) == ""
     assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s")), 1) == ""
+
+
+def test_a_default_quota_needs_its_level_and_keeps_it() -> None:
+    driver = finalized("a", level=QUOTAS)
+    driver.create("orders", "x", replicationFactor=1)
+    exempt = pb.StreamConfig(quotaExempt=True)
+    refused = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5))
+    needs = DEFAULT_QUOTA_NEEDS.format(level=3)
+    assert (refused.error, refused.detail, driver.fsm.last_records[:-1]) == (Error.INVALID, needs, ())
+    assert driver.create("free", "y", replicationFactor=1, config=exempt).detail == needs
+    refused = driver.ask(alterStream=pb.AlterStream(name="orders", config=exempt, changed=["quotaExempt"]))
+    assert refused.error == Error.INVALID
+    assert refused.detail.endswith("quota_bytes_per_s, quota_by_token can"), "as versions that know level 3 say it"
+    for request in (
+        pb.ControlRequest(setDefaultQuota=pb.SetDefaultQuota()),
+        pb.ControlRequest(createStream=pb.CreateStream(name="s", config=exempt)),
+        pb.ControlRequest(alterStream=pb.AlterStream(name="s", config=exempt)),
+    ):
+        assert why_not_yet(request, QUOTAS) == needs
+        assert why_not_yet(request, DEFAULT_QUOTA) == ""
+    assert why_not_yet(pb.ControlRequest(createStream=pb.CreateStream(name="s", config=QUOTA)), QUOTAS) == ""
+
+    assert asked(driver, DEFAULT_QUOTA, heard_of(driver)).error == Error.OK
+    answer = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, byToken=2))
+    assert (answer.error, answer.defaultQuota) == (Error.OK, pb.DefaultQuota(recordsPerS=5, byToken=2))
+    assert driver.create("free", "y", replicationFactor=1, config=exempt).error == Error.OK
+    driver.ask(alterStream=pb.AlterStream(name="orders", config=exempt, changed=["quotaExempt"]))
+    in_the_way = asked(driver, QUOTAS, heard_of(driver)).detail
+    assert in_the_way == (
+        "the cluster has a default quota; stream free is exempt from the default quota; stream orders is exempt from the default quota"
+    )
+    image = driver.fsm.image
+    assert image_from_bytes(image_to_bytes(image)) == image
+    assert decode_snapshot(encode_snapshot(image, operations=False)).default_quota == image.default_quota
+    driver.delete("free")
+    driver.ask(alterStream=pb.AlterStream(name="orders", config=pb.StreamConfig(), changed=["quotaExempt"]))
+    assert asked(driver, QUOTAS, heard_of(driver)).detail == "the cluster has a default quota"
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=0, byToken=0))
+    assert asked(driver, QUOTAS, heard_of(driver)).error == Error.OK
+    written = image_to_bytes(driver.fsm.image)
+    assert not pb.Image.FromString(written).HasField("defaultQuota"), "versions of level 3 refuse what they don't know"
+
+
+def test_of_the_default_quota_what_is_not_named_stays_and_what_is_wrong_changes_nothing() -> None:
+    driver = finalized("a", level=DEFAULT_QUOTA)
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5, bytesPerS=6, byToken=7))
+    driver.ask(setDefaultQuota=pb.SetDefaultQuota(bytesPerS=0))
+    assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
+    wrong = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=1 << 40, byToken=1))
+    assert (wrong.error, wrong.detail) == (
+        Error.INVALID, "default quota: records_per_s = 1099511627776 is outside 0..2.14748e+09",
+    )  # fmt: skip
+    assert driver.fsm.image.default_quota == DefaultQuota(records_per_s=5, by_token=7)
+    same = driver.ask(setDefaultQuota=pb.SetDefaultQuota(recordsPerS=5))
+    assert (same.error, same.defaultQuota.byToken) == (Error.OK, 7)
+    assert [type(record).__name__ for record in driver.fsm.last_records] == ["OperationDone"]
+    pages = ClusterPages()
+    while pages.request is not None:
+        pages.add(describe(driver.fsm.image, pages.request).cluster)
+    assert image_from_pb(pages.cluster.image).default_quota == driver.fsm.image.default_quota
 
 
 # ---- who takes part -------------------------------------------------------------------------------------------------------------

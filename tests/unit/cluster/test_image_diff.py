@@ -12,7 +12,7 @@ from liftpy.cluster.diff import diff
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import StreamImage
 from liftpy.cluster.stream_config import config_from_pb
-from liftpy.config import CommitPolicy
+from liftpy.config import NO_QUOTA, CommitPolicy, DefaultQuota, StreamConfig
 from liftpy.partition import PartitionState
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -99,8 +99,45 @@ def test_a_share_of_a_quota_is_told_anew_when_partitions_are_added() -> None:
     for config, numbers in ((pb.StreamConfig(), [1]), (pb.StreamConfig(quotaRecordsPerS=10), [0, 1])):
         stream = StreamImage("s", "u", "s", config_from_pb(config), partitions=(first,))
         more = replace(stream, partitions=(first, replace(first, partition=1)))
-        assert [change.key.partition for change in diff_module._partitions(stream, more)] == numbers
+        assert [change.key.partition for change in diff_module._partitions(stream, more, NO_QUOTA, NO_QUOTA)] == numbers
         assert more.held(first).partition_count == 2
+
+
+def rates(config: StreamConfig) -> tuple[int, int, int]:
+    return config.quota_records_per_s, config.quota_bytes_per_s, config.quota_by_token
+
+
+def test_a_stream_without_a_quota_has_the_clusters_and_is_told_when_it_changes() -> None:
+    driver = Driver(("a",))
+    own = StreamConfig(quota_bytes_per_s=7)
+    first = PartitionState(partition=0, replicas=("a",), isr=("a",), leader="a", leader_epoch=1, epoch=1)
+    streams = {
+        name: StreamImage(name, name, name, config, partitions=(first, replace(first, partition=1)))
+        for name, config in (
+            ("_liftpy-groups", StreamConfig()), ("exempt", StreamConfig(quota_exempt=True)), ("own", own), ("plain", StreamConfig()),
+            ("tokens", StreamConfig(quota_by_token=3)),
+        )
+    }  # fmt: skip
+    before = driver.fsm.image.with_streams(streams.values())
+    quota = DefaultQuota(records_per_s=10, by_token=2)
+    after = replace(before, default_quota=quota)
+    held = {name: rates(stream.held(first, quota).config) for name, stream in streams.items()}
+    assert held == {
+        "_liftpy-groups": (0, 0, 0), "exempt": (0, 0, 0), "own": (0, 7, 0), "plain": (10, 0, 2), "tokens": (10, 0, 3),
+    }  # fmt: skip
+    told = [str(change.key) for change in diff(before, after).for_node("a")]
+    assert told == ["plain/0", "plain/1", "tokens/0", "tokens/1"]
+    assert all(change.old is change.new for change in diff(before, after).partitions)
+    without_rates = replace(after, default_quota=DefaultQuota(by_token=2))
+    assert not diff(without_rates, before), "no rate, no quota"
+    assert [c.key.partition for c in diff(after, before).partitions] == [0, 1, 0, 1]
+    more = replace(streams["plain"], partitions=(*streams["plain"].partitions, replace(first, partition=2)))
+    assert [c.key.partition for c in diff_module._partitions(streams["plain"], more, quota, quota)] == [0, 1, 2]
+    changed = after.with_altered(replace(streams["plain"], config=StreamConfig(quota_exempt=True)))
+    assert [str(change.key) for change in diff(after, changed).partitions] == ["plain/0", "plain/1"]
+    gone = replace(after.without_stream("tokens"), default_quota=DefaultQuota(records_per_s=11))
+    assert [stream.name for stream in diff(after, gone).deleted] == ["tokens"]
+    assert [str(c.key) for c in diff(after, gone).partitions if c.new is not None] == ["plain/0", "plain/1"]
 
 
 def test_a_replica_is_told_its_partition_and_what_follows_from_the_settings() -> None:

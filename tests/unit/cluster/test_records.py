@@ -12,6 +12,7 @@ from liftpy.cluster.operations import Operation
 from liftpy.cluster.records import (
     ControllersChanged,
     CountersMoved,
+    DefaultQuotaSet,
     FeatureLevelSet,
     LeaderReported,
     NodeChanged,
@@ -27,7 +28,7 @@ from liftpy.cluster.records import (
     record_to_pb,
 )
 from liftpy.cluster.replay import replay, replay_all
-from liftpy.config import StreamConfig
+from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.errors import InvariantError, ProtocolError
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
@@ -53,6 +54,8 @@ RECORDS: list[Record] = [
     ControllersChanged(ControllerList(("a", "b"), "d", "b", 3)),
     FeatureLevelSet(2, ClusterRules("shop", True)),
     FeatureLevelSet(2),
+    DefaultQuotaSet(DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)),
+    DefaultQuotaSet(NO_QUOTA),
 ]
 
 
@@ -82,7 +85,7 @@ def test_one_that_says_more_than_is_understood_is_an_error(record: Record) -> No
 def test_what_each_does_to_an_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
-    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led, level, _ = RECORDS
+    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led, level, _, quota, _ = RECORDS
     assert set(replay(image, created).streams) == {"s", "t"}
     assert not replay(image, deleted).streams
     assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
@@ -98,6 +101,7 @@ def test_what_each_does_to_an_image() -> None:
     assert replay(image, led).controllers == ControllerList(("a", "b"), "d", "b", 3)
     assert replay(image, level).feature_level == 2
     assert replay(image, level).rules == ClusterRules("shop", True)
+    assert replay(image, quota).default_quota == DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)
     newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
     following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.unit.decided import differences
 
 NUMBERS = """
+liftpy.clock_trust: BOUND_NS 60000000000, PEERS 6, ASK_EVERY_S 10.0, FRESH_NS 60000000000, HOLD_NS 3600000000000,
+  SLOW_NS 2000000000, NO_AGE_NS 0
 liftpy.config: FlushPolicy.interval_s 0.0, StreamConfig.min_isr 0, StreamConfig.segment_bytes 256Mi,
   StreamConfig.segment_age_s 0.0, StreamConfig.retention_age_s 0.0, StreamConfig.retention_bytes 0,
   StreamConfig.retention_records 0, StreamConfig.compaction no, StreamConfig.delete_retention_s 86400.0,

@@ -150,7 +150,17 @@ def test_an_answer_is_bounded_and_goes_on_where_the_last_ended() -> None:
     assert rows.count == MOST_ROWS
     assert history.rows(TENS, rows.first + (rows.count - 1) * TENS).first == rows.first + rows.count * TENS
     assert asked_rows(history, question(SECONDS, 69_990)["history"]).count == 9  # type: ignore[union-attr]
-    for wrong in (None, 7, {}, {"step": 2}, {"step": 1, "after": "x"}, {"step": 1, "after": -1}, {"step": 1, "after": True}):
+    for wrong in (
+        None,
+        7,
+        {},
+        {"step": 2},
+        {"step": [1]},
+        {"step": True},
+        {"step": 1, "after": "x"},
+        {"step": 1, "after": -1},
+        {"step": 1, "after": True},
+    ):
         assert asked_rows(history, wrong) is None
 
 

@@ -96,6 +96,32 @@ def test_a_wanted_one_is_begun_once_and_takes_what_came_until_it_starts() -> Non
     assert shell.heard() == ["done", (3, 7)]
 
 
+def test_what_is_done_later_is_done_behind_what_runs_in_order_and_nothing_begins_before() -> None:
+    shell = Shell()
+    shell.append()
+    late = shell.commit.running
+    assert shell.commit.begin_checkpoint()
+    done: list[str] = []
+    shell.commit.alone_later(lambda: done.append(f"first, {shell.commit.running}"))
+    shell.commit.alone_later(lambda: done.append(f"second, {shell.commit.running}"))
+    shell.append()
+    shell.heard()
+    shell.end(late)
+    shell.append()
+    assert (done, shell.heard()) == ([], ["done", (1, 7)]), "a checkpoint runs still, and no flush begins"
+    shell.commit.checkpoint_ended()
+    assert done == ["first, None", "second, None"]
+    assert shell.heard() == ["begin"], "then what came meanwhile"
+    shell.end()
+    assert shell.heard() == ["done", (3, 7)]
+    assert shell.commit.begin_checkpoint()
+    shell.commit.alone_later(lambda: done.append("third"))
+    assert not shell.commit.begin_checkpoint()
+    shell.commit.close()
+    shell.commit.checkpoint_ended()
+    assert len(done) == 2, "the log is about to be closed"
+
+
 def test_nothing_runs_beside_a_change_of_files_and_what_it_leaves_is_flushed() -> None:
     shell = Shell()
     shell.append(3)

@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "prometheus"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 DISASTERS = (
-    "all-nodes-lost", "certificate-expired", "clocks-jumped", "controller-lost", "controllers-lost", "isr-stuck", "nats-lost",
+    "all-nodes-lost", "certificate-expired", "controller-lost", "controllers-lost", "isr-stuck", "nats-lost",
     "network-split", "node-lost", "stream-deleted",
 )  # fmt: skip
 """Runbooks of what no alert says alone."""
-CARRIED_OUT = (*DISASTERS, "backup-old", "group-stuck")
+CARRIED_OUT = (*DISASTERS, "backup-old", "clocks-jumped", "group-stuck")
 """Those that name the tests which do what they say."""
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: Debian's package prometheus has it")
@@ -225,6 +225,7 @@ CASES: dict[str, Case] = {
         | {'liftpy_build_info{job="liftpy",instance="n2",version="2"}': ((1, 1500),)},
         1430, 1460, 1520, JOB, every_min=4,
     ),
+    "ClockSkew": Case(gauge("clock_doubted", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
     "LevelWaits": Case(
         gauge("feature_level_supported", (2, 1600), labels=',bound="max"') | gauge("feature_level", (1, 1500), (2, 100)),
         1430, 1460, 1520, JOB, every_min=4,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from liftpy.cluster.image import StreamImage
-from liftpy.config import StreamConfig
+from liftpy.cluster.image import ClusterRules, StreamImage
+from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.history import History, question
 from liftpy.ids import PartitionKey
 from liftpy.page_view import checked_row, checked_stream, stream_rows
@@ -280,6 +280,30 @@ async def test_four_lists_a_second_are_made_and_whoever_asks_the_same_hears_the_
 
 
 def test_settings_are_told_as_rows() -> None:
-    answers = the_answers(a_cluster())
-    answers.settings = lambda: [{"name": "rack", "value": "a"}]
-    assert asked(answers, {"settings": True}) == [{"name": "rack", "value": "a"}]
+    reporter = a_cluster()
+    image = reporter.group.image
+    image.feature_level, image.rules, image.default_quota = 4, None, DefaultQuota(bytes_per_s=9)
+    answers = the_answers(reporter)
+    own = [{"name": "rack", "value": "a"}, {"name": "elections", "value": True, "source": "file"}]
+    answers.settings = lambda: own
+    cluster = [
+        {"name": "feature_level", "value": 4, "source": "cluster", "default": 1, "applies": "cluster"},
+        {"name": "default_quota.records_per_s", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
+        {"name": "default_quota.bytes_per_s", "value": 9, "source": "cluster", "default": 0, "applies": "cluster"},
+        {"name": "default_quota.by_token", "value": 0, "source": "cluster", "default": 0, "applies": "cluster"},
+    ]
+    assert asked(answers, {"settings": True}) == [*own, *cluster]
+
+
+def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files() -> None:
+    reporter = a_cluster()
+    image = reporter.group.image
+    image.feature_level, image.rules, image.default_quota = 2, ClusterRules("shop", False), NO_QUOTA
+    answers = the_answers(reporter)
+    answers.settings = lambda: [{"name": "elections", "value": True, "source": "file"}, {"name": "rack", "value": "a"}]
+    rows = {row["name"]: row for row in asked(answers, {"settings": True})}
+    assert next(iter(rows)) == "rack"
+    assert rows["elections"] == {
+        "name": "elections", "value": False, "source": "cluster", "default": True, "applies": "cluster",
+    }  # fmt: skip
+    assert (rows["namespace"]["value"], rows["namespace"]["source"]) == ("shop", "cluster")

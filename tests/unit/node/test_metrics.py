@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liftpy.cluster.controller_list import ControllerList
+from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.watched import ClusterWatch
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.group.lags import GroupLag
@@ -152,7 +153,8 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
     return SimpleNamespace(**{
         "partitions": Held(workers, streams), "settings": SETTINGS, "node_id": "n1", "group": group, "instruments": Instruments(),
         "links": SimpleNamespace(all=lambda: [link], ingest=link), "nats": lambda: {"connected": True, "errors": errors, **nats},
-        "flush_place": FlushPlace(), "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
+        "flush_place": FlushPlace(), "clock": lambda: {"doubt": "why", "skew_s": 2.5},
+        "scrub": lambda: {"checked_bytes": 64, "findings": 65, "last_full_pass_s": time.time() - 66},
         "descriptors": lambda: {"open": 67, "limit": 68, "maps": 69, "partition_budget": 70}, "coordinators": list,
         "group_lags": lambda: {"billing": GroupLag(75, 7.5, 2), OTHERS: GroupLag(76, 0.5, 3)},
         "counted": lambda: counters, "cluster_watch": ClusterWatch(), "intake": NodeIntake(71, 72), "read_budget": ReadBudget(1, 73),
@@ -246,7 +248,7 @@ def test_each_figure_comes_from_its_own_source() -> None:
         ("partition_budget",): 70, ("cluster_nodes", "live"): 2, ("cluster_nodes", "fenced"): 1, ("cluster_nodes", "drained"): 1,
         ("metadata_divergence_total",): 7,
         ("group_lag_records", "billing"): 75, ("group_lag_seconds", OTHERS): 0.5, ("group_lag_unknown",): 5,
-        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): 3,
+        ("feature_level",): 1, ("feature_level_supported", "min"): 1, ("feature_level_supported", "max"): SPOKEN.most,
         ("cluster_streams",): 1, ("cluster_elections_total", "unclean"): 0, ("node_info", "true", "ns", "n1", "r1"): 1,
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == pytest.approx(expected, abs=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.unit.decided import differences
 
 NUMBERS = """
+sidecar.clock_watch: _LOOK_EVERY_NS 1000000000, _UNSURE_EVERY_S 1.0, _PATIENCE_S 60.0
 sidecar.group_lags: EVERY_S 2.0, SLICE_S 0.002, PAUSE_S 0.05, ASKS 20, ASKED_AT_ONCE 8, PATIENCE_S 1.0, _LOOKED_AT_ONCE 64
 sidecar.node: FLUSH_THREADS 4, HARD_STOP_S 12.0, _CLOSE_SUBJECTS_TIMEOUT_S 0.5, _DRAIN_TIMEOUT_S 3.0, _LEAVE_TIMEOUT_S 1.0,
   _LIVE_TIMEOUT_S 5.0

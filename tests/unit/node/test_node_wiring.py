@@ -24,8 +24,8 @@ from sidecar.running import run_node
 from sidecar.settings import NodeSettings
 
 KINDS = (
-    "Proposals", "Probes", "AnswerRouter", "QuietTalk", "QuietAsker", "Notifications", "Requests", "NodeTools", "ReadTools",
-    "Deletions", "Partitions", "ServiceDesk", "Scrub", "Reporter", "Housekeeping",
+    "Proposals", "Probes", "ClockWatch", "AnswerRouter", "QuietTalk", "QuietAsker", "Notifications", "Requests", "NodeTools",
+    "ReadTools", "Deletions", "Partitions", "ServiceDesk", "Scrub", "Reporter", "Housekeeping",
 )  # fmt: skip
 
 
@@ -101,6 +101,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
     wanted: dict[str, tuple[Any, ...]] = {
         "Proposals": (group, "n1", 7),
         "Probes": (bus, subjects),
+        "ClockWatch": ("n1", bus, subjects, group, counters),
         "AnswerRouter": (bus,),
         "QuietAsker": ("n1", 7),
         "QuietTalk": (
@@ -132,7 +133,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
     node, made = built.node, built.made
     held = {
         "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._intake,
-        "copy_pace": pace_of(node.settings.replication), "drops": node._drops, "subjects": node.subjects,
+        "copy_pace": pace_of(node.settings.replication), "clocks": made["ClockWatch"], "drops": node._drops, "subjects": node.subjects,
         "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
         "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
         "pool": node._pool, "counters": node.counters, "flush_times": node._flush_times, "reads": made["ReadTools"],
@@ -147,6 +148,7 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "counters": node.counters, "scrub": made["Scrub"], "descriptors": node._descriptors, "flush_times": node._flush_times,
         "flush_place": node._flush_place, "coordinators": node._coordinators, "instruments": node.instruments,
         "intake": node._intake, "read_budget": node._read_budget, "cluster_watch": node._cluster_watch, "room": node._room,
+        "clocks": node.partitions.clocks,
     }  # fmt: skip
     assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
     assert built.told == [

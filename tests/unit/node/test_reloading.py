@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -103,6 +104,29 @@ class Told:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(monkeypatch)
+
+
+async def test_who_asks_while_credentials_are_tried_has_his_turn_behind(told: Told) -> None:
+    tried, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def prove(credentials: Credentials) -> None:
+        told.proved.append(credentials)
+        tried.set()
+        await may_go_on.wait()
+
+    told.reloading._prove = prove
+    told.found = replace(SETTINGS, credentials=Credentials(token="one"), scrub_bytes_per_s=7)
+    first = asyncio.ensure_future(told.reloading.reload())
+    await asyncio.wait_for(tried.wait(), 10)
+    told.found = replace(SETTINGS, credentials=Credentials(token="two"), scrub_bytes_per_s=9)
+    second = asyncio.ensure_future(told.reloading.reload())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert (len(told.proved), told.rates) == (1, [])
+    may_go_on.set()
+    await asyncio.wait_for(asyncio.gather(first, second), 10)
+    assert [one.token for one in told.keys] == ["one", "two"], "what was read last holds"
+    assert told.reloading.running.scrub_bytes_per_s == told.rates[-1] == 9
 
 
 async def test_what_is_live_is_taken_over_and_what_is_not_waits(told: Told) -> None:

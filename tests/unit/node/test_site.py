@@ -276,6 +276,48 @@ async def test_nobody_is_asked_while_nobody_looks_and_once_for_all_who_do(monkey
     assert made.cluster()["cluster"]["rows"] == [], "and then all is forgotten"
 
 
+async def test_somebody_who_wants_other_streams_meanwhile_ends_no_look() -> None:
+    """The look that goes on would change under itself otherwise, and the error of a background task ends the node."""
+    cluster, clock = Cluster(), Clock()
+    site, made = a_site(cluster, clock)
+    asked, answers = asyncio.Event(), asyncio.Event()
+    answer = cluster.ask
+
+    async def ask(node: str, said: bytes, timeout_s: float) -> dict[str, Any]:
+        if b"streams" in said:
+            asked.set()
+            await answers.wait()
+        return await answer(node, said, timeout_s)
+
+    cluster.ask = ask  # type: ignore[method-assign]
+    looks = asyncio.ensure_future(body(site, "/api/cluster.json"))
+    await asyncio.wait_for(asked.wait(), 10)
+    others = asyncio.ensure_future(body(site, "/api/cluster.json", b"after=%5B4%2C%22s%22%5D"))
+    await asyncio.sleep(0)
+    answers.set()
+    for shown in await asyncio.wait_for(asyncio.gather(looks, others), 10):
+        assert [row["stream"] for row in json.loads(shown)["page"]["streams"]["rows"]] == ["s"]
+    assert made._task is not None
+    assert not made._task.done()
+
+
+async def test_lists_of_streams_are_asked_for_while_somebody_looks_at_them_and_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(viewing, "MOST_LISTS", 3)
+    cluster, clock = Cluster(), Clock()
+    site, made = a_site(cluster, clock)
+    for number in range(8):
+        await body(site, "/", f"after=%5B{number}%2C%22s%22%5D".encode())
+        clock.go_on(0.1)
+    assert [place[0] for place in made._streams] == [5, 6, 7]
+    clock.go_on(viewing.LOOKED_AT_S)
+    cluster.asked.clear()
+    await body(site, "/")
+    assert [place[0] for place in made._streams] == [-1], "nobody looks at the others any more"
+    assert [kind for _, kind in cluster.asked].count("streams") == 1
+
+
 async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> None:
     cluster, clock = Cluster(), Clock()
     for second in range(int(WALL_S) - 20, int(WALL_S)):

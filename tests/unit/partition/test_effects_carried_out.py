@@ -29,7 +29,7 @@ class Recorded:
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **more: Any) -> Any:
             self._calls.append((f"{self._name}.{name}", args, more))
-            return {"complaint": Recheck.SOUND}.get(name, b"batch")
+            return {"complaint": Recheck.SOUND, "alone": False}.get(name, b"batch")
 
         return call
 

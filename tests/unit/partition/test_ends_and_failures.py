@@ -411,6 +411,7 @@ def test_services_hand_over_to_who_they_name_and_for_their_reason() -> None:
 
 def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
     of_worker = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
+    of_worker.add("driver")
     parts = {name: object() for name in PARTS}
     counters, aside, log = Counter[str](), object(), object()
     node: Any = SimpleNamespace(
@@ -418,7 +419,7 @@ def test_the_executor_is_given_the_parts_that_are_named_so() -> None:
     )
     one: Any = worker(
         log=log, leader_epoch=6, state=SimpleNamespace(epoch=8), replica=SimpleNamespace(high_watermark=9),
-        **{n: parts[n] for n in of_worker},
+        _driver=parts["driver"], **{n: parts[n] for n in of_worker},
     )  # fmt: skip
     tools = PartitionWorker._tools(one, node)
     assert {name: getattr(tools, name) for name in PARTS} == parts

@@ -33,7 +33,7 @@ class Anything:
             if name in self._fails:
                 raise self._fails[name]
             if name == "alone":
-                args[0]()
+                return args[0]()
             return b"batch"
 
         return call
@@ -120,6 +120,40 @@ def test_an_event_that_an_effect_gives_rise_to_waits_for_the_end_of_the_step() -
     driver.execute = execute
     driver.feed("first")  # type: ignore[arg-type]
     assert done == ["a", "b", "c"]
+
+
+def test_a_replica_that_is_held_takes_what_came_meanwhile_behind_what_it_waits_for() -> None:
+    replica: Any = Scripted({"first": ["a", "b"], "from a": ["c"], "later": ["d"], "again": ["e"]})
+    done: list[str] = []
+
+    def execute(effect: Any) -> None:
+        done.append(effect)
+        if effect == "a":
+            driver.feed("from a")  # type: ignore[arg-type]
+            driver.hold()
+
+    broken: list[Exception] = []
+    driver = ReplicaDriver(KEY, replica, broken.append)
+    driver.execute = execute
+    driver.feed("first")  # type: ignore[arg-type]
+    driver.feed("later")  # type: ignore[arg-type]
+    assert done == ["a", "b"], "the step is carried out, and no other"
+
+    def work() -> None:
+        done.append("work")
+        driver.feed("again")  # type: ignore[arg-type]
+
+    driver.go_on(work)
+    assert done == ["a", "b", "work", "c", "d", "e"]
+    driver.hold()
+
+    def fails() -> None:
+        raise ValueError("a bug")
+
+    driver.go_on(fails)
+    assert len(broken) == 1, "a bug in it is one of the replica's"
+    driver.go_on(lambda: done.append("after the end"))
+    assert done[-1] == "e"
 
 
 def test_the_end_of_each_step_that_does_something_is_told() -> None:

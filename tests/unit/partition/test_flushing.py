@@ -203,9 +203,12 @@ async def test_a_cut_and_a_failure_find_one_that_was_left_behind(pool: concurren
         bench.append()
         await asyncio.sleep(0)
         assert (bench.threads[-1], bench.flushed, fast.on_loop) == (True, [], False)
-    threading.Timer(0.05, cut.gate.set).start()
-    cut.flusher.alone(lambda: cut.log.cut_to(1))
-    assert cut.flushed == [2], "settled, not forgotten"
+    done: list[int] = []
+    assert cut.flusher.alone(lambda: done.append(cut.log.cut_to(1))), "the loop does not wait for it"
+    assert (cut.flushed, done) == ([], [])
+    cut.gate.set()
+    await until(lambda: bool(done), "the cut")
+    assert (cut.flushed, done) == ([2], [1]), "settled, not forgotten"
     failing.fault = StorageError("broken disk")
     failing.gate.set()
     await until(lambda: bool(failing.failed), "the failure is told")
@@ -285,6 +288,24 @@ async def test_a_cut_or_the_end_before_its_turn(pool: concurrent.futures.Executo
         await asyncio.sleep(0)
     assert (ended.syncs, ended.flushed, fast.waiting) == (0, [], 0), "the log is closed by then, which flushes"
     await cut.flusher.close()
+
+
+async def test_what_changes_files_waits_for_a_checkpoint_that_hangs_too(
+    pool: concurrent.futures.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(pool)
+    bench.append()
+    await until(lambda: bench.flushed == [1], "flushed")
+    free = threading.Event()
+    monkeypatch.setattr(bench.log, "checkpoint", lambda: free.wait(10))
+    assert bench.flusher.checkpoint()
+    done: list[int] = []
+    assert bench.flusher.alone(lambda: done.append(1))
+    free.set()
+    await until(lambda: done == [1], "behind it")
+    assert not bench.flusher.alone(lambda: done.append(2))
+    assert done == [1, 2], "nothing runs: at once"
+    await bench.flusher.close()
 
 
 async def test_without_a_flush_policy_records_count_at_once(pool: concurrent.futures.Executor) -> None:

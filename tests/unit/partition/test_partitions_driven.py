@@ -25,6 +25,7 @@ from sidecar.partition import set as partitions_module
 from sidecar.partition import worker as worker_module
 from sidecar.partition.states import FoundState
 from sidecar.partition.worker import PartitionWorker
+from tests.unit.partition.test_rounds_of_housekeeping import Clocks
 
 KEY = PartitionKey("orders", "u1", 3)
 OTHER = PartitionKey("orders", "u1", 4)
@@ -224,11 +225,11 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     given: list[Any] = []
     worker: Any = SimpleNamespace(
         log=SimpleNamespace(config=None, told=lambda state: given.append(state) or state.asked_start == 7),
-        apply_retention=lambda now_ns: given.append("retention"),
+        apply_retention=lambda now_ns: given.append(("retention", now_ns)),
         ingest=SimpleNamespace(settings_changed=lambda config, partitions: given.append(config)), feed=given.append,
         reads=SimpleNamespace(share=given.append, advanced=lambda: given.append("advanced")),
         standby=SimpleNamespace(review=lambda: given.append("review")),
-        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments()), state=None,
+        _node=SimpleNamespace(settings=SimpleNamespace(node_id="a"), instruments=Instruments(), clocks=Clocks()), state=None,
     )  # fmt: skip
     state = PartitionState(partition=3, replicas=("a", "b"), isr=("a",), leader="b", leader_epoch=4, epoch=9)
     held = HeldPartition(key=KEY, config=StreamConfig(read_only=True), state=state)
@@ -238,4 +239,4 @@ def test_whatever_the_metadata_shows_of_the_settings_holds_for_log_ingest_and_re
     assert given == [held.config, PartitionChanged(held=held, incarnations={"a": 2}), "review", state, True, "advanced"]
     held = replace(held, state=replace(state, asked_start=7))
     PartitionWorker.update(worker, held, {"a": 2})
-    assert given[-4:] == [held.state, "retention", True, "advanced"]
+    assert given[-4:] == [held.state, ("retention", worker._node.clocks.time_ns), True, "advanced"]

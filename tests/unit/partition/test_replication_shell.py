@@ -55,7 +55,7 @@ class NatsBus:
         self.queues: dict[str, str] = {}
         self.up = True
 
-    def listen(self, subject: str, sink: Any, queue: str = "", given_up: Any = None) -> Any:
+    def listen(self, subject: str, sink: Any, queue: str = "", given_up: Any = None, refuser: Any = None) -> Any:
         self.listening[subject], self.queues[subject] = sink, queue
         return SimpleNamespace(close=lambda: self.listening.pop(subject, None), leave=lambda: None)
 

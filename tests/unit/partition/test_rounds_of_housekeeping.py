@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,11 +67,46 @@ class Kept:
         self.done.append("closed")
 
 
+class Clocks:
+    def __init__(self) -> None:
+        self.time_ns = time.time_ns()
+        self.runs = False
+
+    def time_of_age_ns(self) -> int:
+        return self.time_ns
+
+    def start(self) -> None:
+        self.runs = True
+
+    async def close(self) -> None:
+        self.runs = False
+
+
 class Keeping(list[Any]):
     everything = True
 
+    def __init__(self, workers: list[Any]) -> None:
+        super().__init__(workers)
+        self.clocks = Clocks()
+
     def has_everything(self, worker: Any) -> bool:
         return self.everything
+
+
+async def test_a_compaction_that_meets_a_hung_flush_ends_behind_it_and_others_are_not_held_up(tmp_path: Path) -> None:
+    slow, other = Kept("a"), Kept("b")
+    put_off: list[Any] = []
+    slow.flusher.alone = lambda work: put_off.append(work) or True
+    keeping = Housekeeping(Keeping([slow, other]), 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    await keeping._retention()
+    assert ("complete" in slow.done, "complete" in other.done) == (False, True)
+    (work,) = put_off
+    work()
+    assert slow.done[-2:] == ["complete", "told"]
+    for error, said in ((CorruptionError("flip"), "damage"), (StorageError("no"), "closed")):
+        slow.log.complete_compaction = lambda compaction, error=error: (_ for _ in ()).throw(error)
+        work()
+        assert slow.done[-1] == said, "nobody hears of an error there but who is told"
 
 
 @pytest.mark.parametrize("everything", [True, False])
@@ -127,6 +163,19 @@ async def test_checkpoints_follow_hw_and_nobody_who_is_gone_is_remembered(tmp_pa
     assert len(keeping._checkpointed) == 1
 
 
+async def test_ages_are_told_by_the_node_and_not_at_all_while_its_clock_is_in_doubt(tmp_path: Path) -> None:
+    one, ages = Kept("a"), []
+    one.config = StreamConfig(retention_bytes=1, compaction=True)
+    one.apply_retention = ages.append  # type: ignore[method-assign]
+    one.log.begin_compaction = lambda now_ns, min_dirty_ratio: ages.append(now_ns)  # type: ignore[method-assign]
+    workers = Keeping([one])
+    keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
+    for told_ns in (7, 0):
+        workers.clocks.time_ns = told_ns
+        await keeping._retention()
+    assert ages == [7, 7, 0, 0]
+
+
 async def test_retention_comes_round_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "RETENTION_EVERY_S", 0.002)
     one = Kept("a")
@@ -134,7 +183,9 @@ async def test_retention_comes_round_again_and_again(tmp_path: Path, monkeypatch
     keeping = Housekeeping(Keeping([one]), 0.001, tmp_path, pytest.fail)  # type: ignore[arg-type]
     keeping.start()
     await until(lambda: one.done.count("retention") >= 4)
+    assert keeping._partitions.clocks.runs
     await keeping.close()
+    assert not keeping._partitions.clocks.runs
 
 
 def test_a_recovered_log_is_given_once_and_one_that_failed_is_damage(monkeypatch: pytest.MonkeyPatch) -> None:

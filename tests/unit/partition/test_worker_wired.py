@@ -233,7 +233,7 @@ def test_the_executor_works_with_the_parts_of_this_partition(wired: Wired) -> No
     own = {"flusher", "ingest", "derived", "standby", "replay", "acks", "replication", "fetches", "reads", "services"}
     nodes = {"promises", "timers", "notifications", "quiet", "probes", "proposals", "counters", "step_aside"}
     assert given == {
-        "key": KEY, "incarnation": 12, "log": wired.log,
+        "key": KEY, "incarnation": 12, "log": wired.log, "driver": wired.parts["ReplicaDriver"],
         **{name: getattr(worker, name) for name in own}, **{name: f"the node's {name}" for name in nodes},
     }  # fmt: skip
     made = {name: part.name for name in own if (part := given[name])}

@@ -1,0 +1,131 @@
+"""Whether this node's wall clock may say what is too old: retention by age removes committed records for good. Pure.
+
+Goal: a node whose clock is years ahead, or jumps, removes nothing for its age; one whose clock is right goes on, and one that was set
+right, or that slept, goes on as soon as others agree. Constraint: nobody's time is believed alone, no message waits for it, and a node
+that is alone still removes what is old.
+
+Algorithm: a clock is known by its offset, wall time less this host's monotonic time, which goes on while the host sleeps. So a jump of
+the own clock shows at once, against what was heard before it. ``PEERS`` other live nodes are asked now and then. The own clock is
+trusted
+
+- while a majority of all these clocks, itself included, agrees with it within ``BOUND_NS``;
+- where nobody disagrees and too few answer, while it has gone with the monotonic clock since a majority agreed with it last;
+- where no other node is live, while it has not jumped; ``HOLD_NS`` after a jump it is taken as it is. So it is that long after a start
+  among nodes that are all down; a node that was never one of several need not wait.
+
+In all other cases it is in doubt. A node that answers without its time, of an older version, has no say.
+
+Worked example: a, b and c agree. b is set ten years ahead: its offset differs from both others', 1 of 3 clocks agree: in doubt. At
+a and c 2 of 3 agree. b is set right: 3 of 3. a and b alone, and b jumps: 1 of 2 agree on either side, no majority: both are in doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median_low
+from typing import NamedTuple
+
+from liftpy.config import NS_PER_S
+
+BOUND_NS = 60 * NS_PER_S
+"""By how much clocks that agree may differ, and how far one may be from where the monotonic clock would have it."""
+PEERS = 6
+"""Others that are asked, at most: more tell nothing new."""
+ASK_EVERY_S = 10.0
+FRESH_NS = 60 * NS_PER_S
+"""An answer counts for so long."""
+HOLD_NS = 3600 * NS_PER_S
+"""A clock that nobody can compare is in doubt for so long after a jump."""
+SLOW_NS = 2 * NS_PER_S
+"""An answer that took longer says too little about when it was given."""
+NO_AGE_NS = 0
+"""The wall time by which nothing is too old."""
+
+_UNTOLD = "no other node has told its time"
+
+
+class _ToldTime(NamedTuple):
+    """``offset_ns``: None: it answers, and does not tell its time. ``at_ns``: monotonic, when it was asked."""
+
+    offset_ns: int | None
+    at_ns: int
+
+
+class ClockTrust:
+    """Of one process. Wall times in ns since 1970, ``now_ns`` of the monotonic clock that goes on while the host sleeps."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.why = _UNTOLD
+        """Why it is in doubt, as of the last look; '': it is trusted."""
+        self.is_wrong = False
+        """It is in doubt since it jumped or others disagree, and not for want of answers."""
+        self.skew_ns = 0
+        """By how much it is ahead of the others, their median, as of the last look; 0 where nobody told."""
+        self._told: dict[str, _ToldTime] = {}
+        self._trusted_ns: int | None = None
+        """Its offset when a majority agreed with it last, or when it was trusted alone."""
+        self._by_others = False
+        """A majority did."""
+        self._jumped: tuple[int, int] | None = None
+        """The offset that it jumped to while nobody could compare it, and when."""
+
+    def peers(self, nodes: Mapping[str, bool]) -> list[str]:
+        """Whom to ask: of the registered ``nodes`` those that are live (True), the next ones behind this one in a ring of all."""
+        names = sorted(name for name, is_live in nodes.items() if is_live and name != self.node_id)
+        behind = [name for name in names if name > self.node_id]
+        return [*behind, *names[: len(names) - len(behind)]][:PEERS]
+
+    def told(self, node: str, wall_ns: int | None, asked_ns: int, answered_ns: int) -> None:
+        """``node`` has answered, with its wall time or without (None)."""
+        if answered_ns - asked_ns <= SLOW_NS:
+            offset_ns = None if wall_ns is None else wall_ns - (asked_ns + answered_ns) // 2
+            self._told[node] = _ToldTime(offset_ns, asked_ns)
+
+    def time_of_age_ns(self, wall_ns: int, now_ns: int, nodes: Mapping[str, bool]) -> int:
+        """The time by which ages are told: ``wall_ns``, both clocks read just now, or ``NO_AGE_NS`` while it is in doubt.
+        ``nodes``: those that are registered, and whether they are live."""
+        offset_ns, peers = wall_ns - now_ns, self.peers(nodes)
+        self._told = {name: one for name, one in self._told.items() if name in peers and now_ns - one.at_ns <= FRESH_NS}
+        offsets = [one.offset_ns for one in self._told.values() if one.offset_ns is not None]
+        self.skew_ns = offset_ns - median_low(offsets) if offsets else 0
+        others = len(peers) - (len(self._told) - len(offsets))
+        if others:
+            self._jumped = None
+            self.why, self.is_wrong = self._compared(offset_ns, offsets, others)
+        else:
+            is_one_of_many = len(self._told) < len(set(nodes) - {self.node_id})
+            self.why, self.is_wrong = self._alone(offset_ns, now_ns, is_one_of_many)
+        return NO_AGE_NS if self.why else wall_ns
+
+    def _compared(self, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
+        """(why it is in doubt, whether it looks wrong). ``offsets``: of those that told, among ``others``."""
+        near = sum(abs(other - offset_ns) <= BOUND_NS for other in offsets)
+        if 2 * (1 + near) > 1 + others:
+            self._trusted_ns, self._by_others = offset_ns, True
+            return "", False
+        if near < len(offsets):
+            return f"{len(offsets) - near} of {others} other clocks differ by more than {BOUND_NS // NS_PER_S} s", True
+        if not self._by_others:
+            return f"{len(offsets)} of {others} other nodes have told their time", False
+        why = self._moved(offset_ns)
+        return why, bool(why)
+
+    def _alone(self, offset_ns: int, now_ns: int, is_one_of_many: bool) -> tuple[str, bool]:
+        """The same where no other is live. ``is_one_of_many``: others are down, and may come and say that it is wrong."""
+        is_new = self._trusted_ns is None
+        why = _UNTOLD if is_new and is_one_of_many else self._moved(offset_ns)
+        if why and (self._jumped is None or abs(offset_ns - self._jumped[0]) > BOUND_NS):
+            self._jumped = offset_ns, now_ns
+        if why and self._jumped is not None and now_ns - self._jumped[1] < HOLD_NS:
+            return why, not is_new
+        self._by_others = self._by_others and not why
+        self._trusted_ns, self._jumped = offset_ns, None
+        return "", False
+
+    def _moved(self, offset_ns: int) -> str:
+        """How far it has moved against the monotonic clock since it was trusted last; '': not too far."""
+        moved_ns = 0 if self._trusted_ns is None else offset_ns - self._trusted_ns
+        return (
+            f"it jumped by {moved_ns / NS_PER_S:+.0f} s, and nobody says that it is right" if abs(moved_ns) > BOUND_NS else ""
+        )

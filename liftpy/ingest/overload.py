@@ -1,0 +1,91 @@
+"""Overload: who is refused because there is no room, or no time, for what has come to one partition. Pure.
+
+Goal: more is published than the node can take, and what it takes meanwhile is not much less than before. So a no must cost a fraction
+of what taking a message costs. Plain messages that somebody waits for are refused unread (``Refuser``): of each only its line was
+looked at. One that may be something else (a message id, an envelope) is read first: who is told no must not find it stored [A2].
+
+Somebody waits for an answer: he is told, with the time after which he had better come again. Nobody does: it is dropped, and counted.
+A leader that can't be sure that nobody else stores it refuses nobody for being late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from liftpy.ingest.acks import Publishers
+from liftpy.ingest.apart import late_ones
+from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
+from liftpy.ingest.in_hand import IngestCounters
+from liftpy.ingest.ingest_shell import May
+from liftpy.ingest.jetstream import Unfit
+from liftpy.replica.effects import RejectReason
+from liftpy.wire.envelope import MAGIC
+
+_NO_ROOM = Unfit(RejectReason.OVERLOADED, "")
+
+
+class Overload:
+    """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
+    indices of those messages that are stored already, None: all of them; ``say_no`` tells publishers, now or later."""
+
+    def __init__(
+        self,
+        *,
+        may: May,
+        reader: MessageReader,
+        counters: IngestCounters,
+        is_full: Callable[[], bool],
+        known: Callable[[MessageColumns], Collection[int] | None],
+        say_no: Callable[[Publishers, Unfit, int], None],
+        wall_ns: Callable[[], int],
+    ) -> None:
+        self._may = may
+        self._reader = reader
+        self._counters = counters
+        self._is_full = is_full
+        self._known = known
+        self._say_no = say_no
+        self._wall_ns = wall_ns
+
+    @property
+    def _is_late(self) -> bool:
+        return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()
+
+    def refuses(self) -> bool:
+        """Whether plain publishes that wait for an answer are refused unread: the node is late, or there is no room for them here."""
+        return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        """Refuse them, unread."""
+        self._counters.overloaded += len(replies)
+        self._say_overloaded(self._reader.publishers_of(replies), len(replies))
+
+    def in_time(self, messages: list[RawMessage]) -> list[RawMessage]:
+        """Those of ``messages`` that are to be taken; if the node is late, the others are refused."""
+        if not self._is_late:
+            return messages
+        waited_for, others = late_ones(messages)
+        for refused in waited_for:
+            self.turn_away(refused)
+        return others
+
+    def turn_away(self, messages: list[RawMessage]) -> None:
+        """There is no room for them: refuse who waits, drop the others."""
+        self._counters.overloaded += len(messages)
+        plain = len(messages)
+        if any(message[1] or message[2].startswith(MAGIC) for message in messages):
+            columns = self._reader.read(messages, self._wall_ns())
+            publishers, plain = columns.publishers, columns.publishers.plain_count
+            known = self._known(columns)
+            if known is None:
+                return
+            if known:  # who is told no must not find it stored [A2]
+                kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
+                publishers = replace(publishers, replies=kept)
+            self._say_overloaded(publishers, len(messages) - plain)
+        self._counters.drop("overloaded", plain)
+
+    def _say_overloaded(self, publishers: Publishers, count: int) -> None:
+        self._counters.refuse("overloaded", count)
+        self._say_no(publishers, _NO_ROOM, self._may.room.node.retry_after_ms)

@@ -1,0 +1,32 @@
+"""Mutants for scripts: bugs of who is believed about the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from liftpy.clock_trust import ClockTrust
+from tests.simulation.mutants.bug import Mutant, Patches, method
+
+
+def ages_by_any_clock() -> Patches:
+    return [method(ClockTrust, "time_of_age_ns", lambda self, wall_ns, now_ns, nodes: wall_ns)]
+
+
+def nobody_asked_is_right() -> Patches:
+    real = ClockTrust._compared
+
+    def compared(self: ClockTrust, offset_ns: int, offsets: list[int], others: int) -> tuple[str, bool]:
+        return real(self, offset_ns, offsets, others) if offsets else ("", False)
+
+    return [method(ClockTrust, "_compared", compared)]
+
+
+def jumped_is_right() -> Patches:
+    return [method(ClockTrust, "_moved", lambda self, offset_ns: "")]
+
+
+MUTANTS: Sequence[Mutant] = (
+    Mutant("ages are told by any clock", "D28", ages_by_any_clock),
+    Mutant("a clock that nobody was asked about is right", "D28", nobody_asked_is_right),
+    Mutant("a clock that jumped is right", "D28", jumped_is_right),
+)

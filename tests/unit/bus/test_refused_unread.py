@@ -1,0 +1,284 @@
+"""What is refused unread: exactly the plain messages that somebody waits for, of who refuses; all others are given as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liftpy.config import AckPolicy
+from liftpy.ingest.ingest_shell import is_refused_unread
+from liftpy.ingest.node_room import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, NodeRoom, PartitionRoom
+from liftpy.wire.envelope import MAGIC
+from sidecar.bus.inflow import _PIECE_BYTES as PIECE_BYTES
+from sidecar.bus.leaving_out import InflowParser
+from tests.unit.bus.batches import Bench
+from tests.unit.bus.test_inflow_steps import MS
+from tests.unit.bus.test_inflow_steps import Bench as BusBench
+from tests.unit.bus.test_messages_exactly import HEADERS, Made
+
+ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
+
+
+class Door:
+    """Refuses while it is told to."""
+
+    def __init__(self, log: list[Any], name: int) -> None:
+        self.shut = True
+        self._log, self._name = log, name
+
+    def refuses(self) -> bool:
+        return self.shut
+
+    def refuse(self, replies: Sequence[bytes]) -> None:
+        if b"bug" in replies:
+            raise KeyError("a bug")
+        self._log.append((self._name, list(replies)))
+
+
+class Refusing(Made):
+    """Subscriptions 1 and 3 refuse; 2 does not."""
+
+    def __init__(self) -> None:
+        super().__init__(InflowParser)
+        self.refused: list[tuple[int, list[bytes]]] = []
+        self.doors = {sid: Door(self.refused, sid) for sid in (1, 3)}
+        for sid, door in self.doors.items():
+            self.parser.refuse_by(sid, door)
+        self.parser.pauses = True
+
+
+def test_those_of_one_subject_are_refused_together_and_counted() -> None:
+    made = Refusing()
+    stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
+    stream += b"MSG w.x 3 _INBOX.b 1\r\na\r\nMSG w.y 3 _INBOX.c 1\r\na\r\nMSG any 2 _INBOX.d 1\r\na\r\n"
+    assert made.parser._messages(b"##" + stream, 2) == 2 + len(stream)
+    assert made.refused == [(1, [b"_INBOX.a.%d" % number for number in range(4)]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
+    assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
+    assert (made.parser.refused, made.parser.seen, made.counted) == (6, 7, (7, 9))
+
+
+@pytest.mark.parametrize(
+    ("other", "given"),
+    [
+        (b"MSG ev 1 3\r\nabc\r\n", (b"ev", b"", b"abc", b"")),
+        (b"HMSG ev 1 _INBOX.r 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"_INBOX.r", b"abc", HEADERS)),
+        (b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC), (b"ev", b"_INBOX.r", MAGIC, b"")),
+        (b"MSG any 2 _INBOX.r 3\r\nabc\r\n", (b"any", b"_INBOX.r", b"abc", b"")),
+        (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
+    ],
+)
+def test_all_others_are_given_and_what_comes_before_them_is_refused(other: bytes, given: Any) -> None:
+    made = Refusing()
+    assert made.parser._messages(ASKS * 2 + other, 0) == len(ASKS * 2 + other)
+    assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"] * 2)], [given])
+
+
+@pytest.mark.parametrize(
+    "other", [b"MSG evx 1 r 3\r\nabc\r\n", b"MSG ev 9 r 3\r\nabc\r\n", b"MSG ev 1 r 0000000003\r\nabc\r\n", b"PING\r\n"]
+)
+def test_what_is_no_message_of_ours_is_left_where_it_is(other: bytes) -> None:
+    made = Refusing()
+    assert made.parser._messages(ASKS + other + ASKS, 0) == len(ASKS)
+    assert (made.refused, made.got, made.parser._needed_bytes) == ([(1, [b"_INBOX.a.1"])], [], 0)
+
+
+@pytest.mark.parametrize(("pauses", "given"), [(True, 1), (False, 4)])
+def test_behind_one_that_is_given_they_are_refused_again_where_that_is_worth_it(pauses: bool, given: int) -> None:
+    made = Refusing()
+    made.parser.pauses = pauses
+    stream = ASKS * 2 + b"MSG ev 1 3\r\nabc\r\n" + ASKS * 3
+    assert made.parser._messages(stream, 0) == len(stream)
+    assert (len(made.got), made.parser.refused, made.parser.seen) == (given, 6 - given, 6)
+
+
+def test_half_a_message_is_waited_for_and_not_refused() -> None:
+    for cut in range(1, len(ASKS)):
+        made = Refusing()
+        assert made.parser._messages(ASKS + ASKS[:cut], 0) == len(ASKS)
+        assert (made.refused, made.got) == ([(1, [b"_INBOX.a.1"])], [])
+        assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
+
+
+def test_who_refuses_no_more_is_given_them_and_so_is_who_has_left() -> None:
+    made = Refusing()
+    made.doors[1].shut = False
+    made.parser._messages(ASKS, 0)
+    made.doors[1].shut = True
+    made.parser.forget(1)
+    made.parser._messages(ASKS, 0)
+    assert (made.refused, len(made.got), made.parser.refused) == ([], 2, 0)
+
+
+def test_a_bug_in_refusing_costs_those_and_is_said() -> None:
+    made = Refusing()
+    bug = b"MSG ev 1 bug 1\r\na\r\n"
+    assert made.parser._messages(bug + b"MSG w.x 3 _INBOX.b 1\r\na\r\n", 0) == len(bug) + 25
+    assert (made.client.failed, made.refused, made.counted) == ([b"ev"], [(3, [b"_INBOX.b"])], (2, 2))
+
+
+_WORD = st.sampled_from([b"_INBOX.a", b"_INBOX.b.77", b"r\nx", b"", b"\xff", b"r" * 255, b"r" * 300])
+_PAYLOAD = st.sampled_from([b"", b"a", b"\r\n", ASKS, MAGIC + b"e", MAGIC[:2], b"x" * 70, b"MSG ev 1 _INBOX.f 500\r\n"])
+_FRAME = st.tuples(
+    st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]), _WORD, _PAYLOAD, st.booleans()
+)
+
+
+def _bytes_of(frame: Any) -> bytes:
+    (subject, sid), reply, payload, headed = frame
+    words = [b"HMSG" if headed else b"MSG", subject, sid, *([reply] if reply else [])]
+    block = HEADERS if headed else b""
+    sizes = [b"%d" % len(block)] if headed else []
+    return b" ".join([*words, *sizes, b"%d" % len(block + payload)]) + b"\r\n" + block + payload + b"\r\n"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(_FRAME, max_size=12), st.lists(st.integers(0, 400), max_size=4), st.data())
+async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: list[int], data: Any) -> None:
+    """Beside the rule as one sentence says it: each message has one end, in the order of its subscription's own."""
+    stream, made = b"".join(map(_bytes_of, frames)), Refusing()
+    ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
+    for start, end in zip([0, *ends], ends, strict=False):
+        if data.draw(st.booleans()) and not made.parser._chunks:
+            made.parser.feed(stream[start:end]) or await made.parser.parse()
+        else:
+            await made.parser.parse(stream[start:end])
+    due: list[Any] = []
+    for (subject, sid), reply, payload, headed in frames:
+        block = HEADERS if headed else b""
+        unread = sid != b"2" and len(reply) <= 255 and b"\n" not in reply and is_refused_unread(reply, payload, block)
+        due.append((int(sid), reply) if unread else (subject, reply, payload, block))
+    assert made.got == [one for one in due if len(one) == 4]
+    assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
+    sizes = [len(payload) + (len(HEADERS) if headed else 0) for _, _, payload, headed in frames]
+    assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
+
+
+async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bus = bench.bus
+    bus._room_of_node = room
+    bus.listen("two", lambda *_: None, refuser=(door := Door([], 2)))
+    assert bus._parser._refusers == {b"2": door}
+    pieces = bench.parsing(each_ns=10 * MS)  # one in a turn
+    bus._append(bytes(2 * PIECE_BYTES))
+    await bus._take_some()
+    assert (room.waited_ns, bus._parser.pauses) == (0, False)
+    bench.now_ns += 101 * MS
+    bus._append(bytes(PIECE_BYTES))
+    await bus._take_some()
+    assert (room.waited_ns, room.is_late, bus._parser.pauses) == (101 * MS, True, True)
+    await bus._take_some()
+    assert (room.is_late, bus._parser.pauses, len(pieces)) == (False, False, 3)
+    room.limit_bytes = 100
+    room.look(HeldByNode(unread=100))
+    bus._append(bytes(10))
+    await bus._take_some()
+    assert bus._parser.pauses, "without room, too"
+
+
+# ---- who is refused ----------------------------------------------------------------------------------------------------------
+class Refused(Bench):
+    """An ``Ingest`` whose node may be late."""
+
+    def __init__(self, own_bytes: int = 1 << 20) -> None:
+        super().__init__()
+        self.node = NodeRoom(100)
+        self.may(room=PartitionRoom(self.node, own_bytes, lambda: 0))
+
+    def may(self, **changed: Any) -> None:
+        self.ingest._may = self.ingest._overload._may = self.ingest._may._replace(**changed)
+
+
+def _is_late(bench: Refused) -> None:
+    bench.node.is_late = True
+
+
+def _has_no_room(bench: Refused) -> None:
+    bench.node.look(HeldByNode(uncommitted=100))
+
+
+def _many_wait(bench: Refused) -> None:
+    bench.ingest._raw = [(b"ev.1", b"", b"v", b"")] * bench.ingest._config.ingest_queue_records
+
+
+def _much_waits(bench: Refused) -> None:
+    bench.ingest._raw_bytes = bench.ingest._config.ingest_queue_bytes
+
+
+@pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits])
+def test_a_door_is_shut_while_there_is_no_time_or_no_room(why: Callable[[Refused], None]) -> None:
+    bench = Refused()
+    door = bench.ingest._overload
+    assert not door.refuses()
+    why(bench)
+    assert door.refuses()
+    bench.may(refuse_for_now=lambda: False)
+    assert not door.refuses(), "somebody else may store it"
+    bench.may(refuse_for_now=lambda: True)
+    bench.ingest.reader._policy = AckPolicy.NONE
+    assert not door.refuses(), "nobody is answered here: nobody waits"
+
+
+def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:
+    bench = Refused()
+    bench.node.waited_ns = 700_000_000
+    bench.ingest._overload.refuse([b"_INBOX.1", b"shop.orders", b"_INBOX.2"])
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2"]
+    assert all(b'"code": 429' in line and line.endswith(b'"retry_after_ms":700}\r\n') for line in bench.lines)
+    sizes = [line.split(b"\r\n") for line in bench.lines]
+    assert all(int(head.rsplit(b" ", 1)[1]) == len(body) for head, body, _ in sizes)
+    counters = bench.ingest.counters
+    assert (counters.overloaded, dict(counters.refused), dict(counters.dropped)) == (3, {"overloaded": 3}, {})
+    assert bench.ingest.reader.refused_replies == 1
+
+
+def test_the_wait_is_what_others_have_waited_within_bounds() -> None:
+    node = NodeRoom()
+    said = []
+    for waited_ms in (0, LEAST_WAIT_MS, 1234, 60_000):
+        node.waited_ns = waited_ms * 1_000_000
+        said.append(node.retry_after_ms)
+    assert said == [LEAST_WAIT_MS, LEAST_WAIT_MS, 1234, LONGEST_WAIT_MS]
+
+
+def test_who_can_not_be_told_now_is_told_later() -> None:
+    bench, said = Refused(), [False]
+    bench.may(refuse=lambda: said[0], refuse_for_now=lambda: said[0])
+    bench.ingest._overload.refuse([b"_INBOX.1"])
+    assert bench.lines == []
+    said[0] = True
+    bench.ingest.settle()
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1"]
+
+
+def test_a_stream_that_answers_nobody_takes_what_has_a_reply_however_late_it_is() -> None:
+    bench = Refused()
+    bench.node.is_late = True
+    bench.ingest.reader._policy = AckPolicy.NONE
+    bench.arrive((b"_INBOX.1", b"v", b""))
+    assert (bench.ingest.counters.overloaded, dict(bench.ingest.counters.dropped)) == (0, {})
+
+
+@pytest.mark.parametrize("again", [b"_INBOX.2", b"_INBOX.1"])
+def test_who_sends_again_what_is_stored_is_not_told_no_and_others_beside_him_are(again: bytes) -> None:
+    """In one batch: the stored one has a message id, the other has a new one."""
+    bench, first, new = Refused(), b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Id: m2\r\n\r\n"
+    bench.arrive((b"_INBOX.1", b"v", first))
+    bench.node.is_late = True
+    bench.arrive((again, b"v", first), (b"_INBOX.3", b"w", new))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+    assert bench.ingest.counters.overloaded == 2
+
+
+def test_looks_are_apart_so_that_few_suffice_for_a_long_wait() -> None:
+    node, ms = NodeRoom(late_s=1.0), 1_000_000
+    for number in range(60_000):  # a minute of turns of 1 ms, in which nothing is looked at
+        node.look_at_age(1 + number, 0, number * ms)
+    assert len(node._looks) < 600
+    assert node.waited_ns == 59_999 * ms
+    node.look_at_age(60_000, 30_000, 60_000 * ms)
+    assert 29_000 * ms < node.waited_ns <= 30_010 * ms

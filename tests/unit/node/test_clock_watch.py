@@ -1,0 +1,135 @@
+"""What a node does for its clock: whom it asks and how often, what it believes, what it logs and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import nats.errors
+import pytest
+
+from liftpy.clock_trust import NO_AGE_NS
+from liftpy.config import NS_PER_S
+from liftpy.wire.presence import encode_presence
+from liftpy.wire.subjects import Subjects
+from sidecar import clock_watch
+from sidecar.bus.absence import QUESTION
+from sidecar.clock_watch import HELD_BACK, ClockWatch
+from sidecar.status.names import INCIDENTS
+from tests.unit.partition.shell_parts import until
+
+
+class Others:
+    """Nodes n2 and n3 as a bus: by how much each one's clock is off; None: it does not tell; missing: it is not there."""
+
+    def __init__(self) -> None:
+        self.off_s: dict[str, float | None] = {"n2": 0.0, "n3": 0.0}
+        self.asked: list[tuple[str, bytes]] = []
+
+    async def request(self, subject: str, payload: bytes, timeout: float) -> Any:
+        self.asked.append((subject, payload))
+        assert timeout == 2.0
+        node = subject.rpartition(".")[2]
+        if node not in self.off_s:
+            raise nats.errors.NoRespondersError
+        off_s = self.off_s[node]
+        return SimpleNamespace(data=b"yes" if off_s is None else encode_presence(time.time_ns() + round(off_s * NS_PER_S)))
+
+
+class Watched(ClockWatch):
+    def __init__(self, *fenced: str) -> None:
+        self.others = Others()
+        nodes = {name: SimpleNamespace(fenced=name in fenced) for name in ("n1", "n2", "n3")}
+        self.counted = Counter[str]()
+        bus: Any = self.others
+        group: Any = SimpleNamespace(image=SimpleNamespace(nodes=nodes))
+        super().__init__("n1", bus, Subjects("ns"), group, self.counted)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The node's own clocks: ``wall_s`` off, and ``slept_s`` further on."""
+    off = SimpleNamespace(wall_s=0.0, slept_s=0.0)
+    real, began = time.time_ns, time.monotonic_ns()
+    shown = SimpleNamespace(
+        time_ns=lambda: real() + round((off.wall_s + off.slept_s) * NS_PER_S),
+        monotonic=lambda: time.monotonic() + off.slept_s,
+    )
+    monkeypatch.setattr(clock_watch, "time", shown)
+    monkeypatch.setattr(
+        clock_watch, "clock", SimpleNamespace(now_ns=lambda: time.monotonic_ns() - began + round(off.slept_s * NS_PER_S))
+    )
+    return off
+
+
+async def test_it_asks_the_live_ones_again_and_again_and_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, own: SimpleNamespace
+) -> None:
+    monkeypatch.setattr(clock_watch, "ASK_EVERY_S", 0.001)
+    watch = Watched("n3")
+    assert watch.time_of_age_ns() == NO_AGE_NS, "nobody has told yet"
+    assert watch.counted == {HELD_BACK: 1}
+    watch.start()
+    await until(lambda: len(watch.others.asked) >= 3)
+    await watch.close()
+    assert set(watch.others.asked) == {("ns.status.n2", QUESTION)}
+    assert abs(watch.time_of_age_ns() - time.time_ns()) < 60 * NS_PER_S
+    assert watch.counted == {HELD_BACK: 1}
+    asked = len(watch.others.asked)
+    await asyncio.sleep(0)
+    assert len(watch.others.asked) == asked
+
+
+async def test_a_jump_is_seen_at_the_next_look_said_once_and_counted(
+    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
+) -> None:
+    watch = Watched()
+    with caplog.at_level(logging.INFO, "liftpy.node"):
+        for node in ("n2", "n3"):
+            await watch._ask(node)
+        assert watch.time_of_age_ns()
+        own.wall_s = 10 * 365 * 86_400
+        assert [watch.time_of_age_ns() for _ in range(3)] == [NO_AGE_NS] * 3
+        own.wall_s = 0
+        assert watch.time_of_age_ns()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "the wall clock is in doubt, and nothing is removed for its age here: 2 of 2 other clocks differ by more than 60 s",
+        "the wall clock is trusted again",
+    ]
+    assert watch.counted[HELD_BACK] == 3
+    assert HELD_BACK in INCIDENTS
+
+
+async def test_others_that_are_not_there_yet_are_waited_for_in_silence(
+    caplog: pytest.LogCaptureFixture, own: SimpleNamespace
+) -> None:
+    watch = Watched()
+    watch.others.off_s = {}
+    await watch._ask("n2")
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    own.slept_s = 59
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    assert not caplog.records
+    own.slept_s = 61
+    assert watch.time_of_age_ns() == NO_AGE_NS
+    assert "0 of 2 other nodes have told their time" in caplog.records[-1].getMessage()
+
+
+async def test_a_look_is_remembered_for_a_second(own: SimpleNamespace) -> None:
+    """Housekeeping asks once for each partition."""
+    watch = Watched()
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    watch.others.off_s = {"n2": 3600.0, "n3": None}
+    for node in ("n2", "n3"):
+        await watch._ask(node)
+    assert watch.time_of_age_ns()
+    own.slept_s = 1.0
+    assert watch.time_of_age_ns() == NO_AGE_NS, "of two clocks that tell one differs"
+    assert watch.look().skew_ns < -3500 * NS_PER_S
