@@ -106,8 +106,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
-    being made says of which one it uses pieces: that one stays. Raises CorruptionError where a manifest that stays can't be read:
-    what it names is not known.
+    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. Raises
+    CorruptionError where a manifest that stays can't be read: what it names is not known.
     """
     if keep < 1:
         raise ConfigError("keep at least one backup")
@@ -124,17 +124,26 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     if not dry_run:
         for backup in sorted(doomed):
             store.remove_folder(f"backups/{backup}")
-    running = used if dry_run else _running(store, now)  # who began meanwhile may use what was just to go
-    kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
+    # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
     sizes = store.sizes("pieces")
-    files: tuple[str, ...] = () if set(running) - set(used) or "?" in running.values() else unnamed_pieces(sizes, kept, running)
+    running = used if dry_run else _running(store, now)
+    ended = set(store.backup_ids()) - {one.backup for one in listed}
+    kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
+    # who began may use what was just to go, who ended has written what no manifest that was read names
+    meanwhile = ended | (set(running) - set(used))
+    files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
     if not dry_run:
         for path in files:
             store.remove(path)
         for path in store.sizes("running"):
-            if path.split("/")[1] not in running:
+            if not _may_run(path.split("/")[1], now):
                 store.remove(path)
-    return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted(running)))
+    return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})))
+
+
+def _may_run(backup: str, now: datetime) -> bool:
+    """Whether somebody may be making it still."""
+    return is_backup_id(backup) and now - backup_moment(backup) < RUNNING_AGE
 
 
 def _running(store: Store, now: datetime) -> dict[str, str]:
@@ -142,9 +151,7 @@ def _running(store: Store, now: datetime) -> dict[str, str]:
     found = {}
     for path in store.sizes("running"):
         backup = path.split("/")[1]
-        if not is_backup_id(backup):
-            continue
-        if now - backup_moment(backup) < RUNNING_AGE:
+        if _may_run(backup, now):
             try:
                 found[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):

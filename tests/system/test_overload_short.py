@@ -54,10 +54,11 @@ def test_they_judge() -> None:
         getattr(worse, part)[key] = value
         assert len(worse.wrong() + worse.slow()) == 1, (part, key)
     good = flood.Outcome(
-        60.0, 9000, said({"ok": 9}), [said({"ok": 9, "429": 9}, ms=19.0)], 80, 300, {3}, {("n1", 1)}, {1}, calm_after_s=2.0
+        60.0, 9000, said({"ok": 9}), [said({"ok": 9, "429": 9}, per_s=2300.0, ms=19.0)], 80, 300, {3}, {("n1", 1)}, {1},
+        calm_after_s=2.0,
     )  # fmt: skip
     assert good.wrong() + good.slow() == []
     bad = flood.Outcome(
         60.0, 9000, said({"ok": 9}), [said({"503": 9}, ms=21.0, unanswered=1)], 80, 308, {2, 3}, set(), {1, 2}, ended=["n1"]
     )
-    assert len(bad.wrong() + bad.slow()) == 9
+    assert len(bad.wrong() + bad.slow()) == 10

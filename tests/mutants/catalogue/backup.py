@@ -197,8 +197,8 @@ MUTANTS = [
         ),
         (
             "backups that died stay for ever",
-            "if now - backup_moment(backup) < RUNNING_AGE:",
-            "if backup_moment(backup) < now:",
+            "return is_backup_id(backup) and now - backup_moment(backup) < RUNNING_AGE",
+            "return is_backup_id(backup)",
             "files of dead backups are never removed",
         ),
         (
@@ -286,5 +286,101 @@ MUTANTS = [
             "every start tells of a loss that is long over",
         ),
         tests=_RESCUE,
+    ),
+    *rows(
+        "sidecar/backup/store.py",
+        (
+            "a file is written under its name",
+            "part = path if self._fs.type_name in _ATOMIC else path + _PART",
+            "part = path",
+            "a backup that is cut off leaves half a manifest",
+        ),
+        (
+            "a name is not flushed",
+            "                if self._is_local:\n                    sync_folder(Path(self._whole(path)).parent)",
+            "                pass",
+            "a backup that was said to be there is gone after a power cut",
+        ),
+        (
+            "a file is not flushed",
+            "            os.fsync(descriptor)\n",
+            "            pass\n",
+            "a whole backup is empty after a power cut",
+        ),
+        (
+            "folders above a new file are not flushed",
+            "            sync_folder(folder)\n            folder = folder.parent",
+            "            folder = folder.parent",
+            "a whole backup is gone after a power cut",
+        ),
+        (
+            "an error of a writer is swallowed",
+            "            with self._fs.open_output_stream(whole, compression=None) as stream:\n                yield stream",
+            "            stream = self._fs.open_output_stream(whole, compression=None)\n            try:\n                yield stream\n            except BaseException:\n                pass\n            stream.close()",
+            "a piece that was cut off is named by a manifest",
+        ),
+        (
+            "a manifest of another backup is taken",
+            "if found.backup != backup:",
+            "if False:",
+            "a restore brings another day back",
+        ),
+        (
+            "half a manifest counts",
+            "and path == manifest_path(name))",
+            "and path.startswith(manifest_path(name)))",
+            "a backup that died is listed",
+        ),
+        tests=("tests/unit/backup/test_durable_store.py",),
+    ),
+    *rows(
+        "sidecar/backup/taking.py",
+        (
+            "cursors are read behind the ends",
+            "        cursors = await self._cursors({stream.name for stream in streams})\n        bounds = await self._bounds(streams)",
+            "        bounds = await self._bounds(streams)\n        cursors = await self._cursors({stream.name for stream in streams})",
+            "a cursor of a backup points past what it holds",
+        ),
+        (
+            "the metadata is anybody's",
+            "describe_cluster(linearizable=True)",
+            "describe_cluster()",
+            "a stream that was acknowledged is not in a backup that began later",
+        ),
+        (
+            "ends of another stream are taken",
+            "            if said.uid != stream.uid:\n",
+            "            if False:\n",
+            "a stream that is made again while a backup begins is kept as the old one",
+        ),
+        (
+            "work queues are not kept",
+            " | {queue.key: queue.acknowledged_below for queue in described.queues}",
+            "",
+            "after a restore all messages of a queue come once more",
+        ),
+        tests=("tests/unit/backup/test_durable_store.py",),
+    ),
+    *rows(
+        "sidecar/backup/looking.py",
+        (
+            "who ended while a prune ran is unknown",
+            "    meanwhile = ended | ",
+            "    meanwhile = ",
+            "a prune takes the pieces of a backup that has just ended",
+        ),
+        (
+            "who began while a prune ran is unknown",
+            "ended | (set(running) - set(used))",
+            "ended",
+            "a prune takes pieces that a backup is about to name",
+        ),
+        (
+            "marks of who begins go",
+            'if not _may_run(path.split("/")[1], now):',
+            'if path.split("/")[1] not in running:',
+            "the next prune does not know of a backup that runs",
+        ),
+        tests=("tests/unit/backup/test_backup_files.py",),
     ),
 ]

@@ -69,10 +69,12 @@ class Outcome:
         return json.dumps(asdict(self))
 
 
-async def sender(cluster: DevCluster, subject: str, per_second: int, size_bytes: int, seconds: float) -> dict[str, Any]:
+async def sender(
+    cluster: DevCluster, subject: str, per_second: int, size_bytes: int, seconds: float, nice: int = 0
+) -> dict[str, Any]:
     """A process of ``sender.py``; what it says."""
     port = int(cluster.nats_url.rpartition(":")[2])
-    words = [port, subject, per_second, size_bytes, seconds]
+    words = [port, subject, per_second, size_bytes, seconds, nice]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.system.overload.sender", *map(str, words), stdout=asyncio.subprocess.PIPE
     )

@@ -1,20 +1,22 @@
-"""The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS``; prints what became of it as JSON.
+"""The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS [NICE]``; prints what became as JSON.
 
-Each message has a reply of its own, and every answer is counted. PER_SECOND 0: as fast as answers come, ``WINDOW`` on their way. A tick
-that comes late sends what it has missed.
+Each message has a reply of its own, and every answer is counted, once. PER_SECOND 0: as fast as answers come, ``WINDOW`` on their
+way. A tick that comes late sends what it has missed. NICE: how far it stands back behind the nodes, where they share processors.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
 import socket
 import sys
 import time
-from array import array
 from collections import Counter
 from typing import Any
+
+import numpy as np
 
 WINDOW = 2048
 TICK_S = 0.004
@@ -24,9 +26,9 @@ _ANSWER = re.compile(rb"MSG \S+\.(\d+) 1 \d+\r\n(\{[^\r]*\})\r\n")
 _MOST_OUT_BYTES = 1 << 20
 
 
-def share(sorted_values: list[float], part: float) -> float:
+def share(values: np.ndarray, part: float) -> float:
     """The value below which ``part`` of them are, in ms."""
-    return round(sorted_values[min(int(len(sorted_values) * part), len(sorted_values) - 1)] * 1000, 2) if sorted_values else 0.0
+    return round(float(np.quantile(values, part)) * 1000, 2) if len(values) else 0.0
 
 
 class Sender:
@@ -40,8 +42,12 @@ class Sender:
         self._form = b"PUB %b %b.%%d %d\r\n%b\r\n" % (subject.encode(), self.inbox.encode(), size_bytes, b"x" * size_bytes)
         self._buffer = b""
         self._out = b""
-        self.sent_at = array("d")
-        self.took: dict[str, list[float]] = {"ok": [], "refused": []}
+        self._sent_at, self._is_answered = np.zeros(1 << 16), np.zeros(1 << 16, np.bool_)
+        """Of each message, by number."""
+        self.sent = self._answered = 0
+        self.took: dict[str, list[np.ndarray]] = {"ok": [], "refused": []}
+        self._kinds: dict[bytes, str] = {}
+        """Refusal -> its kind."""
         self.answers: Counter[str] = Counter()
         self.accepted_in: Counter[int] = Counter()
         """Second since the start -> accepted."""
@@ -53,12 +59,16 @@ class Sender:
 
     @property
     def unanswered(self) -> int:
-        return len(self.sent_at) - sum(self.answers.values())
+        return self.sent - self._answered
 
     def send(self, count: int) -> None:
-        now, first = time.monotonic(), len(self.sent_at)
-        self._out += b"".join([self._form % number for number in range(first, first + count)])
-        self.sent_at.extend([now] * count)
+        first, end = self.sent, self.sent + count
+        self._out += b"".join([self._form % number for number in range(first, end)])
+        while end > len(self._sent_at):
+            self._sent_at = np.concatenate((self._sent_at, np.zeros_like(self._sent_at)))
+            self._is_answered = np.concatenate((self._is_answered, np.zeros_like(self._is_answered)))
+        self._sent_at[first:end] = time.monotonic()
+        self.sent = end
 
     def turn(self, until: float) -> None:
         """Read and write until then."""
@@ -81,30 +91,41 @@ class Sender:
         got = self.socket.recv(1 << 20)
         if not got:
             raise SystemExit("the server closed the connection")
-        data, end, now = self._buffer + got, 0, time.monotonic()
-        for found in _ANSWER.finditer(data):
-            end = found.end()
-            number, body = int(found[1]), found[2]
-            took = now - self.sent_at[number]
-            if b'"error"' not in body:
-                self.answers["ok"] += 1
-                self.took["ok"].append(took)
-                self.accepted_in[int(now - self.began)] += 1
-            else:
-                error = json.loads(body)
-                kind = "quota" if "quota" in error["error"]["description"] else str(error["error"]["code"])
-                self.answers[kind] += 1
-                self.answers["without a wait"] += 0 if error.get("retry_after_ms") or kind != "quota" else 1
-                self.took["refused"].append(took)
+        data, now = self._buffer + got, time.monotonic()
+        end = data.rfind(b"}\r\n") + 3
+        if found := _ANSWER.findall(data, 0, max(end, 0)):
+            numbers, bodies = zip(*found, strict=True)
+            places = np.array(numbers, "S12").astype(np.int64)
+            refused = np.array([b'"error"' in body for body in bodies])
+            places, once = np.unique(places, return_index=True)
+            refused, again = refused[once], self._is_answered[places]
+            self.answers["twice"] += len(found) - len(places) + int(again.sum())
+            self._answered += len(places) - int(again.sum())
+            self._is_answered[places] = True
+            took = now - self._sent_at[places]
+            self.took["ok"].append(took[~refused])
+            self.took["refused"].append(took[refused])
+            accepted = len(places) - int(refused.sum())
+            self.answers["ok"] += accepted
+            self.accepted_in[int(now - self.began)] += accepted
+            self.answers.update(self._kind(body) for body in bodies if b'"error"' in body)
         if b"PING\r\n" in data[end:]:
             self._out += b"PONG\r\n"
             data, end = data[end:].replace(b"PING\r\n", b""), 0
         self._buffer = data[end:]
 
+    def _kind(self, body: bytes) -> str:
+        kind = self._kinds.get(body)
+        if kind is None:
+            error = json.loads(body)
+            kind = "quota" if "quota" in error["error"]["description"] else str(error["error"]["code"])
+            self._kinds[body] = kind = kind if error.get("retry_after_ms") else f"{kind} without a wait"
+        return kind
+
     def said(self, seconds: float) -> dict[str, Any]:
-        ok, refused = sorted(self.took["ok"]), sorted(self.took["refused"])
+        ok, refused = (np.concatenate([np.zeros(0), *self.took[name]]) for name in ("ok", "refused"))
         return {
-            "sent": len(self.sent_at),
+            "sent": self.sent,
             "answers": {name: count for name, count in self.answers.items() if count},
             "unanswered": self.unanswered,
             "accepted_per_s": round(self.answers["ok"] / seconds, 1),
@@ -120,7 +141,7 @@ def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: floa
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         if per_second:
-            due = int((passed + TICK_S) * per_second) - len(sender.sent_at)
+            due = int((passed + TICK_S) * per_second) - sender.sent
         else:
             due = WINDOW - sender.unanswered
         if due > 0 and not sender.is_full:
@@ -135,4 +156,5 @@ def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: floa
 
 
 if __name__ == "__main__":
+    os.nice(int(sys.argv[6]) if len(sys.argv) > 6 else 0)
     print(json.dumps(run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))))

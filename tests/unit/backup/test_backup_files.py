@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -231,6 +232,62 @@ def test_prune_leaves_what_a_running_backup_may_use(tmp_path: Path) -> None:
     assert set(list_backups(store)[0].manifest.files) == set(two.files)  # type: ignore[union-attr]
     assert not any(path.startswith("running/") or running in path for path in files_of(tmp_path)), "a day later it has died"
     assert one.backup == FIRST
+
+
+class Meanwhile(Store):
+    """Somebody does ``happens`` while a prune is at its first removal."""
+
+    happens: Callable[[], None]
+
+    def remove_folder(self, path: str) -> None:
+        super().remove_folder(path)
+        self.happens()
+
+
+def test_prune_leaves_a_backup_that_begins_or_ends_meanwhile(tmp_path: Path) -> None:
+    _, one, _ = two_backups(tmp_path)
+    store = Meanwhile.at(str(tmp_path))
+    assert isinstance(store, Meanwhile)
+    running, later = (f"{NOW + timedelta(seconds=n):%Y%m%dT%H%M%SZ}-0000000e" for n in (1, 2))
+    store.put(running_path(running), b'{"since": ""}')
+    partition = copied(store, running, log_of(4))
+
+    def ends() -> None:
+        put_backup(store, running, partition)
+        store.remove(running_path(running))
+
+    store.happens = ends
+    done = prune_backups(store, 1, NOW)
+    assert (done.backups, done.waits_for) == ((FIRST,), (running,))
+    assert verify_backup(store, store.manifest(running)).faults == [], "its pieces were no orphans: its manifest came behind"
+    store.happens = lambda: None
+    assert prune_backups(store, 2, NOW).waits_for == ()
+    assert not {f for f in one.files if f not in store.manifest(SECOND).files} & files_of(tmp_path), (
+        "the next one takes the rest"
+    )
+
+    def begins() -> None:
+        store.put(running_path(later), b'{"since": "?"}')
+        store.put(piece_path("orders", UID, 0, 5, later), b"being written")
+
+    store.happens = begins
+    prune_backups(store, 1, NOW)
+    assert {running_path(later), piece_path("orders", UID, 0, 5, later)} <= files_of(tmp_path)
+
+
+def test_the_mark_of_a_backup_that_begins_at_the_end_of_a_prune_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _, _ = two_backups(tmp_path)
+    later = f"{NOW:%Y%m%dT%H%M%SZ}-0000000e"
+    remove = store.remove
+
+    def removed(path: str) -> None:
+        remove(path)
+        monkeypatch.setattr(store, "remove", remove)
+        store.put(running_path(later), b'{"since": "?"}')
+
+    monkeypatch.setattr(store, "remove", removed)
+    assert prune_backups(store, 1, NOW).files
+    assert running_path(later) in files_of(tmp_path), "the next prune has to know of it"
 
 
 def test_prune_keeps_the_newest_whole_ones(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""What a store says that it has written is there after a power cut, as a whole or not at all; what a backup asks, in which order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.backup.manifest import manifest_path
+from liftpy.client.positions import Bounds
+from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError, NotFoundError, StorageError
+from liftpy.ids import PartitionKey
+from sidecar.backup import store as store_module
+from sidecar.backup import taking
+from sidecar.backup.store import Store
+from sidecar.disk.files import sync_folder
+from tests.unit.backup.stored import FIRST, SECOND, UID, partition_state, two_backups
+
+
+class Watched:
+    """A file system whose moves are noted."""
+
+    def __init__(self, inner: Any, note: Callable[[str], None]) -> None:
+        self._inner, self._note = inner, note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def move(self, old: str, new: str) -> None:
+        self._note(f"move {Path(old).name}")
+        self._inner.move(old, new)
+
+
+def test_a_file_is_flushed_before_it_has_its_name_and_every_folder_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "store"
+    store, done = Store.at(str(root)), []
+    flush = os.fsync
+    names = {}
+
+    def flushed(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        done.extend([f"flush {path.name}"] if path.is_file() else [])
+        flush(descriptor)
+
+    def folder(path: Path) -> None:
+        names[path] = sorted(one.name for one in path.iterdir())
+        done.append(f"folder {path.name}")
+        sync_folder(path)
+
+    monkeypatch.setattr(os, "fsync", flushed)
+    monkeypatch.setattr(store_module, "sync_folder", folder)
+    store._fs = Watched(store._fs, done.append)
+    store.put("backups/b/file", b"new")
+    assert [one for one in done if one != "folder " + tmp_path.name] == [
+        "flush file.part", "folder b", "folder backups", "folder store", "move file.part", "folder b",
+    ]  # fmt: skip
+    assert names[root / "backups" / "b"] == ["file"], "behind the move"
+
+
+def test_what_could_not_be_written_is_said_and_leaves_what_was_there(tmp_path: Path) -> None:
+    store = Store.at(str(tmp_path))
+    store.put("backups/b/file", b"old")
+
+    class Full(Watched):
+        def open_output_stream(self, path: str, compression: None) -> Any:
+            Path(path).write_bytes(b"ne")
+            raise OSError(28, "no space")
+
+    inner = store._fs
+    store._fs = Full(inner, lambda what: None)
+    with pytest.raises(StorageError):
+        store.put("backups/b/file", b"new")
+    store._fs = inner
+    assert store.read("backups/b/file") == b"old"
+    with pytest.raises(KeyError), store.writing("pieces/x"):
+        raise KeyError("an error of the writer's is the writer's")
+
+
+def test_a_manifest_is_that_of_its_folder_and_half_a_one_is_none(tmp_path: Path) -> None:
+    store, _, _ = two_backups(tmp_path)
+    store.put(manifest_path(SECOND), store.read(manifest_path(FIRST)))
+    with pytest.raises(CorruptionError, match=f"it is that of {FIRST}"):
+        store.manifest(SECOND)
+    path = tmp_path / manifest_path(SECOND)
+    path.rename(path.with_name(path.name + ".part"))
+    assert store.backup_ids() == [FIRST], "a death before its last step"
+
+
+async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partitions_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a cursor points past what is kept, or a stream that was acknowledged is not in it."""
+    asked: list[str] = []
+    image = ClusterImage(index=7).with_stream(StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),)))
+    key = PartitionKey("orders", UID, 0)
+
+    async def describe_cluster(*, linearizable: bool = False) -> Any:
+        asked.append(f"metadata, linearizable {linearizable}")
+        return SimpleNamespace(image=image)
+
+    async def list_groups(client: Any) -> Any:
+        asked.append("groups")
+        return [SimpleNamespace(name="g"), SimpleNamespace(name="other")]
+
+    async def describe_group(client: Any, name: str) -> Any:
+        gone = PartitionKey("elsewhere", UID, 0)
+        queue = SimpleNamespace(key=key, acknowledged_below=5)
+        return SimpleNamespace(positions={gone: 3}, queues=[queue] if name == "g" else [])
+
+    async def list_cursors(client: Any) -> list[str]:
+        asked.append("cursors")
+        return []
+
+    async def bounds(stream: str, number: int) -> Bounds:
+        asked.append("ends")
+        return Bounds(uid[0], "n1", "n1", 9, log_start_offset=0, high_watermark=-1)
+
+    for name, stands_in in (("list_groups", list_groups), ("describe_group", describe_group), ("list_cursors", list_cursors)):
+        monkeypatch.setattr(taking, name, stands_in)
+    client: Any = SimpleNamespace(describe_cluster=describe_cluster, bounds=bounds)
+    uid = [UID]
+    taken = await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
+    assert asked == ["metadata, linearizable True", "groups", "cursors", "ends"]
+    (cursor,) = taken.manifest.cursors
+    assert (cursor.name, cursor.positions) == ("g", (("orders", UID, 0, 5),)), (
+        "of a queue what is settled; nothing of other streams"
+    )
+    uid[0] = "00000b-20"
+    with pytest.raises(NotFoundError, match="made again"):
+        await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
+    assert Store.at(str(tmp_path)).backup_ids() == [taken.manifest.backup]

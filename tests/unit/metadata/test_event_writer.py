@@ -1,0 +1,207 @@
+"""The shell that keeps events in their stream: each once and in order, over other writers, refusals, a stream that is made again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.cluster.event_log import EventLog
+from liftpy.errors import UnavailableError
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import EVENTS_STREAM, Subjects
+from sidecar.metadata import event_writer as module
+from sidecar.metadata.event_writer import FAILED, WRITTEN, EventWriter
+from tests.unit.cluster.test_event_log import Stream, a_trail, events
+
+
+class World:
+    """The stream and its connection; what is made of them is noted in ``said``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *counts: int) -> None:
+        self.stream = Stream()
+        self.image = SimpleNamespace(nodes={"n1": None}, streams={})
+        self.there("u1")
+        self.leads = True
+        self.said: list[str] = []
+        self.asked: list[pb.ControlRequest] = []
+        self.fails: list[Exception] = []
+        """What the next reads of the stream's end meet."""
+        self.connection = SimpleNamespace(is_closed=False)
+        self.trail = a_trail(*counts)
+        self.log = EventLog(self.trail)
+        monkeypatch.setattr(module, "LOOK_S", 0.001)
+        monkeypatch.setattr(module, "_AGAIN_S", 0.002)
+        monkeypatch.setattr(module, "Transport", lambda connection: SimpleNamespace(connection=connection))
+        monkeypatch.setattr(module, "Client", lambda transport, subjects, owns_connection: FakeClient(self, transport))
+        monkeypatch.setattr(module, "Publisher", lambda transport, stream, partition, at, options: FakePublisher(self, at.uid))
+        image: Any = lambda: self.image  # noqa: E731
+        self.writer = EventWriter(self.log, Subjects(), self.connect, self.propose, image, lambda: self.leads, lambda: 5)
+
+    def there(self, uid: str) -> None:
+        self.image.streams[EVENTS_STREAM] = SimpleNamespace(uid=uid, subject="x", waiting="")
+
+    async def connect(self) -> Any:
+        self.said.append("connected")
+        self.connection = SimpleNamespace(is_closed=False)
+        return self.connection
+
+    async def propose(self, request: pb.ControlRequest, timeout_s: float) -> pb.ControlResponse:
+        self.asked.append(request)
+        self.there("u1")
+        return pb.ControlResponse()
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                await asyncio.sleep(0.001)
+
+
+class FakeClient:
+    def __init__(self, world: World, transport: Any) -> None:
+        self.world, self.transport = world, transport
+
+    async def bounds(self, stream: str) -> Any:
+        if self.world.fails:
+            raise self.world.fails.pop(0)
+        return SimpleNamespace(log_start_offset=0, high_watermark=len(self.world.stream.records) - 1)
+
+    async def read_range(self, stream: str, partition: int, first: int, end: int, *, uid: str) -> AsyncIterator[Any]:
+        assert uid == self.world.image.streams[EVENTS_STREAM].uid
+        for record in self.world.stream.records[first:end]:
+            if record:  # else one of the protocol: readers are not given those
+                yield SimpleNamespace(values=lambda record=record: [b'{"index": 0, "number": 0}', record])
+
+    async def close(self) -> None:
+        self.world.said.append("client closed")
+
+
+class FakePublisher:
+    def __init__(self, world: World, uid: str) -> None:
+        self.world, self.uid = world, uid
+
+    async def send(self, record: bytes, *, expected_last: int) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        offset = (
+            -1 if self.uid != self.world.image.streams[EVENTS_STREAM].uid else self.world.stream.publish(record, expected_last)
+        )
+        if offset < 0:
+            answer.set_exception(UnavailableError("refused"))
+        else:
+            answer.set_result(SimpleNamespace(offset=offset))
+        return answer
+
+    async def close(self) -> None:
+        self.world.said.append(f"publisher of {self.uid} closed")
+
+
+async def test_each_event_is_written_once_and_what_comes_later_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 2, 0, 1)
+    del world.image.streams[EVENTS_STREAM]
+    world.writer.start()
+    await world.until(lambda: not world.log.is_behind)
+    assert world.stream.places == [(1, 0), (1, 1), (3, 0)]
+    (made,) = world.asked
+    assert (made.internal, made.createStream.name, made.createStream.replicationFactor) == (True, EVENTS_STREAM, 3)
+    world.trail.applied(4, events(4, 1))
+    world.trail.look(10)
+    await world.until(lambda: len(world.stream.records) == 4)
+    await world.until(lambda: world.writer.counters[WRITTEN] == 4)
+    await world.writer.close()
+    assert world.writer.counters == {WRITTEN: 4}
+    assert world.said == ["connected", "client closed"], "one connection for all, and none is left"
+
+
+async def test_where_another_was_faster_its_end_is_read_and_nothing_is_there_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 1, 1, 1)
+    write = world.writer._write
+    await write()
+    for record in (b"", *[b'{"index": %d, "number": 0}' % at for at in (4, 5)], *[b""] * 70):  # the last are no events
+        world.stream.records.append(record)
+    for index in (4, 5, 6):
+        world.trail.applied(index, events(index, 1))
+    world.trail.look(10)
+    with pytest.raises(UnavailableError):
+        await write()
+    assert len(world.stream.records) == 76
+    world.fails = [UnavailableError("nobody leads")]
+    world.writer.start()
+    await world.until(lambda: len(world.stream.records) == 77)
+    await world.until(lambda: not world.log.is_behind)
+    assert [one for one in world.stream.records[75:] if one] == [world.stream.records[-1]]
+    assert b'"index": 6' in world.stream.records[-1]
+    assert world.writer.counters[FAILED] >= 1, "tried again, and counted"
+    await world.writer.close()
+
+
+async def test_of_several_that_are_on_their_way_those_before_a_refusal_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 1, 1, 1)
+    publish, left = world.stream.publish, [2]
+
+    def some(record: bytes, expected_last: int) -> int:
+        left[0] -= 1
+        return publish(record, expected_last) if left[0] >= 0 else -1
+
+    world.stream.publish = some  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await world.writer._write()
+    assert (world.trail.written, world.writer.counters[WRITTEN]) == ((2, 0), 2)
+    await world.writer.close()
+
+
+async def test_who_does_not_lead_any_more_writes_nothing_and_has_written_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 1)
+    world.writer.start()
+    await world.until(lambda: world.trail.written == (1, 0))
+    world.leads = False
+    await world.until(lambda: world.trail.written is None)
+    assert world.log.tail is None
+    world.trail.applied(2, events(2, 1))
+    world.trail.look(10)
+    looks: list[int] = []
+    monkeypatch.setattr(world.log, "resign", lambda: looks.append(1))
+    await world.until(lambda: len(looks) > 3)
+    assert len(world.stream.records) == 1
+    world.leads = True
+    await world.until(lambda: len(world.stream.records) == 2)
+    await world.writer.close()
+
+
+async def test_who_loses_the_lead_with_much_to_write_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, *[1] * 100)
+    publish = world.stream.publish
+
+    def one(record: bytes, expected_last: int) -> int:
+        world.leads = False
+        return publish(record, expected_last)
+
+    world.stream.publish = one  # type: ignore[method-assign]
+    world.writer.start()
+    await world.until(lambda: world.trail.written is None and len(world.stream.records) > 0)
+    assert len(world.stream.records) == module.MOST_AT_ONCE, "what was on its way"
+    await world.writer.close()
+
+
+async def test_a_stream_that_is_made_again_and_a_connection_that_is_closed_are_opened_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, 1)
+    await world.writer._write()
+    world.there("u2")
+    world.stream.records.clear()
+    world.trail.applied(2, events(2, 1))
+    world.trail.look(10)
+    await world.writer._write()
+    assert world.stream.places == [(1, 0), (2, 0)], "the end of the new one is looked for, which has none of them"
+    assert world.said == ["connected", "publisher of u1 closed"]
+    world.connection.is_closed = True
+    world.trail.applied(3, events(3, 1))
+    world.trail.look(10)
+    await world.writer._write()
+    assert world.stream.places[2:] == [(3, 0)]
+    assert world.said[2:] == ["client closed", "connected"]
+    await world.writer.close()
+    assert world.said[4:] == ["client closed"]
