@@ -430,4 +430,53 @@ MUTANTS = [
         ("the first event of a batch is taken for the last", "last = part.values()[-1] or b\"\"", "last = part.values()[0] or b\"\"", "events are there twice"),
         tests=("tests/unit/metadata/test_event_writer.py",),
     ),
+    *rows(
+        "sidecar/group_lags.py",
+        ("a cursor is a group", "is None or group.cursor:", "is None:", "cursors take the places of groups in metrics"),
+        ("ends of what nobody reads stay", "        self._ends.keep(read)\n", "", "after 4,000 partitions no lag of a new one is known"),
+        ("a group that is gone is shown on", "        self.of = self._labels.shown(found)", "        self.of |= self._labels.shown(found)", "an alert on a group that was deleted never ends"),
+        tests=("tests/unit/node/test_looks_at_groups.py",),
+    ),
+    *rows(
+        "liftpy/group/lags.py",
+        ("the others' ages are summed", "max(lag.seconds for lag in rest)", "sum(lag.seconds for lag in rest)", "many groups that are a little behind look like one that stands still"),
+        tests=("tests/unit/group/test_group_lags.py",),
+    ),
+    *rows(
+        "sidecar/status/health.py",
+        ("other processes count for nothing", "own if not own.ok else Check(\"synced\", self._elsewhere())", "own", "a rolling restart goes on while replicas of a node have not caught up"),
+        tests=("tests/unit/node/test_health_desk.py",),
+    ),
+    *rows(
+        "sidecar/supervisor.py",
+        ("an abstract address is a path", "\"\\0\" + address[1:] if address.startswith(\"@\") else address", "address", "systemd in a container is told nothing, and kills the node"),
+        ("a node that stops goes on saying that it lives", "            self._task.cancel()\n            self._task = None", "            self._task = None", "a stop that hangs is not seen"),
+        ("a reload does not say when it began", ", f\"MONOTONIC_USEC={time.monotonic_ns() // 1000}\")", ")", "systemctl reload waits until it fails"),
+        tests=("tests/unit/node/test_supervisor.py",),
+    ),
+    *rows(
+        "sidecar/status/kept_events.py",
+        ("clocks are believed to agree", "question.until_ns + SKEW_NS", "question.until_ns", "events of the minute before a moment are not found"),
+        ("what is no event ends the search", "            except ValueError:\n                continue", "            except ValueError:\n                return", "a page shows nothing that is older than one bad record"),
+        tests=("tests/unit/node/test_kept_events.py",),
+    ),
+    *rows(
+        "sidecar/status/answers.py",
+        ("a stream that is gone meanwhile ends a node", "with contextlib.suppress(OSError, LookupError):", "with contextlib.suppress(OSError):", "a node stops because somebody looked at a page"),
+        ("any number of questions waits", "elif question in self._waiting or len(self._waiting) < MOST_WAITING:", "else:", "who asks much takes a node's memory"),
+        ("what was said of a stream is said for ever", "if known is None or known[0] is not stream:", "if known is None:", "a page shows a partition as well that nobody leads"),
+        ("what was said of streams that are gone stays", "        if len(self._summaries) > len(streams):", "        if False:", "memory grows with streams that come and go"),
+        tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "sidecar/status/viewing.py",
+        ("a page waits for a node that does not answer", "await self._asker.ask(node, json.dumps(asked).encode(), TIMEOUT_S)).get(kind)", "await self._asker.ask(node, json.dumps(asked).encode(), 60.0)).get(kind)", "one node that hangs makes all pages hang"),
+        ("events are asked for from the beginning each time", "                        self._place = index, number", "                        pass", "a page shows each event many times"),
+        tests=("tests/unit/node/test_site.py",),
+    ),
+    *rows(
+        "sidecar/status/serving.py",
+        ("who does not read is not cut off", "        writer.transport.abort()", "        pass", "each visitor that does not read costs a socket and a page for ever"),
+        tests=("tests/unit/node/test_serving_bounds.py",),
+    ),
 ]  # fmt: skip
