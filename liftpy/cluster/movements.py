@@ -7,7 +7,7 @@ from enum import Enum
 
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.dataclass import dataclass
-from liftpy.partition import PartitionState
+from liftpy.partition import PartitionState, PartitionStatus
 
 
 class Phase(Enum):
@@ -64,6 +64,12 @@ def movements(image: ClusterImage) -> list[Movement]:
     """All of them, by stream and partition."""
     places = ((image.streams[name], p) for name in sorted(image.streams) for p in image.streams[name].partitions)
     return [found for stream, partition in places if (found := movement_of(stream, partition)) is not None]
+
+
+def offline_on(image: ClusterImage, node_id: str) -> list[tuple[StreamImage, PartitionState]]:
+    """The partitions of a node that nobody can lead who is there: nothing is copied from them, and so they don't leave the node until
+    somebody who holds all that was committed is back, or an operator gives it up."""
+    return [place for place in image.partitions_of(node_id) if place[1].status is PartitionStatus.OFFLINE]
 
 
 def replicas_to_come(partition: PartitionState) -> Iterator[tuple[str, int]]:

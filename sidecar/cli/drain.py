@@ -10,7 +10,7 @@ import click
 from liftpy.client import Client
 from liftpy.cluster.decisions.placing import facts_of
 from liftpy.cluster.image import ClusterImage
-from liftpy.cluster.movements import Movement
+from liftpy.cluster.movements import Movement, offline_on
 from liftpy.ids import check_name
 from sidecar.cli.movement import follow, timeout_option
 from sidecar.cli.options import connection_options, json_option
@@ -37,14 +37,21 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
         image = (await client.describe_cluster()).image
         if not as_json and not cancel:
             click.echo(f"{node_id} is drained of {image.replica_counts.get(node_id, 0)} replicas")
-            for line in _what_stays(image, node_id):
+            for line in [] if wait else _what_stays(image, node_id):
                 click.echo(line, err=True)
         if wait:
 
             def concerns(movement: Movement) -> bool:
                 return node_id in movement.replicas and node_id not in movement.target
 
-            await follow(client, concerns, lambda now: not now.replica_counts.get(node_id), timeout_s, quiet=as_json)
+            await follow(
+                client,
+                concerns,
+                lambda now: not now.replica_counts.get(node_id),
+                timeout_s,
+                quiet=as_json,
+                stays=lambda now: _what_stays(now, node_id),
+            )
             image = (await client.describe_cluster()).image
         return {"node": node_id, "leaving": not cancel, "replicas": image.replica_counts.get(node_id, 0)}
 
@@ -60,10 +67,28 @@ def drain(node_id: str, wait: bool, cancel: bool, timeout_s: float, as_json: boo
 
 
 def _what_stays(image: ClusterImage, node_id: str) -> list[str]:
-    """What can't move, as it is now: for more replicas than there are nodes there is no other place."""
+    """What can't move, as it is now: for more replicas than there are nodes there is no other place, and what nobody leads is not
+    copied."""
     others = sum(node.takes and node.weight > 0 for node in facts_of(image))
     names = sorted({stream.name for stream, p in image.partitions_of(node_id) if len(p.replicas) > others})
-    if not names:
+    found = []
+    if names:
+        found.append(
+            f"{_some(names)}: more replicas than the {others} other nodes that may take them: they stay until there are more nodes"
+        )
+    return found + what_is_offline(image, node_id)
+
+
+def what_is_offline(image: ClusterImage, node_id: str) -> list[str]:
+    """Why some of what the node holds moves nowhere, however long one waits, and what an operator can do; [] where all can."""
+    offline = [f"{stream.name}/{p.partition}" for stream, p in offline_on(image, node_id)]
+    if not offline:
         return []
-    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return [f"{some}: more replicas than the {others} other nodes that may take them: they stay until there are more nodes"]
+    return [
+        f"{_some(offline)}: offline, and nobody who is there holds all that was committed: they stay until {node_id}, or another node "
+        "that holds it, is started again; or elect who lacks records (liftpy partition elect --unclean), or delete the stream"
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

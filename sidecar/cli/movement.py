@@ -95,10 +95,17 @@ def movement_json(movement: Movement, reports: NodeReports) -> dict[str, Any]:
 
 
 async def follow(
-    client: Client, concerns: Concerns, is_done: Callable[[ClusterImage], bool], timeout_s: float, *, quiet: bool
+    client: Client,
+    concerns: Concerns,
+    is_done: Callable[[ClusterImage], bool],
+    timeout_s: float,
+    *,
+    quiet: bool,
+    stays: Callable[[ClusterImage], list[str]] = lambda image: [],
 ) -> None:
-    """Return when it is done; say how far it is when that has changed. Raises UnavailableError when the time is over: it goes on."""
-    give_up_at, said, estimate = time.monotonic() + timeout_s, "", Estimate()
+    """Return when it is done; say how far it is, and what ``stays``, for people, when that has changed. Raises UnavailableError when
+    the time is over: it goes on."""
+    give_up_at, said, told, estimate = time.monotonic() + timeout_s, "", list[str](), Estimate()
     while True:
         image = (await client.describe_cluster()).image
         if is_done(image):
@@ -109,9 +116,13 @@ async def follow(
         line = sentence(now, estimate.seconds(time.monotonic(), now.left_bytes))
         if line != said and not quiet:
             click.echo(line)
-        said = line
+        said, before, told = line, told, stays(image)
+        for reason in told if not quiet else ():
+            if reason not in before:
+                click.echo(reason, err=True)
         if time.monotonic() >= give_up_at:
-            raise UnavailableError(f"not done after {timeout_s:g} s: {line}; it goes on, liftpy status shows how far")
+            why = "; ".join((line, *told))
+            raise UnavailableError(f"not done after {timeout_s:g} s: {why}; it goes on, liftpy status shows how far")
         await asyncio.sleep(min(POLL_S, max(0.01, give_up_at - time.monotonic())))
 
 

@@ -13,7 +13,7 @@ from liftpy.cluster.decisions.nodes import still_a_controller, why_it_stays
 from liftpy.cluster.image import NodeImage
 from liftpy.errors import ConfigError, NotFoundError
 from liftpy.ids import check_name
-from sidecar.cli.drain import drain
+from sidecar.cli.drain import drain, what_is_offline
 from sidecar.cli.may_stop import may_stop
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
@@ -125,7 +125,7 @@ async def _removed(client: Client, node_id: str, dry_run: bool, timeout_s: float
         if known is None:
             raise NotFoundError(wrong)
         if wrong and (known.fenced or time.monotonic() >= deadline):
-            raise ConfigError(wrong)
+            raise ConfigError("; ".join((wrong, *what_is_offline(state.image, node_id))))
         if not wrong and dry_run:
             return state
         if not wrong:

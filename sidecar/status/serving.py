@@ -92,9 +92,11 @@ class Serving:
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a visitor that goes away or speaks no HTTP
         finally:
-            self.connections -= 1
-            self._writers.discard(writer)
-            writer.close()
+            try:
+                await _closed(writer)
+            finally:
+                self.connections -= 1
+                self._writers.discard(writer)
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the visitor goes: that is seen at once, so that the place is free for the same page loaded anew."""
@@ -118,6 +120,17 @@ class Serving:
             self._server = None
         for writer in list(self._writers):
             writer.close()
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    """In bounded time, also where the visitor takes nothing of what is still to be sent: he would keep it, and a socket, for ever."""
+    writer.close()
+    try:
+        await asyncio.wait_for(writer.wait_closed(), REQUEST_TIMEOUT_S)
+    except (OSError, TimeoutError):
+        pass  # he goes away by himself, or is cut off
+    finally:
+        writer.transport.abort()
 
 
 async def _send_all(live: Live, writer: asyncio.StreamWriter) -> None:

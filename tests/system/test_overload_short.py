@@ -43,12 +43,14 @@ def test_they_judge() -> None:
     calm = quota.Outcome(
         30.0, alone=said({"ok": 15_000}), held=said({"ok": 30_200, "quota": 60_000}), beside=said({"ok": 30_000}),
         altered=said({"ok": 30_400, "quota": 60_000}, seconds=15.0), by_client=30_000, client_s=15.0,
+        default=said({"ok": 15_200, "quota": 30_000}, seconds=15.0), after_kill=said({"ok": 15_100, "quota": 30_000}, seconds=15.0),
     )  # fmt: skip
     assert calm.wrong() + calm.slow() == []
     for part, key, value in (
         ("held", "answers", {"ok": 31_000, "quota": 9}), ("held", "answers", {"ok": 29_000, "quota": 9}), ("held", "unanswered", 1),
         ("altered", "answers", {"ok": 30_400}), ("beside", "answers", {"ok": 9, "quota": 1}), ("beside", "accepted_per_s", 900.0),
-        ("held", "refused_ms", {"p99": 51.0}),
+        ("held", "refused_ms", {"p99": 51.0}), ("default", "answers", {"ok": 45_000, "quota": 9}),
+        ("after_kill", "answers", {"ok": 45_000, "quota": 9}),
     ):  # fmt: skip
         worse = copy.deepcopy(calm)
         getattr(worse, part)[key] = value

@@ -101,6 +101,16 @@ MUTANTS = [
         tests=_LEVELS,
     ),
     *rows(
+        "liftpy/cluster/movements.py",
+        ("what is offline is not named", "if place[1].status is PartitionStatus.OFFLINE]", "if False]", "an operator waits for a drain that never ends, and is not told why"),
+        tests=("tests/unit/cli/test_cli_moves.py",),
+    ),
+    *rows(
+        "sidecar/cli/movement.py",
+        ("what stays is said at each look", "            if reason not in before:\n", "            if True:\n", "a drain that waits fills the terminal"),
+        tests=("tests/unit/cli/test_cli_moves.py",),
+    ),
+    *rows(
         "liftpy/ingest/node_room.py",
         ("what was looked at is old for ever", "while self._looks and self._looks[0][0] <= done_bytes:", "while False:", "after one slow second a node refuses everybody who waits"),
         ("late at once and in time at once", "self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)", "self.waited_ns > self._late_ns", "a node that is late refuses every other publish for as long as it lasts"),

@@ -225,8 +225,8 @@ MUTANTS: list[Mutant] = [
         "sidecar/cli/node.py",
         (
             "why a node stays is asked of nothing",
-            "state.image, node_id",
-            "node_id, state.image",
+            "why_it_stays(state.image, node_id)",
+            "why_it_stays(node_id, state.image)",
             "liftpy node remove fails with a traceback",
         ),
         (

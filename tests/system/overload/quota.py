@@ -34,6 +34,10 @@ class Outcome:
     """The neighbour, meanwhile."""
     altered: dict[str, Any] = field(default_factory=dict)
     """The stream with twice the quota."""
+    default: dict[str, Any] = field(default_factory=dict)
+    """A stream without a quota of its own, since the cluster has a default one."""
+    after_kill: dict[str, Any] = field(default_factory=dict)
+    """The same, led by another node: its leader was killed."""
     by_client: int = 0
     """Messages that one publisher of the client had acknowledged in ``client_s``, far more being offered."""
     client_s: float = 0.0
@@ -41,7 +45,10 @@ class Outcome:
     def wrong(self) -> list[str]:
         """What must not be, for people; empty: all is well."""
         said = []
-        for name, one, per_s in (("held", self.held, QUOTA_PER_S), ("altered", self.altered, 2 * QUOTA_PER_S)):
+        for name, one, per_s in (
+            ("held", self.held, QUOTA_PER_S), ("altered", self.altered, 2 * QUOTA_PER_S), ("default", self.default, QUOTA_PER_S),
+            ("after_kill", self.after_kill, QUOTA_PER_S),
+        ):  # fmt: skip
             accepted, due = one["answers"].get("ok", 0), per_s * one["seconds"]
             if not due * (1 - self.tolerance) <= accepted <= (due + per_s * BURST_S) * (1 + self.tolerance):
                 said.append(f"{name}: {accepted} were accepted in {one['seconds']} s, {due:.0f} are due")
@@ -116,7 +123,20 @@ async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> O
         await asyncio.sleep(0.2)
         out.altered = await sender(cluster, "held", 2 * OFFERED_PER_S, SIZE_BYTES, seconds / 2)
         await _by_client(client, out, seconds / 2)
+        await _by_default(cluster, client, out, seconds / 2)
     return out
+
+
+async def _by_default(cluster: DevCluster, client: Client, out: Outcome, seconds: float) -> None:
+    """A stream that was led before there was a default, and by who leads it next."""
+    stream = await client.create_stream("plain", "plain")
+    await until_led(client, "plain")
+    await client.set_default_quota(records_per_s=QUOTA_PER_S)
+    await asyncio.sleep(0.2)
+    out.default = await sender(cluster, "plain", OFFERED_PER_S, SIZE_BYTES, seconds)
+    await asyncio.to_thread(cluster.nodes[stream.partitions[0].leader].kill)
+    await until_led(client, "plain")
+    out.after_kill = await sender(cluster, "plain", OFFERED_PER_S, SIZE_BYTES, seconds)
 
 
 async def _by_client(client: Client, out: Outcome, seconds: float) -> None:

@@ -115,6 +115,24 @@ def test_a_drain_goes_on_by_itself_is_shown_and_taken_back(run: Cli) -> None:
     assert run("node", "drain", "zz")[0] != 0
 
 
+def test_what_nobody_leads_moves_nowhere_and_who_waits_for_it_is_told_so(run: Cli) -> None:
+    """Before, a drain of a dead node that held the last replica was waited for for a day, without a word why."""
+    run.moved.driver.create(manual=[pb.ReplicaList(partition=n, replicas=["b"]) for n in range(5)])
+    run.moved.down("b")
+    why = "orders/0, orders/1, orders/2 and 2 more: offline, and nobody who is there holds all that was committed"
+    code, said = run("node", "drain", "b")
+    assert (code, said.count(why), said.count("liftpy partition elect --unclean")) == (0, 1, 1)
+    code, said = run("node", "drain", "b", "--wait", "--timeout-s", "0.2")
+    assert code != 0
+    assert said.count(f"\n{why}") == 1, "once, while it is waited for"
+    assert "nothing moves yet" in said
+    assert f"; {why}" in said, "and at the end"
+    code, said = run("node", "remove", "b", "--timeout", "0")
+    assert (code, "they are on their way" in said, said.count(why)) == (2, True, 1)
+    run.moved.driver.delete("orders")
+    assert run("node", "remove", "b")[0] == 0
+
+
 def test_a_drain_says_what_has_no_other_place(run: Cli) -> None:
     run.moved.driver.create(partitions=1, replicationFactor=5)
     code, said = run("node", "drain", "b")

@@ -112,4 +112,6 @@ def test_groups_keep_their_labels_and_one_that_is_gone_makes_room() -> None:
     lags = {name: GroupLag(number, float(number), 1) for number, name in enumerate("abcd")}
     assert labels.shown({"b": lags["b"], "c": lags["c"]}) == {"b": lags["b"], "c": lags["c"]}
     assert labels.shown(lags) == {"b": lags["b"], "c": lags["c"], OTHERS: GroupLag(3, 3.0, 2)}
+    many = {**lags, "e": GroupLag(1, 50.0)}
+    assert labels.shown(many)[OTHERS].seconds == 50.0, "of the one that is furthest behind"
     assert labels.shown({name: lags[name] for name in "acd"}) == {"a": lags["a"], "c": lags["c"], OTHERS: lags["d"]}

@@ -307,3 +307,50 @@ def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files(
         "name": "elections", "value": False, "source": "cluster", "default": True, "applies": "cluster",
     }  # fmt: skip
     assert (rows["namespace"]["value"], rows["namespace"]["source"]) == ("shop", "cluster")
+
+
+async def test_a_question_that_fails_keeps_no_other_from_its_answer_and_there_is_room_for_so_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("PER_SECOND", 1e6), ("MOST_WAITING", 6), ("MOST_KEPT", 3)):
+        monkeypatch.setattr(module, name, value)
+    unheard: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+    now, made, heard = [100.0], [], []
+    desk = RestedAnswers(lambda: now[0])
+
+    def ask(name: str) -> None:
+        async def work() -> bytes:
+            made.append(name)
+            if name == "q0":
+                raise KeyError("the stream was deleted meanwhile")
+            return name.encode()
+
+        desk.ask(name.encode(), work, heard.append)
+
+    for number in range(9):
+        ask(f"q{number}")
+    async with asyncio.timeout(10):
+        while desk._works:
+            now[0] += 1
+            await asyncio.sleep(0)
+    assert made == [f"q{number}" for number in range(6)], "who asks beyond hears nothing"
+    assert (len(heard), len(desk._kept), unheard) == (5, 3, [])
+    now[0] += 60
+    ask("later")
+    async with asyncio.timeout(10):
+        while heard[-1] != b"later":
+            await asyncio.sleep(0)
+
+
+def test_what_is_said_of_a_stream_is_of_its_newest_image_and_goes_with_it() -> None:
+    reporter = a_cluster(a=(a_state(0),), b=(a_state(0),))
+    answers = the_answers(reporter)
+    asked(answers, streams_question())
+    streams = reporter.group.image.streams
+    streams["a"] = a_cluster(a=(a_state(0, ("n1",)),)).group.image.streams["a"]
+    del streams["b"]
+    answers._rested = RestedAnswers()
+    (row,) = asked(answers, streams_question())["rows"]
+    assert (row["stream"], row["under_min_isr"]) == ("a", 1)
+    assert set(answers._summaries) == {"a"}

@@ -147,3 +147,14 @@ def test_what_is_no_question_is_refused(wrong: dict[str, Any]) -> None:
     for limit in (0, 501, "5"):
         with pytest.raises(ValueError, match="limit"):
             asked(a_reporter(a_store(5)), limit)  # type: ignore[arg-type]
+
+
+def test_what_is_no_event_hides_none_that_is_older_and_a_clock_that_is_ahead_none_at_all() -> None:
+    log = a_log()
+    for number, value in enumerate([json.dumps(an_event(1)).encode(), b"{", json.dumps(an_event(2)).encode()]):
+        stamp = 30 * S + number * S  # the stream's leader is half a minute ahead of who wrote the events
+        log.append(build_batch([value], base_offset=number, leader_epoch=1, timestamp_ns=stamp))
+    log.flush()
+    log.raise_high_watermark(2)
+    assert indices(asked(a_reporter(log))) == [2, 1]
+    assert indices(asked(a_reporter(log), until_ns=3 * S)) == [2, 1]

@@ -131,3 +131,16 @@ async def test_partitions_beyond_the_bound_are_not_looked_at(monkeypatch: pytest
     lags = GroupLags(lambda key: 9, "ns")
     await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
+
+
+async def test_what_is_gone_is_shown_and_kept_no_more_and_cursors_are_no_groups(elsewhere: Elsewhere) -> None:
+    lags = GroupLags(lambda key: 12, "ns")
+    groups = {"g": a_group(5, 4), "h": a_group(3), "c": a_group(3)}
+    groups["c"].cursor = 7
+    await lags.look(coordinators((groups, True)), None)
+    assert set(lags.of) == {"g", "h"}
+    await lags.look(coordinators(({"h": groups["h"]}, True)), None)
+    assert set(lags.of) == {"h"}, "an alert on a group ends with it"
+    assert len(lags._ends) == 1, "or there is no room for what is read later"
+    await lags.look(coordinators(({"h": groups["h"]}, False)), None)
+    assert lags.of == {}, "another leads"

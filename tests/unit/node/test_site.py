@@ -70,6 +70,7 @@ class Cluster:
         return list(NODES)
 
     async def ask(self, node: str, asked: bytes, timeout_s: float) -> dict[str, Any]:
+        assert timeout_s < viewing.EVERY_S or viewing.EVERY_S < 0.1, "all else waits for a node that does not answer"
         if node in self.silent:
             raise UnavailableError(f"{node} does not answer")
         if asked == ASKED:
@@ -316,6 +317,17 @@ async def test_lists_of_streams_are_asked_for_while_somebody_looks_at_them_and_a
     await body(site, "/")
     assert [place[0] for place in made._streams] == [-1], "nobody looks at the others any more"
     assert [kind for _, kind in cluster.asked].count("streams") == 1
+
+
+async def test_each_event_is_told_once_however_often_nodes_are_asked() -> None:
+    cluster, clock = Cluster(), Clock()
+    cluster.events = [{"time_ns": int((WALL_S - 9) * 1e9) + n, "index": n, "number": 0, "kind": "election"} for n in range(3)]
+    site, made = a_site(cluster, clock)
+    for _ in range(3):
+        await body(site, "/")
+        clock.go_on(1.0)
+    assert [event["index"] for event in made.events] == [0, 1, 2]
+    assert made.events.maxlen == viewing.MOST_EVENTS
 
 
 async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> None:

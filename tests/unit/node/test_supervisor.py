@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -106,3 +108,42 @@ def test_what_a_person_has_to_look_at_is_not_restarted(error: Exception) -> None
 @pytest.mark.parametrize("error", [None, FencedError("x"), NoSpaceError("x"), StorageError("x"), OSError()])
 def test_what_a_restart_may_heal_is(error: Exception | None) -> None:
     assert not never_again(error)
+
+
+async def test_a_reload_says_when_it_began(there: There) -> None:
+    """systemd, with Type=notify-reload, waits for READY=1 of a time behind that."""
+    telling, before_us = Supervisor("notify"), time.monotonic_ns() // 1000
+    telling.reloading()
+    telling.reloaded()
+    await there.until(lambda heard: len(heard) == 2)
+    first, began = there.heard[0].split("\nMONOTONIC_USEC=")
+    assert (first, there.heard[1]) == ("RELOADING=1", "READY=1\nSTATUS=ready")
+    assert before_us <= int(began) <= time.monotonic_ns() // 1000
+
+
+async def test_an_address_without_a_file_and_one_who_does_not_listen(there: There, caplog: pytest.LogCaptureFixture) -> None:
+    name = f"liftpy-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
+        abstract.bind(f"\0{name}")
+        abstract.settimeout(10)
+        Supervisor(f"@{name}").tell("READY=1")
+        assert abstract.recv(100) == b"READY=1"
+    telling = Supervisor("notify")
+
+    def more_than_he_takes() -> None:
+        while "can't be told" not in caplog.text:
+            telling.tell("STATUS=x")
+
+    full = threading.Thread(target=more_than_he_takes, daemon=True)
+    full.start()
+    await asyncio.to_thread(full.join, 10)
+    assert not full.is_alive(), "a supervisor that stands still holds no node up"
+
+
+async def test_nothing_is_told_behind_the_end(there: There) -> None:
+    telling = Supervisor("notify", watchdog_s=0.003)
+    telling.start(lambda: WELL, lambda: WELL, str)
+    await there.until(lambda heard: "WATCHDOG=1" in heard)
+    telling.stopping()
+    await asyncio.sleep(0)
+    assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "telling the supervisor"] == []

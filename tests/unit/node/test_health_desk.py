@@ -1,0 +1,20 @@
+"""A node of several processes is in sync when all of them are."""
+
+from __future__ import annotations
+
+from liftpy.health import Signs
+from liftpy.ids import PartitionKey
+from sidecar.status.health import Health
+
+WELL = Signs(registered=True, nats=True, metadata_heard_s=0.1, session_s=3.0, opened=True)
+
+
+def test_what_other_processes_lack_is_lacking() -> None:
+    why = ["worker 2: 1 of 3 have not caught up yet"]
+    health = Health(lambda: WELL, lambda: [(PartitionKey("s", "u", 0), True)], lambda: why[0])
+    assert not all(check.ok for check in health.synced())
+    report = health.report()
+    assert (report["health"], report["checks"]["synced"]) == ({"live": True, "ready": True, "synced": False}, why[0])
+    why[0] = ""
+    assert all(check.ok for check in health.synced())
+    assert health.report()["health"]["synced"]
