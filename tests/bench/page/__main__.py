@@ -25,6 +25,7 @@ from liftpy.history import History
 from liftpy.partition import PartitionStatus
 from sidecar.dev.cluster import DevCluster
 from sidecar.status.sampler import Sampler
+from tests.bench.metrics.__main__ import Partitions
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 PUBLISHERS = 128
@@ -33,15 +34,18 @@ VIEWERS = 8
 PARTITIONS = 6
 
 
-def sample_us(count: int) -> float:
-    """Of a node with so many led partitions: the median of a sample, all its slices together."""
+def sample_us(count: int, busy: int) -> float:
+    """Of a node with so many led partitions, something having happened in ``busy``: the median CPU of a sample, all its slices."""
     now_s, took = [5000.0], []
-    sampler = Sampler(History(), a_reporter([a_worker(partition=n) for n in range(count)]), lambda: now_s[0], lambda: now_s[0])
-    for _ in range(200):
+    reporter, workers = a_reporter([]), [a_worker(partition=n) for n in range(count)]
+    reporter.partitions = held = Partitions(workers)
+    sampler = Sampler(History(), reporter, lambda: now_s[0], lambda: now_s[0])
+    for _ in range(100):
         now_s[0] += 1
-        began = time.perf_counter()
+        held.counts.touched.update(workers[:busy])
+        began = time.process_time()
         list(sampler.sample())
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     return median(took) * 1e6
 
 
@@ -232,7 +236,10 @@ def main() -> None:
             asyncio.run(many(cluster, given.partitions))
         return
     for count in (3, 60, 300, 1000, 10_000):
-        print(f"a sample of {count} partitions: {sample_us(count):.0f} us")
+        busy = (0, count // 10, count)
+        print(
+            f"a sample of {count} partitions, {busy} of them busy: {', '.join(f'{sample_us(count, one):.0f}' for one in busy)} us"
+        )
     with DevCluster(3) as cluster:
         asyncio.run(measured(cluster, given.rounds, given.slice))
 
