@@ -30,6 +30,7 @@ UNREFERENCED = {
     "liftpy.client.client.Client.consume_many": "for applications",
     "liftpy.client.making.Processing.processing": "for applications",
     "liftpy.client.sync.SyncClient.processing": "for applications",
+    "liftpy.spark.tracing.processing": "for applications",
     "liftpy.client.queue.Job.nack": "for applications",
     "liftpy.client.queue.Queue.nack": "for applications",
     "liftpy.client.sync_queue.SyncJob.nack": "for applications",

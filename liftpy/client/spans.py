@@ -100,13 +100,16 @@ class ClientSpans:
 
     @contextmanager
     def process(
-        self, stream: str, partition: int, created: Sequence[TraceContext], offset: int, count: int
+        self, stream: str, partition: int, created: Sequence[TraceContext], offset: int, count: int | None
     ) -> Iterator[trace.Span | None]:
-        """Around what is done with records that bear these contexts; what is published within it is of the same trace."""
+        """Around what is done with records that bear these contexts; what is published within it is of the same trace. ``count``: of
+        the records, None: nobody has counted them."""
         if not created:
             yield None
             return
-        said = {**_said("process", stream, partition), "messaging.batch.message_count": count, "liftpy.offset": offset}
+        said = {**_said("process", stream, partition), "liftpy.offset": offset}
+        if count is not None:
+            said["messaging.batch.message_count"] = count
         span = self._span(self._read, f"process {stream}", trace.SpanKind.CONSUMER, said, created)
         if span is not None:
             with trace.use_span(span, end_on_exit=True):

@@ -106,6 +106,11 @@ MUTANTS = [
         tests=("tests/unit/cli/test_cli_moves.py",),
     ),
     *rows(
+        "sidecar/cli/stream.py",
+        ("a default quota is shown of all", "if found.config_under(quota) is not found.config else NO_QUOTA", "if True else NO_QUOTA", "an operator looks for a quota where there is none"),
+        tests=("tests/unit/cli/test_cli_settings.py",),
+    ),
+    *rows(
         "sidecar/cli/movement.py",
         ("what stays is said at each look", "            if reason not in before:\n", "            if True:\n", "a drain that waits fills the terminal"),
         tests=("tests/unit/cli/test_cli_moves.py",),

@@ -502,4 +502,20 @@ MUTANTS = [
         ),
         tests=CLIENT,
     ),
+    *rows(
+        "liftpy/spark/tracing.py",
+        (
+            "one context of a batch",
+            ".limit(MOST_READ_LINKS)",
+            ".limit(1)",
+            "a trace ends before the batch that it came to",
+        ),
+        (
+            "what is not traced is a span",
+            "if context is not None:",
+            "if context is not None or not found:",
+            "batches without traces end in errors",
+        ),
+        tests=("tests/integration/test_spark_traces.py",),
+    ),
 ]
