@@ -106,6 +106,11 @@ MUTANTS = [
         tests=("tests/unit/cli/test_cli_moves.py",),
     ),
     *rows(
+        "sidecar/cli/stream.py",
+        ("a default quota is shown of all", "if found.config_under(quota) is not found.config else NO_QUOTA", "if True else NO_QUOTA", "an operator looks for a quota where there is none"),
+        tests=("tests/unit/cli/test_cli_settings.py",),
+    ),
+    *rows(
         "sidecar/cli/movement.py",
         ("what stays is said at each look", "            if reason not in before:\n", "            if True:\n", "a drain that waits fills the terminal"),
         tests=("tests/unit/cli/test_cli_moves.py",),
@@ -177,5 +182,15 @@ MUTANTS = [
         "liftpy/client/lane.py",
         ("a producer does not wait for its turn", "self.resume_at = now + (after_s or self._pause_s)", "self.resume_at = now + self._pause_s", "producers beyond a quota flood its leader"),
         tests=("tests/unit/client/test_lane.py",),
+    ),
+    *rows(
+        "liftpy/cluster/request_rates.py",
+        (
+            "who is refused for others pays for it",
+            "        if not wait_ms:\n            own.take(now_ns)",
+            "        own.take(now_ns)\n        if not wait_ms:",
+            "one operator who floods takes the others' rates away",
+        ),
+        tests=("tests/unit/cluster/test_request_rates.py",),
     ),
 ]  # fmt: skip
