@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY
 from liftpy.cluster.waiting import why_it_waits
-from liftpy.config import StreamConfig
+from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.partition import PartitionState, Purge
 from liftpy.purge import waits_for
@@ -172,13 +173,15 @@ def list_streams(as_json: bool, target: Target) -> None:
 def show(name: str, as_json: bool, target: Target) -> None:
     """Show one stream: settings, partitions, leaders, ISR."""
 
-    async def work(client: Client) -> tuple[StreamImage, str]:
-        found = await client.stream(name)
-        return found, why_it_waits((await client.describe_cluster()).image, found) if found.waiting else ""
+    async def work(client: Client) -> tuple[StreamImage, str, DefaultQuota]:
+        found, quota = await client.stream(name), await client.default_quota()
+        return found, why_it_waits((await client.describe_cluster()).image, found) if found.waiting else "", quota
 
-    found, why = with_client(target, work)
+    found, why, quota = with_client(target, work)
+    by_default = quota if found.config_under(quota) is not found.config else NO_QUOTA
     if as_json:
-        click.echo(json.dumps(stream_json(found) | ({"waits": why} if found.waiting else {})))
+        by_cluster = {"default_quota": asdict(by_default)}
+        click.echo(json.dumps(stream_json(found) | by_cluster | ({"waits": why} if found.waiting else {})))
         return
     described = stream_json(found)
     settings = ", ".join(f"{key} {value}" for key, value in changed(found.config, found.replica_count).items())
@@ -188,6 +191,8 @@ def show(name: str, as_json: bool, target: Target) -> None:
         rows.append((*map(str, cells), " ".join(p["replicas"]), " ".join(p["isr"])))
     console = Console()
     console.print(f"stream {found.name} (uid {found.uid}) on {found.subject}", f"{settings}", sep="\n", highlight=False)
+    if by_default.has_rates:
+        console.print(f"by the cluster's default quota: {by_default.words}", highlight=False)
     if found.waiting:
         console.print(
             f"{_count(found.waiting, 'partition')} of {_count(found.replica_count, 'replica')}: {INSUFFICIENT_NODES}: {why}"

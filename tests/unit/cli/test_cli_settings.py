@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import DefaultQuota
+from liftpy.config import DefaultQuota, StreamConfig
 from sidecar.cli import settings as module
-from tests.unit.cli.test_cli_with_a_cluster import run
+from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
+
+__all__ = ["cluster"]
 
 ROWS = [
     {"name": "rack", "value": "a", "read": "b", "source": "file", "default": "", "applies": "restart"},
@@ -85,3 +87,20 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
     code, _, err = run(capsys, *words, "--none", "--records", "1")
     assert (code, client.set_to) == (2, None)
     assert "name nothing beside it" in err
+
+
+def test_a_stream_that_has_the_clusters_quota_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown() -> tuple[bool, dict[str, int]]:
+        said = json.loads(run(capsys, "stream", "show", "orders", "--json")[1])
+        return "by the cluster's default quota: 5 records/s" in run(capsys, "stream", "show", "orders")[1], said[
+            "default_quota"
+        ]
+
+    none = {"records_per_s": 0, "bytes_per_s": 0, "by_token": 0}
+    assert shown() == (False, none)
+    cluster.driver.fsm.image = replace(cluster.image, default_quota=DefaultQuota(records_per_s=5))
+    assert shown() == (True, {**none, "records_per_s": 5})
+    stream = cluster.image.streams["orders"]
+    for config in (StreamConfig(quota_exempt=True), StreamConfig(quota_bytes_per_s=9)):
+        cluster.driver.fsm.image = cluster.image.with_altered(replace(stream, config=config))
+        assert shown() == (False, none)

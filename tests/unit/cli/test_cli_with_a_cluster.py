@@ -60,6 +60,9 @@ class Cluster:
     async def stream(self, name: str) -> StreamImage:
         return (await self.describe_cluster()).stream(name)
 
+    async def default_quota(self) -> Any:
+        return self.image.default_quota
+
     async def list_streams(self, *, internal: bool = False) -> list[StreamImage]:
         return (await self.describe_cluster()).streams()
 
