@@ -194,10 +194,9 @@ class WorkerNode:
         )
         tools: Any = SimpleNamespace(
             folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
-            clocks=SimpleNamespace(time_of_age_ns=time.time_ns),
+            clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
-            clocks=SimpleNamespace(time_of_age_ns=time.time_ns, stamp_ns=time.time_ns),
             heard=NodeHeard(1 << 20),
             derived=NodeDerived(),
             drops=SimpleNamespace(count=lambda *a: None), subjects=subjects, tracing=SimpleNamespace(of=lambda key: None),
