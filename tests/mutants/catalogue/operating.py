@@ -494,4 +494,9 @@ MUTANTS = [
         ("a time without an end is a bug", "except (ValueError, TypeError, KeyError, OverflowError):", "except (ValueError, TypeError, KeyError):", "who asks for a level with a huge time hears nothing"),
         tests=("tests/unit/node/test_logs.py",),
     ),
+    *rows(
+        "sidecar/status/site.py",
+        ("what was sent to who watches is kept", "            kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}", "            kept = self._live_made", "each page that was ever watched stays in memory"),
+        tests=("tests/unit/node/test_site.py",),
+    ),
 ]  # fmt: skip
