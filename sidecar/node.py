@@ -66,9 +66,10 @@ from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.predecessor import wait_for_predecessor
 from sidecar.metadata.thread import GroupThread
-from sidecar.partition.counted import NodeCounts, StreamLabels
+from sidecar.partition.counted import StreamLabels
 from sidecar.partition.deletions import Deletions
 from sidecar.partition.housekeeping import Housekeeping
+from sidecar.partition.node_counts import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.proposals import Proposals
 from sidecar.partition.quiet import QuietAsker, QuietTalk
@@ -362,10 +363,9 @@ class Node:
     def _build(
         self, links: Links, group: MetadataGroup, folder: DataFolder, identity: NodeFile | WorkerMarks, promises: Promises
     ) -> None:
-        settings, bus = self.settings, links.replication
+        settings, bus, counts = self.settings, links.replication, NodeCounts(StreamLabels(self.settings.metrics_streams))
         self._proposals = Proposals(group, settings.node_id, self.incarnation)
-        self._probes = Probes(bus, self.subjects)
-        router = AnswerRouter(bus)
+        self._probes, router = Probes(bus, self.subjects), AnswerRouter(bus)
         self._quiet = quiet = self._make_quiet(router)
         notifications = Notifications(
             bus,
@@ -398,6 +398,7 @@ class Node:
             timers=self._timers,
             pool=self._pool,
             counters=self.counters,
+            touched=counts.touched,
             flush_times=self._flush_times,
             reads=self._read_tools(links),
             flush_beside=self._flush_beside,
@@ -413,7 +414,7 @@ class Node:
             recovered=self._recovered,
             promises=promises,
         )
-        self.partitions = Partitions(tools, NodeCounts(StreamLabels(settings.metrics_streams)), share=self.share)
+        self.partitions = Partitions(tools, counts, share=self.share)
         links.watch(self.partitions.data_path_changed)
         links.watch_publishes(self.partitions.publishes_lost)
         partitions, find = self.partitions, self.partitions.services_of

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from liftpy.client.admin import Admin
 from liftpy.client.node_answers import RELOAD, SETTINGS, object_of, whole_status
 from liftpy.client.transport import Transport
 from liftpy.errors import ProtocolError
 from liftpy.glance import ASKED, Glance, glance_of
 from liftpy.ids import check_name
 from liftpy.wire.subjects import Subjects
+
+if TYPE_CHECKING:
+    from liftpy.client.admin import Admin
 
 
 class NodeViews:

@@ -22,7 +22,6 @@ from liftpy.client.progress import ReadProgress, SecondOpinion
 from liftpy.client.publisher import Publisher
 from liftpy.client.slices import BatchSlice
 from liftpy.client.spans import ClientSpans, Sending
-from liftpy.config import AckPolicy
 from liftpy.errors import CorruptionError
 from liftpy.trace.context import TraceContext
 from liftpy.trace.messages import created_in
@@ -40,23 +39,13 @@ class TracedPublisher(Publisher):
         super().__init__(*arguments, **named)
 
     async def send(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: HeadersLike | None = None,
-        ack: AckPolicy = AckPolicy.ALL,
-        msg_id: str = "",
-        expected_last: int | None = None,
-        timeout_s: float | None = None,
+        self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any
     ) -> asyncio.Future[PublishAck]:
         """As of a Publisher; the span ends with the answer."""
         span = None
         if self._spans.can_send():
             headers, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
-        sending = super().send(
-            value, key=key, headers=headers, ack=ack, msg_id=msg_id, expected_last=expected_last, timeout_s=timeout_s
-        )
+        sending = super().send(value, headers=headers, **as_given)
         if span is None:
             return await sending
         try:
@@ -67,18 +56,11 @@ class TracedPublisher(Publisher):
         coming.add_done_callback(partial(_answered, span))
         return coming
 
-    async def post(
-        self,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: HeadersLike | None = None,
-        addressed: bool = False,
-    ) -> None:
+    async def post(self, value: bytes | None, *, headers: HeadersLike | None = None, **as_given: Any) -> None:
         """As of a Publisher; the span ends when it is handed over."""
         pairs, span = self._spans.sending(self._stream, self._partition, pairs_of(headers))
         try:
-            await super().post(value, key=key, headers=pairs, addressed=addressed)
+            await super().post(value, headers=pairs, **as_given)
         except BaseException as error:
             if span is not None:
                 span.ended(error)

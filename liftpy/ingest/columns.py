@@ -7,7 +7,7 @@ stored as plain bytes [A6].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from liftpy.config import AckPolicy, Codec
@@ -122,6 +122,8 @@ class MessageReader:
         """What publishers want who want the same, of one ``read``."""
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
+        self.touched: Callable[[], None] = _nothing
+        """Called for each ``read``: what its partition counts may be more."""
 
     @property
     def answers(self) -> bool:
@@ -134,6 +136,7 @@ class MessageReader:
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:
         """The columns of ``messages``, in their order."""
+        self.touched()
         values: list[bytes | None] = [message[2] for message in messages]
         replies = [message[1] for message in messages]
         asked: list[bytes] = []
@@ -445,6 +448,10 @@ class MessageReader:
             publishers.policies = [self._policy] * len(columns.values)
         assert isinstance(publishers.policies, list)
         return publishers.policies
+
+
+def _nothing() -> None:
+    """Nobody keeps figures."""
 
 
 def _note(head: client_pb2.BatchPublish) -> ProducerNote:

@@ -61,6 +61,8 @@ class Standby:
     wall_ns: Callable[[], int]
     rules: SortingRules
     on_lost: Callable[[int], None] = lambda count: None
+    touched: Callable[[], None] = lambda: None
+    """What is counted here may be more."""
     on_unreadable: Callable[[LiftError], None] = lambda error: None
     """Its log can't be read, so that nothing can be looked for in it: it has been told, and gives the leadership up."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
@@ -129,11 +131,13 @@ class Standby:
 
     def _read(self) -> None:
         messages, self._reading = self._reading, []
+        self.touched()
         if messages and self._hearing is not None and not self.heard.add(messages, self.now_ns(), self._ends.last_ns):
             self._given_up(len(messages))
 
     def _given_up(self, count: int) -> None:
         self.counters.lost += count
+        self.touched()
         self.on_lost(count)
 
     @property
@@ -223,6 +227,7 @@ class Standby:
             taken = TakenOver(hearing)  # it was to be forgotten, meanwhile
         else:
             self.counters.add(sorting.counters)
+            self.touched()
         for late in self.heard.blocks:
             taken.fresh += late.messages
         self._forget()

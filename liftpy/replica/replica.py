@@ -22,6 +22,7 @@ a state from before its registration names a leader that does not exist any more
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from liftpy.config import ReplicationConfig
@@ -214,18 +215,24 @@ class Replica:
     def worst_lag(self, now_ns: int) -> tuple[int, int, int]:
         """Of the followers that this replica leads: (records that the last one lacks, ns since it lacked none, how many replicas have a
         slow disk, its own included); what is not known counts as nothing."""
+        records, since_ns, slow_until_ns = self.lag()
+        return records, max(0, now_ns - since_ns) if records else 0, sum(until_ns > now_ns for until_ns in slow_until_ns)
+
+    def lag(self) -> tuple[int, int, Sequence[int]]:
+        """Of the same: (records, since when, until when each replica that was found slow has a slow disk); monotonic ns. It stays as it
+        is until the next event, whatever the time."""
         role = self._role
         if not isinstance(role, LeaderRole):
-            return 0, 0, 0
-        newest, records, age_ns = self._shared.log.flushed_newest_offset, 0, 0
+            return 0, 0, ()
+        newest, least, since_ns = self._shared.log.flushed_newest_offset, None, 0
         for progress in role.desk.followers.values():
             position = progress.position
             if position is not None and position < newest:
-                records, age_ns = max(records, newest - position), max(age_ns, now_ns - progress.caught_up_ns)
-        if not role.flushes.any_is_slow(now_ns):  # of nearly all, at each scrape of thousands
-            return records, age_ns, 0
-        slow = sum(role.flushes.is_slow(node, now_ns) for node in (self._shared.node_id, *role.desk.followers))
-        return records, age_ns, slow
+                if least is None:
+                    least, since_ns = position, progress.caught_up_ns
+                else:
+                    least, since_ns = min(least, position), min(since_ns, progress.caught_up_ns)
+        return 0 if least is None else newest - least, since_ns, role.flushes.slow_until_ns()
 
     def _followers(self, now_ns: int) -> tuple[FollowerSnapshot, ...]:
         role, log = self._role, self._shared.log

@@ -20,7 +20,7 @@ leaves. The disk is well again: 20 s later it is back. The next time it stays ou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from statistics import median_low
 
@@ -112,9 +112,9 @@ class SlowFlushes:
         record = self._records.get(replica)
         return record is not None and record.slow_until_ns > now_ns
 
-    def any_is_slow(self, now_ns: int) -> bool:
-        """Whether there is anybody in ``slow``."""
-        return any(record.slow_until_ns > now_ns for record in self._records.values())
+    def slow_until_ns(self) -> Sequence[int]:
+        """Until when each of those is slow, or was, that have ever been found slow."""
+        return [record.slow_until_ns for record in self._records.values() if record.slow_until_ns]
 
     def slow(self, now_ns: int) -> frozenset[str]:
         """All that are."""

@@ -6,7 +6,7 @@ By stream where somebody wants that: streams that a pattern names have their own
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from operator import add, attrgetter
 from typing import Any
@@ -32,9 +32,6 @@ _COUNTED = {
 }
 """What a partition counts: name -> which part of it, and there."""
 SUMS = tuple(_COUNTED)
-LEAVES = (*dict.fromkeys(leaf for leaf, _ in _COUNTED.values()), "standby")
-"""Parts of a partition that count; they are the same ones as long as it is here."""
-_COLUMNS = tuple((leaf, attrgetter(name)) for leaf, name in _COUNTED.values())
 _counts = attrgetter(*(f"{leaf}.{name}" for leaf, name in _COUNTED.values()))
 """In the order of SUMS."""
 
@@ -72,30 +69,22 @@ class Counts:
 
     def add(self, label: str, worker: Any) -> None:
         """Add what a partition has counted until now."""
-        self._add(label, _counts(worker), [worker.ingest.counters], [worker.standby])
+        self.add_sums(label, _counts(worker))
+        ingest = worker.ingest.counters
+        self.refused.update(ingest.refused)
+        self.dropped.update(ingest.dropped)
+        self.throttled.update(ingest.throttled)
+        if worker.standby.has_counted:
+            told = worker.standby.report()
+            del told["held_bytes"]
+            self.standby.update(told)
 
-    def add_part(self, label: str, leaves: Mapping[str, Sequence[Any]]) -> None:
-        """Add what several have: each of LEAVES -> those of all of them."""
-        counts = [sum(map(count, leaves[leaf])) for leaf, count in _COLUMNS]
-        self._add(label, counts, leaves["ingest.counters"], leaves["standby"])
-
-    def _add(self, label: str, counts: Iterable[int], ingests: Iterable[Any], standbys: Iterable[Any]) -> None:
+    def add_sums(self, label: str, counts: Iterable[int]) -> None:
+        """Add these, in the order of SUMS."""
         sums = self.by_stream.get(label)
         if sums is None:
             sums = self.by_stream[label] = [0] * len(SUMS)
         sums[:] = map(add, sums, counts)
-        for ingest in ingests:
-            if ingest.refused:
-                self.refused.update(ingest.refused)
-            if ingest.dropped:
-                self.dropped.update(ingest.dropped)
-            if ingest.throttled:
-                self.throttled.update(ingest.throttled)
-        for standby in standbys:
-            if standby.has_counted:
-                told = standby.report()
-                del told["held_bytes"]
-                self.standby.update(told)
 
     def copy(self) -> Counts:
         """Another one with the same sums."""
@@ -109,35 +98,3 @@ class Counts:
         """Of all streams."""
         index = SUMS.index(name)
         return sum(sums[index] for sums in self.by_stream.values())
-
-
-class NodeCounts:
-    """Of one node: ``ended`` has what the partitions counted that are not here any more."""
-
-    def __init__(self, labels: StreamLabels | None = None) -> None:
-        self.labels = labels or StreamLabels()
-        self.ended = Counts()
-        self.ending: list[Any] = []
-        """Partitions that are being stopped, which may still count."""
-        self.ends_here: Callable[[], None] = lambda: None
-        """Who keeps something of partitions lets it go."""
-
-    def begins_to_end(self, worker: Any) -> None:
-        """It is not among the node's partitions any more."""
-        self.ends_here()
-        self.ending.append(worker)
-
-    def has_ended(self, worker: Any) -> None:
-        """It counts no more."""
-        self.ending.remove(worker)
-        self.ended.add(self.labels.of(worker.key.stream), worker)
-
-
-class Uncounted(NodeCounts):
-    """Where nobody asks for sums: what ends leaves nothing behind."""
-
-    def begins_to_end(self, worker: Any) -> None:
-        """Nothing is done."""
-
-    def has_ended(self, worker: Any) -> None:
-        """Nothing is done."""

@@ -18,8 +18,8 @@ from weakref import WeakSet
 
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
-from liftpy.replica.effects import Effect
-from liftpy.replica.events import Event, MetadataHeard, NoticeReceived
+from liftpy.replica.effects import ConfirmQuiet, Effect, SetDeadline
+from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
@@ -36,6 +36,8 @@ _MOST_OF_A_STEP = 500
 
 _NEWEST_COUNTS = (MetadataHeard, NoticeReceived)
 """Come as long as there are others, and say nothing that the next one does not say."""
+_ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
+"""What comes to partitions of which nothing happens. Where it asks for no more than another look, nothing that is shown has changed."""
 
 Step = tuple[int, Event, list[Effect]]
 """(monotonic ns, what came, what was to be done)."""
@@ -64,6 +66,8 @@ class ReplicaDriver:
         """Set before the first event; the executor needs the driver's ``feed``, so the driver comes first."""
         self.step_over: Callable[[], None] = _nothing
         """Called when all effects of a step are carried out."""
+        self.touched: Callable[[], None] = _nothing
+        """Called where a step may have changed what figures show."""
         self._fatal = fatal
         self._queue: deque[Event] = deque()
         self._running = False
@@ -112,6 +116,8 @@ class ReplicaDriver:
                 effects = step(event, now_ns)
                 if effects or type(event) is not MetadataHeard:
                     remember((now_ns, event, effects))
+                    if type(event) not in _ROUTINE or any(type(effect) not in _LOOKS for effect in effects):
+                        self.touched()
                 if logger.isEnabledFor(logging.DEBUG):  # the level may change
                     logger.debug("%s: %s -> %s", self.key, event, effects)
                 for effect in effects:

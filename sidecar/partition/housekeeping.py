@@ -103,6 +103,7 @@ class Housekeeping:
                 worker.report_purged()
             if worker.set_aside and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.drop_set_aside)
+                worker.touched()
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
 
@@ -135,6 +136,7 @@ def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
     except LiftError as error:
         _failed(worker, error)
         return
+    worker.touched()
     if dropped:
         logger.info("%s: compaction dropped %d records", worker.key, dropped)
 

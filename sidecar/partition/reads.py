@@ -58,6 +58,8 @@ class ReadSubjects:
         self._shared_subject = subjects.read(key.stream, key.partition)
         self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._arrived)
         self._shared: Listener | None = None
+        self.touched: Callable[[], None] = lambda: None
+        """Called where who waits, or what was sent, may be more or less."""
 
     @property
     def record_count(self) -> int:
@@ -97,11 +99,13 @@ class ReadSubjects:
         """The answer to a question of this process. There may be none: whoever asks has a time-out."""
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._reads.asked(payload, answer)
+        self.touched()
         return await answer
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         if self._inboxes.allows(reply):
             self._reads.asked(payload, reply.decode())
+            self.touched()
         else:
             self._counters[REPLY] += 1
 
@@ -122,6 +126,7 @@ class ReadSubjects:
 
     def answer(self, asker: _Asker, chunks: Chunks) -> None:
         """One message to the reply subject; to who is here, a copy of it."""
+        self.touched()
         if isinstance(asker, str):
             self._bus.send(asker, chunks)
         elif not asker.done():

@@ -34,6 +34,8 @@ class LogReplay:
         self._beside: asyncio.Handle | None = None
         """What is read beside everything else."""
         self._closed = False
+        self.touched: Callable[[], None] = lambda: None
+        """Called after each slice."""
         derived.on_lacking = self._read_beside
         if derived.lacks:
             self._read_beside()
@@ -69,6 +71,7 @@ class LogReplay:
         began_ns = clock.now_ns()
         try:
             complete = self._derived.read_beside()
+            self.touched()
         except LiftError as error:
             self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
             return
@@ -79,6 +82,7 @@ class LogReplay:
         self._handle = None
         try:
             complete = self._derived.is_complete or self._derived.replay()
+            self.touched()
         except LiftError as error:
             self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can't be replayed: {error}"))
             return

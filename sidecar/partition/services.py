@@ -77,6 +77,8 @@ class PartitionServices:
         self._node_id = node_id
         self._subjects = subjects
         self._hand_over = hand_over
+        self.touched: Callable[[], None] = lambda: None
+        """Called where a service may be the first one."""
         self._agreements: dict[str, Agreement] = {}
         self._differences: dict[str, Difference | None] = {}
         self._versions = CodeVersions()
@@ -136,6 +138,7 @@ class PartitionServices:
         before = self._sessions.condition(hello.service)
         self._carry_out(self._sessions.hello(hello, inbox, self._view(), clock.now_ns()))
         if self._sessions.condition(hello.service) != before:
+            self.touched()
             self._report_within()
         if len(self._sessions) and not self._checks:
             self._expire()

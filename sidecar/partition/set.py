@@ -32,8 +32,8 @@ from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.clock_watch import ClockWatch
-from sidecar.partition.counted import NodeCounts, Uncounted
 from sidecar.partition.garbage import Garbage
+from sidecar.partition.node_counts import NodeCounts, Uncounted
 from sidecar.partition.reads import ReadSubjects
 from sidecar.partition.services import PartitionServices
 from sidecar.partition.slices import Slices
@@ -113,6 +113,11 @@ class Partitions:
     def derived(self) -> NodeDerived:
         """What this node's partitions keep of their logs in memory."""
         return self._node.derived
+
+    @property
+    def heard_bytes(self) -> int:
+        """What this node's partitions hold of what they have heard and do not lead, in bytes of memory."""
+        return self._node.heard.size_bytes
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -265,6 +270,7 @@ class Partitions:
             return False
         self.failed.pop(key, None)
         self._workers[key] = worker
+        self.counts.begins(worker)
         if not self._data_path_is_up:
             worker.feed(DataPathChanged(is_up=False))
         self._by_name[key.stream, key.partition] = worker

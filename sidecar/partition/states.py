@@ -34,6 +34,8 @@ class StateCheckpoints:
         self._unwritten: Unwritten | None = None
         """To be written once HW is stored."""
         self._writing: asyncio.Future[None] | None = None
+        self.touched: Callable[[], None] = lambda: None
+        """Called when one more was written, or could not be."""
 
     def checkpoint(self) -> None:
         """Store HW and, now and then, what is derived from the log."""
@@ -48,6 +50,7 @@ class StateCheckpoints:
 
     def _written(self, _: asyncio.Future[None]) -> None:
         self._writing = None
+        self.touched()
 
     async def close(self) -> Callable[[], None]:
         """Wait for what is under way. What is to be run, in any thread, once the log has been closed in good order."""

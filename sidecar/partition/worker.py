@@ -101,6 +101,8 @@ class NodeTools:
     timers: Timers
     pool: Pool
     counters: Counter[str]
+    touched: set[PartitionWorker]
+    """Those of which figures may show something new; who looks at them takes them out. On the loop alone."""
     room: NodeRoom
     reads: ReadTools
     """With the inboxes of applications."""
@@ -140,6 +142,8 @@ class PartitionWorker:
         self.key, self.config, self.log = key, config, log
         self._node, self.set_aside = node, set_aside
         """Files that recovery set aside, which are still there."""
+        self.touched: Callable[[], None] = partial(node.touched.add, self)
+        """Called where something changes that figures show, once for what changes together."""
         self.state: PartitionState | None = None
         self.replica = _replica(node, key)
         own_subject, node_id = data_subject(subject, key.partition), node.settings.node_id
@@ -167,7 +171,7 @@ class PartitionWorker:
             may_refuse_for_now=lambda: self.replica.may_refuse_for_now(clock.now_ns()),
             derived=self.derived,
             takes=self.replica.takes_publishes,
-            on_drop=lambda reason, count: node.drops.count(str(key), reason, count),
+            on_drop=self._dropped,
             may_leave=self._may_leave,
             times=times,
             room=PartitionRoom(node.room, node.settings.replication.ingest_queue_bytes, self._queued_bytes),
@@ -194,9 +198,18 @@ class PartitionWorker:
             compacted=config.is_cleaned,
         )
         self.executor = self._executor(node)
+        self._join_parts()
+
+    def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
-        log.on_damage = self._damaged
+        self.log.on_damage = self._damaged
+        for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
+            part.touched = self.touched
         self.trace()
+
+    def _dropped(self, reason: str, count: int) -> None:
+        self.touched()
+        self._node.drops.count(str(self.key), reason, count)
 
     def _executor(self, node: NodeTools) -> Executor:
         made = Executor(self._tools(node))

@@ -23,14 +23,16 @@ from liftpy.wire.refusals import by_reason
 from sidecar import clock
 from sidecar.logs import LEVELS, LOGS
 from sidecar.metadata.events import LOST
+from sidecar.partition.by_change import OFTEN, ROLES, SHOWN, LabelSums
 from sidecar.partition.counted import BY_STREAM, OTHERS, SUMS, Counts
 from sidecar.raft.transport import DIVERGENCES
-from sidecar.status.looking import GAUGES, InParts, Looked
 from sidecar.status.names import ERRORS, INCIDENTS, MOST_VALUES
 from sidecar.status.report import Reporter
 from sidecar.tracing.node_tracing import DROPPED
 
 SLICE_S = 0.002
+MOST_S = 0.02
+"""Of the loop's time, in all its slices, for what has changed in partitions; a sample of the history takes what it leaves unread."""
 _SUMMED = {
     "duplicates": "publish_duplicates_total",
     "message_ids_forgotten": "message_ids_forgotten_total",
@@ -42,6 +44,15 @@ _SUMMED = {
     "refused_replies": "refused_replies_total",
     "truncated_records": "truncated_records_total",
 }
+GAUGES = (
+    "acks_waiting", "log_size_bytes", "replica_lag_records", "replica_lag_seconds", "partitions_under_replicated",
+    "partitions_under_min_isr",
+)  # fmt: skip
+"""With a label ``stream``, beside BY_STREAM."""
+_SUMS_HERE = (
+    "uncommitted_records", "partitions_at_min_isr", "partitions_quiet", "partitions_paused", "partitions_moving", "partitions_failed",
+    "assembling_bytes", "readers_waiting", "partitions_with_too_many_subjects", "partitions_with_set_aside_files",
+)  # fmt: skip
 Labels = tuple[str, ...]
 
 
@@ -109,7 +120,6 @@ class NodeFigures:
         self._bounded = BoundedLabels()
         self._late_ticks = Grown()
         self._audit_dropped = Grown()
-        self._parts = InParts()
 
     async def gather(self) -> Figures:
         """All of them; other work of the loop has its turn every 2 ms."""
@@ -135,34 +145,37 @@ class NodeFigures:
 
     # ---- partitions ----------------------------------------------------------------------------------------------------
     async def _partitions(self, found: Figures) -> None:
-        partitions = self._reporter.partitions
-        counts = partitions.counts.ended.copy()
-        workers, ending = list(partitions), list(partitions.counts.ending)
-        labels, now_ns = partitions.counts.labels, clock.now_ns()
-        looked = Looked()
+        partitions, now_ns = self._reporter.partitions, clock.now_ns()
+        here, labels = partitions.counts.here, partitions.counts.labels
+        began, cpu_began, took_s = time.monotonic(), time.thread_time(), 0.0
+        for _ in here.look():
+            slice_s = time.thread_time() - cpu_began
+            if took_s + slice_s > MOST_S:
+                break  # the rest has the first turn in the next look
+            if time.monotonic() - began > SLICE_S:
+                took_s += slice_s
+                await asyncio.sleep(0)
+                began, cpu_began = time.monotonic(), time.thread_time()
+        found.put("scrape_unread_partitions", here.unread_count)
+        _counted(found, partitions.counts.all(), has_labels=bool(labels.patterns))
+        for role in sorted(ROLES):
+            found.put("partitions", here.total(role), role.lower())
+        for name in _SUMS_HERE:
+            found.put(name, here.total(name))
+        found.put("replicas_with_slow_disks", here.slow_disks(now_ns))
+        found.put("standby_buffer_bytes", partitions.heard_bytes)
+        found.put("partitions_failed", len(partitions.failed))
+        for label, sums in (here.by_label or {OTHERS if labels.patterns else "": LabelSums()}).items():
+            for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
+                found.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
         gone = 0
-        began = time.monotonic()
-        for part in self._parts.of(workers, partitions.counts):
-            counts.add_part(part.label, part.leaves)
-            looked.look(part, now_ns)
-            for worker in part.with_services:
-                services += worker.services.report()
-                gone += len(worker.services.gone())
+        for worker in list(here.with_services):
+            services += worker.services.report()
+            gone += len(worker.services.gone())
             if time.monotonic() - began > SLICE_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
-        for worker in ending:
-            counts.add(labels.of(worker.key.stream), worker)
-        _counted(found, counts, has_labels=bool(labels.patterns))
-        for role, count in sorted(looked.roles.items()):
-            found.put("partitions", count, role.lower())
-        for name, count in looked.sums.items():
-            found.put(name, count)
-        found.put("partitions_failed", len(partitions.failed))
-        for label, row in (looked.by_stream or {OTHERS if labels.patterns else "": [0.0] * len(GAUGES)}).items():
-            for name, figure in zip(GAUGES, row, strict=True):
-                found.put(name, figure, *([label] if label else []))
         found.put("services_gone", gone)
         _services(found, services)
 
@@ -187,6 +200,15 @@ class NodeFigures:
             for name in ("cluster_nodes", "cluster_streams", "cluster_partitions_offline", "cluster_partitions_electing"):
                 found.numbers[name] = {}
             found.numbers["cluster_elections_total"] = found.numbers["cluster_folders_lost_total"] = {}
+
+
+def _gauges(sums: LabelSums, now_ns: int) -> tuple[float, ...]:
+    records, age_ns = sums.lag(now_ns)
+    often, shown = dict(zip(OFTEN, sums.often, strict=True)), dict(zip(SHOWN, sums.shown, strict=False))
+    return (
+        often["acks_waiting"], often["log_size_bytes"], records, age_ns / NS_PER_S, shown["partitions_under_replicated"],
+        shown["partitions_under_min_isr"],
+    )  # fmt: skip
 
 
 def _counted(found: Figures, counts: Counts, *, has_labels: bool) -> None:

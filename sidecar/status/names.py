@@ -64,6 +64,7 @@ TABLE: dict[str, Row] = {
         ("partitions_under_replicated", "stream", "Led here, with replicas out of the ISR."),
         ("partitions_at_min_isr", "", "Led here, whose ISR has no member to spare."),
         ("partitions_under_min_isr", "stream", "Led here, that commit nothing: fewer in-sync replicas than min.isr."),
+        ("scrape_unread_partitions", "", "Here, that show what an earlier scrape did: in 20 ms this one had not come to them."),
         ("partitions_failed", "", "Here, whose log can't be opened or has failed."),
         ("partitions_quiet", "", "Followed here without news, asked for with others."),
         ("partitions_paused", "", "Led here, and paused by operators."),

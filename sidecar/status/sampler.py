@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from math import nan
 from operator import add
 from typing import Any, NamedTuple
 
 from liftpy.glance import percentile
 from liftpy.history import History, bands_of
-from liftpy.replica.phases import RoleName
 from sidecar import clock
 from sidecar.partition.counted import BY_STREAM
 from sidecar.status.report import Reporter
@@ -26,8 +24,7 @@ SLICE_S = 0.0002
 PART_OF_LOOP = 0.005
 MOST_COVERED_S = 10
 """What lies further apart is no sample of the time between: the process stood still."""
-_LOOKED_AT_ONCE = 32
-"""Partitions between two looks at the clock."""
+_LED = ("led", "partitions_under_replicated", "led_short")
 
 
 _COUNTED = ("counts", "acks", "flushes", "loop_lag")
@@ -115,7 +112,7 @@ class Sampler:
     def sample(self) -> Iterator[None]:
         """One; stops wherever other work may have its turn."""
         at_s, second, it = self._now(), int(self._wall()), self._reporter.instruments
-        look = _Walk(self._reporter)
+        look = _Showing(self._reporter)
         yield from look.all()
         acks = tuple(map(sum, zip(*(one.counts for one in it.acks.values()), strict=True)))
         seen = _Sampled(at_s, second, tuple(look.counts), acks, tuple(it.flushes.counts), tuple(it.loop_lag.counts))
@@ -129,8 +126,8 @@ class Sampler:
             self._history.put(second, _row(before, seen, look), covers=max(1, second - before.second))
 
 
-class _Walk:
-    """At all partitions, summed in plain numbers."""
+class _Showing:
+    """At what all partitions show, summed in plain numbers."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._partitions = reporter.partitions
@@ -147,33 +144,17 @@ class _Walk:
 
     def all(self) -> Iterator[None]:
         """Look, some at a time."""
-        counts = self._partitions.counts
-        for sums in counts.ended.by_stream.values():
-            self._add(sums)
-        workers = iter([*self._partitions, *counts.ending])
-        while some := list(islice(workers, _LOOKED_AT_ONCE)):
-            for worker in some:
-                self._look(worker)
-            yield
-
-    def _add(self, sums: Sequence[float]) -> None:
-        for number in range(len(BY_STREAM)):
-            self.counts[number] += sums[number]
-
-    def _look(self, worker: Any) -> None:
-        ingest, reads, counts = worker.ingest.counters, worker.reads, self.counts
-        counts[0] += ingest.records
-        counts[1] += ingest.size_bytes
-        counts[2] += reads.record_count
-        counts[3] += reads.size_bytes
-        replica, state = worker.replica, worker.state
-        if state is not None and replica.role is RoleName.LEADER:
-            members = len(state.isr)
-            self.isr[0 if members >= len(state.replicas) else 1 if members >= state.min_isr(worker.config) else 2] += 1
-            self.lag_ns = max(self.lag_ns, replica.worst_lag(self._now_ns)[1])
+        partitions = self._partitions.counts
+        here = partitions.here
+        yield from here.look()
+        for sums in partitions.all().by_stream.values():
+            self.counts = list(map(add, self.counts, sums))
+        led, short, short_and_under = map(here.total, _LED)
+        self.isr = [led - short, short - short_and_under, short_and_under]
+        self.lag_ns = here.lag_ns(self._now_ns)
 
 
-def _row(before: _Sampled, seen: _Sampled, look: _Walk) -> list[float]:
+def _row(before: _Sampled, seen: _Sampled, look: _Showing) -> list[float]:
     took_s = seen.at_s - before.at_s
     acks = _grown(before.acks, seen.acks)
     rates = [max(0.0, now - then) / took_s for then, now in zip(before.counts, seen.counts, strict=True)]

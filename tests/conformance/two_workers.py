@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from sidecar import clock
 from sidecar.bus.notify import Notifications, Requests
 from sidecar.disk.beside import Beside
 from sidecar.disk.flush_times import NodeFlushTimes
+from sidecar.partition.node_counts import NodeCounts
 from sidecar.partition.promises import Promises
 from sidecar.partition.quiet import QuietAsker, QuietTalk
 from sidecar.partition.reads import ReadTools
@@ -55,6 +57,7 @@ class Bus:
     """One node's connection; all nodes share ``table``. What it sends arrives in a later turn of the loop."""
 
     max_payload = 1 << 20
+    has_room = True
 
     def __init__(self, node_id: str, table: list[tuple[str, str, Callable[..., None]]]) -> None:
         self.node_id = node_id
@@ -168,6 +171,7 @@ class WorkerNode:
         self.storage.fault = self._fault
         self.promises = MemoryStorage()
         self.asked = Asked()
+        self.counts = NodeCounts()
         self.errors: list[Exception] = []
         self.bus = Bus(node_id, table)
         self.timers = Timers()
@@ -189,7 +193,8 @@ class WorkerNode:
             counters,
         )
         tools: Any = SimpleNamespace(
-            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)),
+            folder=SimpleNamespace(partition_path=lambda key: Path(key.folder)), touched=self.counts.touched,
+            clocks=SimpleNamespace(time_of_age_ns=time.time_ns),
             settings=SimpleNamespace(node_id=node_id, replication=CONFIG), incarnation=incarnation,
             links=SimpleNamespace(ingest=bus, replication=bus, standby=None), intake=NodeIntake(), copy_pace=CopyPace(),
             heard=NodeHeard(1 << 20),
@@ -203,6 +208,7 @@ class WorkerNode:
             promises=Promises(PromiseJournal(self.promises), pool, counters, self.errors.append),
         )  # fmt: skip
         self.worker = PartitionWorker(tools, KEY, SUBJECT, stream, self.log)
+        self.counts.begins(self.worker)
         self.audit = self.bus.audit = Audit(node_id, self.log, lambda: self.storage, lambda: self.promises, threads=True)
         self.audit.watch(self.worker.replica)
         driver = self.worker._driver

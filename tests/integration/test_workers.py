@@ -89,6 +89,24 @@ async def records(client: Client) -> list[set[str]]:
     ]
 
 
+def figures_are_those_of_the_report(node: DevNode) -> None:
+    """What is kept by change in two processes is what a look at each of their partitions shows, once nothing happens any more."""
+
+    def both() -> tuple[dict[str, float], dict[str, float]]:
+        rows = status(node)["partitions"]
+        led = [row for row in rows if row["role"] == "LEADER"]
+        shown = {
+            **{f'partitions{{role="{role.lower()}"}}': sum(row["role"] == role for row in rows) for role in ("LEADER", "FOLLOWER")},
+            "log_size_bytes": sum(row["log_bytes"] for row in rows), "acks_waiting": sum(row["waiting_acks"] for row in rows),
+            "partitions_under_replicated": sum(len(row["isr"]) < len(row["replicas"]) for row in led),
+            "uncommitted_records": sum(row["newest_offset"] - row["high_watermark"] for row in led),
+            "standby_buffer_bytes": sum(row["standby"]["held_bytes"] for row in rows),
+        }  # fmt: skip
+        return shown, {name: metric(node, f"liftpy_{name}") for name in shown}
+
+    until(lambda: (found := both())[0] == found[1], f"figures are not those of partitions: {both()}")
+
+
 async def counters_outlive_their_stream(client: Client, nodes: list[DevNode]) -> None:
     """What was counted in both processes of each node stays when the partitions go."""
     names = (
@@ -137,6 +155,8 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
         led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
         assert sum(led) == PARTITIONS * EACH, "both processes' counts"
         await counters_outlive_their_stream(client, nodes)
+        for node in nodes:
+            await asyncio.to_thread(figures_are_those_of_the_report, node)
 
         victim = cluster.nodes["n1"]
         first, child = victim.pid, await asyncio.to_thread(worker_pid, victim)
@@ -158,6 +178,8 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
         await asyncio.to_thread(still.wait_ready)
         expected |= {"while it was down", "while one stood still"}
         assert await records(client) == [expected] * PARTITIONS
+        for node in nodes:  # others lead by now, ISRs have shrunk and grown
+            await asyncio.to_thread(figures_are_those_of_the_report, node)
     finally:
         await client.close()
 

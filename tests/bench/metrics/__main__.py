@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 import timeit
+from functools import partial
+from typing import Any
 
 from liftpy.config import AckPolicy
+from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.instruments import Instruments, PublishTimes
+from liftpy.replica.copying import CopyPace
 from liftpy.replica.phases import RoleName
 from sidecar import clock
+from sidecar.partition.node_counts import NodeCounts
 from sidecar.status.figures import NodeFigures
 from sidecar.status.metrics import exposition
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 _TIMES = 20_000
+_STEPS = 7
+"""Read, published, flushed, and fetched by two followers, twice."""
 
 
 def instruments(record_count: int) -> float:
-    """us for one batch: it arrives, is appended, committed and acknowledged."""
-    times = PublishTimes(Instruments(), clock.now_ns)
+    """us for one batch: it arrives, is appended, committed and acknowledged; its partition is marked at each of its steps."""
+    times, touched = PublishTimes(Instruments(), clock.now_ns), partial(set[object]().add, object())
 
     def one() -> None:
+        for _ in range(_STEPS):
+            touched()
         arrived_ns = times.now_ns()
         times.appended(record_count - 1, record_count, arrived_ns)
         times.committed(record_count - 1)
@@ -30,15 +39,29 @@ def instruments(record_count: int) -> float:
     return min(timeit.repeat(one, number=_TIMES, repeat=5)) / _TIMES * 1e6
 
 
-async def scrape(count: int) -> tuple[float, float, float, float]:
-    """ms of CPU to gather the figures of so many partitions for the first time and later, of the longest slice on the clock, and of
-    CPU for the text."""
+class Partitions(list[Any]):
+    """Of a node; their figures are kept by change."""
+
+    def __init__(self, workers: list[Any]) -> None:
+        super().__init__(workers)
+        self.counts, self.failed, self.heard_bytes = NodeCounts(), {}, 0
+        self.copy_pace, self.derived = CopyPace(), NodeDerived()
+        for worker in workers:
+            self.counts.begins(worker)
+
+
+async def scrape(count: int) -> tuple[dict[str, float], float, float]:
+    """ms of CPU to gather the figures of so many partitions, by how many of them something has happened in; of the longest slice on the
+    clock; and of CPU for the text."""
     workers = [a_worker(f"s{n % 100}", n, RoleName.LEADER if n % 3 == 0 else RoleName.FOLLOWER) for n in range(count)]
     for worker in workers[10:]:  # most have refused and dropped nothing
         worker.standby.has_counted = False
         worker.ingest.counters.refused.clear()
         worker.ingest.counters.dropped.clear()
-    figures, longest_s = NodeFigures(a_reporter(workers)), 0.0
+        worker.ingest.counters.throttled.clear()
+    reporter = a_reporter([])
+    reporter.partitions = held = Partitions(workers)
+    figures, longest_s = NodeFigures(reporter), 0.0
 
     async def beside() -> None:
         nonlocal longest_s
@@ -48,17 +71,35 @@ async def scrape(count: int) -> tuple[float, float, float, float]:
             now = time.perf_counter()
             before, longest_s = now, max(longest_s, now - before)
 
+    async def gathered_ms() -> float:
+        began = time.process_time()
+        await figures.gather()
+        return (time.process_time() - began) * 1e3
+
     task = asyncio.ensure_future(beside())
     await asyncio.sleep(0)
-    gathered_s = []
-    for _ in range(6):
-        began = time.process_time()
-        found = await figures.gather()
-        gathered_s.append(time.process_time() - began)
+    took = {"at first": await gathered_ms()}
+    for _ in held.counts.here.look():  # a sample of the history
+        await asyncio.sleep(0)
+    for name, busy in (("of none", 0), ("of 1 %", count // 100), ("of 10 %", count // 10), ("of all", count)):
+        tries = []
+        for _ in range(5):
+            for worker in workers[:busy]:  # a batch is appended
+                worker.ingest.counters.records += 10
+                worker.ingest.counters.size_bytes += 1000
+                worker.log.size_bytes += 1000
+                held.counts.touched.add(worker)
+            tries.append(await gathered_ms())
+        took[name] = min(tries)
+        if unread := held.counts.here.unread_count:
+            took[f"{name}, {unread} left unread"] = took.pop(name)
+            for _ in held.counts.here.look():
+                await asyncio.sleep(0)
     task.cancel()
+    found = await figures.gather()
     began = time.process_time()
     exposition(found)
-    return gathered_s[0] * 1e3, min(gathered_s[1:]) * 1e3, longest_s * 1e3, (time.process_time() - began) * 1e3
+    return took, longest_s * 1e3, (time.process_time() - began) * 1e3
 
 
 def main() -> None:
@@ -67,11 +108,9 @@ def main() -> None:
         cost_us = instruments(record_count)
         print(f"a batch of {record_count}: {cost_us:.2f} us, {cost_us / record_count:.4f} us a record")
     for count in (1, 1000, 10_000):
-        first_ms, later_ms, longest_ms, text_ms = asyncio.run(scrape(count))
-        print(
-            f"{count} partitions: gathered in {first_ms:.1f} ms at first, {later_ms:.1f} ms later, "
-            f"the longest slice {longest_ms:.1f} ms, text {text_ms:.1f} ms"
-        )
+        took, longest_ms, text_ms = asyncio.run(scrape(count))
+        changes = ", ".join(f"{name} {ms:.1f}" for name, ms in took.items())
+        print(f"{count} partitions: gathered in ms, {changes}; the longest slice {longest_ms:.1f} ms, text {text_ms:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 ``python -m tests.bench.page --partitions 1000``: pages of a stream of so many, on three nodes: how fast, how large, in a browser too.
 
 Slices with and without the eight come in turns, in the order a b b a, on one cluster: throughput of 128 publishers that wait for their
-acks, and the latency of acks at a steady rate that the machine bears. Shown are the medians of the slices and of the pairs' quotients.
+acks, and the latency of acks at a steady rate that the machine bears. Shown are the medians of the slices and of the pairs' quotients;
+and, since others' work moves both by far more than the page does, what the nodes used of the processor, for an ack and in a second.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from liftpy.history import History
 from liftpy.partition import PartitionStatus
 from sidecar.dev.cluster import DevCluster
 from sidecar.status.sampler import Sampler
+from tests.bench.metrics.__main__ import Partitions
 from tests.unit.node.test_metrics import a_reporter, a_worker
 
 PUBLISHERS = 128
@@ -32,15 +34,18 @@ VIEWERS = 8
 PARTITIONS = 6
 
 
-def sample_us(count: int) -> float:
-    """Of a node with so many led partitions: the median of a sample, all its slices together."""
+def sample_us(count: int, busy: int) -> float:
+    """Of a node with so many led partitions, something having happened in ``busy``: the median CPU of a sample, all its slices."""
     now_s, took = [5000.0], []
-    sampler = Sampler(History(), a_reporter([a_worker(partition=n) for n in range(count)]), lambda: now_s[0], lambda: now_s[0])
-    for _ in range(200):
+    reporter, workers = a_reporter([]), [a_worker(partition=n) for n in range(count)]
+    reporter.partitions = held = Partitions(workers)
+    sampler = Sampler(History(), reporter, lambda: now_s[0], lambda: now_s[0])
+    for _ in range(100):
         now_s[0] += 1
-        began = time.perf_counter()
+        held.counts.touched.update(workers[:busy])
+        began = time.process_time()
         list(sampler.sample())
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     return median(took) * 1e6
 
 
@@ -106,25 +111,50 @@ async def viewers(url: str, heard: list[int]) -> Any:
 async def measured(cluster: DevCluster, rounds: int, slice_s: float) -> None:
     """All slices, and what comes of them."""
     url, heard = next(iter(cluster.nodes.values())).status_url, [0]
+    pids = [node.pid for node in cluster.nodes.values()]
     async with connect(cluster.nats_url, cluster.namespace) as client:
         await client.create_stream("orders", "shop.orders", partitions=PARTITIONS, replicas=3)
+        compare("% of a core of the nodes, nothing published", await idle(pids, url, heard, rounds, slice_s))
         await throughput(client, 3.0)
         for name, measure, unit in (
             ("acks a second", throughput, 1.0),
             (f"ack p99 at {STEADY_PER_S} a second, ms", latency, 1e3),
         ):
             found: dict[bool, list[float]] = {False: [], True: []}
+            used: dict[bool, list[float]] = {False: [], True: []}
             for number in range(rounds):
                 for watched in (False, True) if number % 2 == 0 else (True, False):
                     async with viewers(url, heard) if watched else contextlib.nullcontext():
+                        before_s = cpu_s(pids)
                         found[watched].append(await measure(client, slice_s) * unit)
-            quotients = [b / a for a, b in zip(found[False], found[True], strict=True)]
-            least, half, most = (f"{(value - 1) * 100:+.1f} %" for value in (min(quotients), median(quotients), max(quotients)))
-            print(
-                f"{name}: without {median(found[False]):.1f}, with {VIEWERS} viewers {median(found[True]):.1f}; "
-                f"pairs: median {half}, from {least} to {most}"
-            )
+                        acks = found[watched][-1] * slice_s if measure is throughput else STEADY_PER_S * slice_s
+                        used[watched].append((cpu_s(pids) - before_s) / acks * 1e6)
+            compare(name, found)
+            compare("  us of CPU of the nodes an ack", used)
     print(f"objects sent to viewers: {heard[0]}")
+
+
+async def idle(pids: list[int], url: str, heard: list[int], rounds: int, slice_s: float) -> dict[bool, list[float]]:
+    """What the nodes use while nothing is published: in % of a core, without and with viewers."""
+    used: dict[bool, list[float]] = {False: [], True: []}
+    await asyncio.sleep(slice_s)
+    for number in range(rounds):
+        for watched in (False, True) if number % 2 == 0 else (True, False):
+            async with viewers(url, heard) if watched else contextlib.nullcontext():
+                before_s = cpu_s(pids)
+                await asyncio.sleep(slice_s)
+                used[watched].append((cpu_s(pids) - before_s) / slice_s * 100)
+    return used
+
+
+def compare(name: str, found: dict[bool, list[float]]) -> None:
+    """Say what came without and with viewers."""
+    quotients = [b / a for a, b in zip(found[False], found[True], strict=True)]
+    least, half, most = (f"{(value - 1) * 100:+.1f} %" for value in (min(quotients), median(quotients), max(quotients)))
+    print(
+        f"{name}: without {median(found[False]):.1f}, with {VIEWERS} viewers {median(found[True]):.1f}; "
+        f"pairs: median {half}, from {least} to {most}"
+    )
 
 
 def fetched(url: str) -> tuple[float, int]:
@@ -206,7 +236,10 @@ def main() -> None:
             asyncio.run(many(cluster, given.partitions))
         return
     for count in (3, 60, 300, 1000, 10_000):
-        print(f"a sample of {count} partitions: {sample_us(count):.0f} us")
+        busy = (0, count // 10, count)
+        print(
+            f"a sample of {count} partitions, {busy} of them busy: {', '.join(f'{sample_us(count, one):.0f}' for one in busy)} us"
+        )
     with DevCluster(3) as cluster:
         asyncio.run(measured(cluster, given.rounds, given.slice))
 

@@ -278,7 +278,7 @@ def test_a_batchs_records_print() -> None:
 
 
 def test_the_demos_processes_find_the_data_source_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark looks for it in folders; an editable install puts none of ours on the path."""
+    """Spark looks for it in folders, and an installation may find its modules in another way."""
     folder = str(Path(pyspark_liftpy.__file__).parent)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".", folder)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: pyspark_liftpy.__spec__)

@@ -82,7 +82,7 @@ def test_over_nats_it_loads_no_more_than_it_asks_with() -> None:
         "except BaseException as error: print(repr(error))"
     )
     heavy = (
-        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.cluster.controller", "liftpy.cluster.requests",
+        "numpy", "uvloop", "liftpy.client.client", "liftpy.client.producer", "liftpy.client.admin", "liftpy.cluster.image",
         "liftpy.replica", "liftpy.wire.batch", "rich",
     )  # fmt: skip
     seen = f"print([m for m in {heavy!r} if m in sys.modules], 'nats' in sys.modules)"

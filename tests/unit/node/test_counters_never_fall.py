@@ -18,8 +18,8 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.replica.phases import RoleName
+from sidecar.partition import by_change
 from sidecar.status import figures as figures_module
-from sidecar.status import looking
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.names import COUNTER, TABLE
 from sidecar.workers.merging import add_figures
@@ -101,7 +101,8 @@ async def scrape(processes: list[Process], silent: set[int]) -> Sums:
 @pytest.mark.parametrize("streams", [(), ("s0", "s1")], ids=["no-labels", "labels"])
 def test_no_sum_falls_and_nothing_is_lost(streams: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "SLICE_S", 0.0)
-    monkeypatch.setattr(looking, "PART", 2)  # many turns of the loop in a scrape
+    monkeypatch.setattr(figures_module, "MOST_S", 60.0)
+    monkeypatch.setattr(by_change, "AT_ONCE", 2)  # many turns of the loop in a scrape
 
     async def history(seed: int) -> None:
         rng, truth = random.Random(seed), Counter[str]()

@@ -115,7 +115,7 @@ async def test_who_has_everything(unclean_elected: bool, in_sync: bool, monkeypa
 async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    held = SimpleNamespace(held=lambda partition: partition)
+    held = SimpleNamespace(held=lambda partition, quotas: partition)
     monkeypatch.setattr(node, "_wanted", lambda key: (held, SimpleNamespace()))
     node.metadata_heard(7)
     node._tell(one)

@@ -57,6 +57,9 @@ class Kept:
     def report_purged(self) -> None:
         self.done.append("report")
 
+    def touched(self) -> None:
+        self.done.append("told")
+
     def drop_set_aside(self) -> None:
         self.done.append("dropped")
 
@@ -99,7 +102,7 @@ async def test_a_compaction_that_meets_a_hung_flush_ends_behind_it_and_others_ar
     assert ("complete" in slow.done, "complete" in other.done) == (False, True)
     (work,) = put_off
     work()
-    assert slow.done[-1] == "complete"
+    assert slow.done[-2:] == ["complete", "told"]
     for error, said in ((CorruptionError("flip"), "damage"), (StorageError("no"), "closed")):
         slow.log.complete_compaction = lambda compaction, error=error: (_ for _ in ()).throw(error)
         work()
@@ -113,7 +116,15 @@ async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything
     workers[1].set_aside, workers[1].config = (), StreamConfig()
     keeping = Housekeeping(workers, 1.0, tmp_path, pytest.fail)  # type: ignore[arg-type]
     await keeping._retention()
-    assert workers[0].done == ["retention", "run", "settle", "complete", "report", *(["dropped"] if everything else [])]
+    assert workers[0].done == [
+        "retention",
+        "run",
+        "settle",
+        "complete",
+        "told",
+        "report",
+        *(["dropped", "told"] if everything else []),
+    ]
     assert workers[1].done == []
 
 

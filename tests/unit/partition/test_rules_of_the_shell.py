@@ -47,7 +47,7 @@ async def test_a_partition_that_the_image_has_no_more_is_told_nothing() -> None:
 async def test_a_worker_hears_the_last_heartbeat_when_it_leads_and_no_other_when_it_does_not() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    node._wanted = lambda key: (SimpleNamespace(held=lambda state: ("held", state)), "state")
+    node._wanted = lambda key: (SimpleNamespace(held=lambda state, quotas: ("held", state)), "state")
     node._tell(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
     node._heard = events.MetadataHeard(sent_ns=5)
@@ -76,9 +76,9 @@ def test_retention_that_failed_tells_of_no_new_log_start() -> None:
     ("config", "does"),
     [
         ({"retention_age_s": 1.0}, ["retention"]), ({"retention_bytes": 1}, ["retention"]), ({"retention_records": 1}, ["retention"]),
-        ({"compaction": True}, ["run", "settle", "complete", "report"]), ({}, []), ({"asked": 1}, ["retention"]),
-        ({"max_per_subject": 1}, ["run", "settle", "complete", "report"]),
-        ({"purges": 1}, ["retention", "run", "settle", "complete", "report"]),
+        ({"compaction": True}, ["run", "settle", "complete", "told", "report"]), ({}, []), ({"asked": 1}, ["retention"]),
+        ({"max_per_subject": 1}, ["run", "settle", "complete", "told", "report"]),
+        ({"purges": 1}, ["retention", "run", "settle", "complete", "told", "report"]),
     ],
 )  # fmt: skip
 async def test_each_setting_has_its_round(config: dict[str, Any], does: list[str], tmp_path: Path) -> None:

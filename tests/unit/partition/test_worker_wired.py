@@ -61,7 +61,7 @@ class Wired:
             folder=SimpleNamespace(partition_path=lambda key: Path("/data") / key.folder),
             drops=SimpleNamespace(count=lambda *told: self.dropped.append(told)),
             reads=SimpleNamespace(inboxes="the inboxes of applications"), tracing=SimpleNamespace(of=lambda key: None),
-            flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), **given,
+            flush_times=SimpleNamespace(flushed=lambda *told: self.flushed.append(told)), touched=set(), **given,
         )  # fmt: skip
         self.joined: list[NodeDerived] = []
         self.went_past: list[PartitionKey] = []
@@ -84,7 +84,7 @@ class Wired:
                 part.execute, part.storage_failed, part.failed = "executes", False, self.failed.append
                 part.hand_over = lambda *told: self.fed.append(told)
             elif name == "Ingest":
-                part.heard = "heard"
+                part.heard, part.reader = "heard", SimpleNamespace()
             elif name == "ReplicationDesk":
                 part.step_over = "lets go"
             elif name == "derived_state":

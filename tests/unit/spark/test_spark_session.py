@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,3 +86,19 @@ def test_the_modules_that_plan_do_not_need_spark() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_editable_install_puts_the_folder_on_the_path(tmp_path: Path) -> None:
+    """Spark looks for modules ``pyspark_*`` in the folders of the path: what an import hook finds is not there for it."""
+    root = Path(__file__).resolve().parents[3]
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_liftpy.py"):
+        shutil.copy(root / name, tmp_path / name)
+    for name in ("liftpy", "sidecar"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    code = "from setuptools import build_meta; build_meta.build_editable('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        (path,) = (made.read(name).decode() for name in made.namelist() if name.endswith(".pth"))
+    assert path.strip() == str(tmp_path)
