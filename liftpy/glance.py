@@ -12,6 +12,7 @@ from typing import Any
 
 from liftpy.dataclass import dataclass
 from liftpy.instruments import LATENCY_S
+from liftpy.strict_json import is_count
 
 ASKED = b'{"glance": true}'
 """The payload of a question on ``<ns>.status.<node>``."""
@@ -112,16 +113,17 @@ def _checked(name: str, value: Any) -> Any:
         good = (
             isinstance(value, dict) and len(value) <= MOST_NODES and all(type(one) is _MAPPINGS[name] for one in value.values())
         )
+        good = good and (_MAPPINGS[name] is not int or all(map(is_count, value.values())))
         return value if good else None
     if name == "node" or isinstance(default, str):
         return value if isinstance(value, str) else None
     if isinstance(default, tuple):
-        good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(type(one) is int for one in value)
+        good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(map(is_count, value))
         return tuple(value) if good else None
     if isinstance(default, bool):
         return value if type(value) is bool else None
     kinds = (int,) if type(default) is int else (int, float)
-    return value if type(value) in kinds and value >= 0 else None
+    return value if type(value) in kinds and value >= 0 and (type(value) is float or is_count(value)) else None
 
 
 def percentile(counts: Sequence[int], part: float, bounds: Sequence[float] = LATENCY_S) -> float | None:

@@ -219,7 +219,13 @@ def rows_of(said: object) -> HistoryRows | None:
     if not isinstance(said, dict):
         return None
     step, first, count, names, data = (said.get(name) for name in ("step", "first", "count", "series", "data"))
-    if step not in LENGTHS or type(first) is not int or type(count) is not int or not 0 <= count <= MOST_ROWS:
+    if (
+        type(step) is not int
+        or step not in LENGTHS
+        or type(first) is not int
+        or type(count) is not int
+        or not 0 <= count <= MOST_ROWS
+    ):
         return None
     if not 0 <= first < 1 << 40 or first % step or not isinstance(names, list) or not isinstance(data, str):
         return None

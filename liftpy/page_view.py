@@ -12,6 +12,7 @@ from typing import Any
 from liftpy.glance import Glance
 from liftpy.history import NAMES, HistoryRows
 from liftpy.problems import FINE, PROBLEMS
+from liftpy.strict_json import is_count
 from liftpy.watching import Model, NodeRow
 
 _RATES = ("records_in", "bytes_in", "records_out", "bytes_out")
@@ -125,6 +126,8 @@ def checked_row(row: object) -> dict[str, Any] | None:
         value = row.get(name)
         if type(value) is not kind and not (kind is float and type(value) is int):
             return None
+        if type(value) is int and not is_count(value):
+            return None
         kept[name] = value
     for name in ("isr", "replicas"):
         names = row.get(name)
@@ -145,6 +148,8 @@ _STREAM_ROW: dict[str, type] = {
 def checked_stream(row: object) -> dict[str, Any] | None:
     """The same of a stream in the list of streams."""
     if not isinstance(row, dict) or any(type(row.get(name)) is not kind for name, kind in _STREAM_ROW.items()):
+        return None
+    if not all(is_count(row[name]) for name, kind in _STREAM_ROW.items() if kind is int):
         return None
     kept = {name: row[name] for name in _STREAM_ROW}
     return {**kept, "problem": PROBLEMS[kept["urgency"]]} if 0 <= kept["urgency"] <= FINE else None

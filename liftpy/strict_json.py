@@ -16,6 +16,11 @@ def load_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def is_count(value: object) -> bool:
+    """Whether ``value`` is an int of 64 bits, as all that is counted is; larger ones fit into no float. -1: there is none."""
+    return type(value) is int and -1 <= value < 1 << 63
+
+
 def whole_number(value: object, low: int, high: int) -> int:
     """``value`` if it is an int from ``low`` to ``high`` (inclusive), and no bool; else ValueError."""
     if type(value) is not int or not low <= value <= high:

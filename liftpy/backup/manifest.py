@@ -297,7 +297,8 @@ def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
         before=_matched(_CHAIN, said["before"]),
     )
     end = found.high_watermark + 1
-    for piece, following in zip(pieces, [piece.start for piece in pieces[1:]] + [end], strict=True):
+    follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
+    for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
             raise ValueError(f"the pieces of {stream}/{number} do not follow on each other")
     if pieces and (pieces[-1].end != end or pieces[0].end <= found.start):

@@ -347,16 +347,16 @@ class Restore:
         await self._until(is_done, "replicas do not get in sync")
 
     async def _until(self, is_so: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait for it, as long as anything changes."""
+        """Wait for it, as long as anything changes. That nobody answers for a moment is no change."""
         seen, changed_s = "", time.monotonic()
         while True:
             with contextlib.suppress(UnavailableError):
                 if await is_so():
                     return
-            image = (await self._client.describe_cluster()).image
-            now = repr([image.streams.get(one.wish.into) for one in self._streams])
-            if now != seen:
-                seen, changed_s = now, time.monotonic()
+                image = (await self._client.describe_cluster()).image
+                now = repr([image.streams.get(one.wish.into) for one in self._streams])
+                if now != seen:
+                    seen, changed_s = now, time.monotonic()
             if time.monotonic() - changed_s > STALLED_S:
                 raise UnavailableError(f"{what}: nothing has changed for {STALLED_S:g} s")
             await asyncio.sleep(_LOOK_S)

@@ -347,7 +347,7 @@ def _change_level(payload: bytes, tell: Callable[[str, float], None]) -> dict[st
         level, for_s = asked["level"], float(asked["for_s"])
         if level not in LEVELS or not 0 < for_s <= MOST_S:
             raise ValueError("out of bounds")
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return {"error": f"level: one of {', '.join(LEVELS)}; for_s: above 0, at most {MOST_S:g}"}
     LOGS.change_level(level, for_s, asyncio.get_running_loop().call_later)
     tell(level, for_s)

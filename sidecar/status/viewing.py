@@ -20,6 +20,7 @@ from liftpy.glance import ASKED, MOST_NODES, Glance, glance_of
 from liftpy.history import NAMES, SECONDS, TENS, History, HistoryRows, of_cluster, question, rows_of
 from liftpy.page_view import checked_row, checked_stream, cluster_object, newest_of, node_row, stream_rows
 from liftpy.problems import FIRST, MOST_ROWS, Place, partitions_question, streams_question
+from liftpy.strict_json import is_count
 from liftpy.timeline import FILTERS, fits, marks
 from liftpy.watching import Watching
 from sidecar.tasks import spawn
@@ -396,7 +397,7 @@ class Viewing:
 
 def _is_event(said: Any) -> bool:
     """Whether a node has told what can be shown."""
-    return isinstance(said, dict) and all(type(said.get(name)) is int for name in ("time_ns", "index", "number"))
+    return isinstance(said, dict) and all(is_count(said.get(name)) for name in ("time_ns", "index", "number"))
 
 
 def _place(event: dict[str, Any]) -> tuple[int, ...]:

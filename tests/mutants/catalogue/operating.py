@@ -230,7 +230,7 @@ MUTANTS = [
     *rows(
         "liftpy/glance.py",
         ("a percentile is its bucket's end", "return low + (bounds[number] - low) * (wanted - below) / count", "return bounds[number]", "top and Prometheus say different numbers"),
-        ("a field of any kind is taken", "return value if type(value) in kinds and value >= 0 else None", "return value", "an odd answer ends everybody's top"),
+        ("a field of any kind is taken", "return value if type(value) in kinds and value >= 0 and (type(value) is float or is_count(value)) else None", "return value", "an odd answer ends everybody's top"),
         ("names have no bound", "len(value) <= MOST_NODES and ", "", "a forged answer fills the screen and the memory"),
         tests=("tests/unit/cli/test_top.py",),
     ),
@@ -479,5 +479,20 @@ MUTANTS = [
         "sidecar/status/serving.py",
         ("who does not read is not cut off", "        writer.transport.abort()", "        pass", "each visitor that does not read costs a socket and a page for ever"),
         tests=("tests/unit/node/test_serving_bounds.py",),
+    ),
+    *rows(
+        "liftpy/glance.py",
+        ("a count has any size", "and (type(value) is float or is_count(value)) else None", "else None", "one answer in the name of a node ends the nodes that show it"),
+        tests=("tests/unit/cli/test_top.py",),
+    ),
+    *rows(
+        "liftpy/page_view.py",
+        ("a row's figures have any size", "        if type(value) is int and not is_count(value):\n            return None\n", "", "one answer in the name of a node ends the nodes that show it"),
+        tests=("tests/unit/node/test_answers.py",),
+    ),
+    *rows(
+        "sidecar/status/desk.py",
+        ("a time without an end is a bug", "except (ValueError, TypeError, KeyError, OverflowError):", "except (ValueError, TypeError, KeyError):", "who asks for a level with a huge time hears nothing"),
+        tests=("tests/unit/node/test_logs.py",),
     ),
 ]  # fmt: skip

@@ -350,6 +350,16 @@ def test_stores(tmp_path: Path) -> None:
         store.newest()
 
 
-def test_an_empty_partition_has_no_pieces() -> None:
-    empty = PartitionCopy(partition=0, start=0, high_watermark=-1)
+@pytest.mark.parametrize("start", [0, 70])
+def test_an_empty_partition_has_no_pieces(tmp_path: Path, start: int) -> None:
+    """Of a stream with more partitions than keys, or whose records retention took: its backup was one that nobody could read."""
+    empty = PartitionCopy(partition=0, start=start, high_watermark=start - 1)
     assert (empty.chain, empty.epoch, empty.size_bytes) == (NO_CHAIN, 0, 0)
+    store = Store.at(str(tmp_path))
+    whole = put_backup(store, FIRST, copied(store, FIRST, log_of(2)))
+    stream = whole.streams[0]
+    both = replace(whole, streams=(replace(stream, partitions=(stream.partitions[0], replace(empty, partition=1))),))
+    assert decode_manifest(encode_manifest(both)) == both
+    store.put_manifest(put_backup(store, SECOND, empty))
+    assert [one.faults for one in list_backups(store)] == [(), ()]
+    assert verify_backup(store, store.newest()).faults == []

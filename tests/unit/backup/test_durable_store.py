@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -127,13 +128,34 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
         monkeypatch.setattr(taking, name, stands_in)
     client: Any = SimpleNamespace(describe_cluster=describe_cluster, bounds=bounds)
     uid = [UID]
-    taken = await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
+    store, marks = Store.at(str(tmp_path)), []
+    put = store.put
+
+    def noted(path: str, data: bytes) -> None:
+        marks.extend([json.loads(data)["since"]] if path.startswith("running/") else [])
+        put(path, data)
+
+    monkeypatch.setattr(store, "put", noted)
+    taken = await taking.take_backup(client, store, taking.TakeOptions())
+    assert marks == ["?", ""], "a prune knows of it before it has looked what to use, and what it uses then"
+    assert store.sizes("running") == {}
     assert asked == ["metadata, linearizable True", "groups", "cursors", "ends"]
     (cursor,) = taken.manifest.cursors
     assert (cursor.name, cursor.positions) == ("g", (("orders", UID, 0, 5),)), (
         "of a queue what is settled; nothing of other streams"
     )
+    asked.clear()
+    later = await taking.take_backup(client, store, taking.TakeOptions())
+    assert (marks[2:], later.manifest.since) == (["?", taken.manifest.backup], taken.manifest.backup)
+
+    def loses(step: str) -> None:
+        if step == "check":
+            (path,) = (p for p in store.sizes("backups") if p.split("/")[1] not in store.backup_ids())
+            store.remove(path)
+
+    with pytest.raises(CorruptionError, match="not whole"):
+        await taking.take_backup(client, store, taking.TakeOptions(), step=loses)
     uid[0] = "00000b-20"
     with pytest.raises(NotFoundError, match="made again"):
         await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
-    assert Store.at(str(tmp_path)).backup_ids() == [taken.manifest.backup]
+    assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]

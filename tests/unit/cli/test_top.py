@@ -86,7 +86,7 @@ def test_what_is_no_glance_is_none(said: object) -> None:
     [
         {"leads": "3"}, {"leads": True}, {"leads": -1}, {"lag_s": "x"}, {"acks": [1] * 18}, {"acks": [1.5]}, {"acks": "abc"},
         {"nodes": {"n": 4}}, {"nodes": {str(n): "live" for n in range(MOST_NODES + 1)}}, {"nats_connected": 1}, {"version": 3},
-        {"what_is_new": 1},
+        {"what_is_new": 1}, {"leads": 10**400}, {"lag_s": 10**400}, {"acks": [10**400]}, {"members": {"n": 10**400}},
     ],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_left_out(more: dict[str, Any]) -> None:

@@ -38,3 +38,10 @@ def test_of_principals_a_bounded_number_is_kept(monkeypatch: pytest.MonkeyPatch)
     assert len(rates) == 2
     assert rates.wait_ms("a", 0) > 0, "it asked after b"
     assert rates.wait_ms("b", 0) == 0, "it was forgotten"
+
+
+def test_who_is_refused_for_others_sake_has_not_used_his_own() -> None:
+    rates = RequestRates()
+    assert sum(taken(rates, f"p{number}", PRINCIPAL_AT_ONCE, 0) for number in range(4)) == ALL_AT_ONCE
+    assert taken(rates, "late", PRINCIPAL_AT_ONCE, 0) == 0
+    assert taken(rates, "late", 400, NS_PER_S) == IN_ALL

@@ -167,6 +167,7 @@ def test_an_answer_is_bounded_and_goes_on_where_the_last_ended() -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        {"step": [1]}, {"step": {}}, {"step": True},
         {"step": 3}, {"first": "x"}, {"first": -1}, {"count": -1}, {"count": MOST_ROWS + 1}, {"count": 1}, {"data": "!"}, {"data": 7},
         {"series": 7}, {"series": []}, {"first": True},
     ],

@@ -118,6 +118,7 @@ def test_a_row_says_what_the_replica_says_and_is_taken_as_it_is() -> None:
     for name in row:
         assert checked_row({**row, name: {"x": 1}}) is None, name
     assert checked_row({**row, "urgency": 99}) is None
+    assert checked_row({**row, "records_in": 10**400}) is None, "no number of a log, and no float"
     assert checked_row([row]) is None
 
 

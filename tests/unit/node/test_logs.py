@@ -213,6 +213,8 @@ def test_a_level_that_was_asked_for_falls_back_by_itself(root: logging.Logger) -
         b'{"level": "loud", "for_s": 1}',
         b'{"level": "debug", "for_s": 0}',
         b'{"level": "debug", "for_s": 86401}',
+        b'{"level": "debug", "for_s": 1' + b"0" * 400 + b"}",
+        b'{"level": ["debug"], "for_s": 1}',
         b"[1]",
     ],
 )

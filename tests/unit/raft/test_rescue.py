@@ -24,7 +24,9 @@ from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.cli.controllers_rescue import rescue as command
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.disk.files import sync_folder
 from sidecar.metadata.opening import MemberFolder, MemberLog
+from sidecar.raft import rescue as module
 from sidecar.raft.journal import GroupJournal
 from sidecar.raft.library import check_library
 from sidecar.raft.rescue import BEFORE, Survivor, locked, newest, read_survivor, rescue
@@ -308,3 +310,38 @@ def test_the_command_wants_the_name_of_the_cluster(history: list[bytes], tmp_pat
     assert done.exception is None
     assert "put it into the data folder of n7" in done.output
     assert (tmp_path / "out" / "n7" / "raft" / "journal").is_file()
+
+
+def test_no_log_is_put_aside_before_all_new_ones_are_whole_and_on_the_disk(
+    history: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [controller(tmp_path, node, history) for node in NODES]
+    before = tree(tmp_path)
+    write = module._write
+    done: list[str] = []
+
+    def writes(folder: Path, node_id: str, *more: Any) -> None:
+        if node_id == "n2":
+            raise OSError(28, "no space")
+        write(folder, node_id, *more)
+
+    monkeypatch.setattr(module, "_write", writes)
+    with pytest.raises(OSError, match="no space"):
+        rescued(folders, ("n1", "n2"))
+    assert {name: data for name, data in tree(tmp_path).items() if "/raft-rescued/" not in name} == before
+    monkeypatch.undo()
+
+    def folder(path: Path) -> None:
+        done.append(path.name)
+        sync_folder(path)
+
+    monkeypatch.setattr(module, "sync_folder", folder)
+    rescued(folders, ("n1", "n2"))
+    assert done[-5:] == ["n1", "n1", "n2", "n2", "n3"], "aside, in its place; and whose log is not wanted any more"
+
+
+def test_nobody_starts_beside_a_rescue(history: list[bytes], tmp_path: Path) -> None:
+    path = controller(tmp_path, "n1", history)
+    with locked([path]), pytest.raises(FolderLockedError):
+        DataFolder(path)
+    DataFolder(path).close()

@@ -1,0 +1,123 @@
+"""One partition of a backup: from whichever replica has it, within a pace, also where retention moves on meanwhile."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.client.positions import Bounds
+from liftpy.cluster.image import StreamImage
+from liftpy.config import StreamConfig
+from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
+from liftpy.partition import PartitionState
+from liftpy.spark.pipelines.replica_reads import Away, Damaged
+from sidecar.backup import taking
+from sidecar.backup.store import Store
+from tests.unit.backup.stored import THIRD, UID, log_of
+
+NODES = ("n1", "n2", "n3")
+LOG = log_of(8)
+"""Ten records a batch."""
+
+
+class World:
+    """Three replicas of one log; ``fails``: what asking a node meets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        self.log = LOG
+        self.start = 0
+        self.uid = UID
+        self.fails: dict[str, Any] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.spent = 0
+        monkeypatch.setattr(
+            taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=self.reads(at.node))
+        )
+        monkeypatch.setattr(taking, "_AGAIN_S", 0)
+        client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
+        options = taking.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
+        self.home = taking._Taking(client, Store.at(str(folder)), options, lambda name: None, id=THIRD)
+        self.home.pace = SimpleNamespace(spent=self.spend)  # type: ignore[assignment]
+        state = PartitionState(partition=0, replicas=NODES, isr=NODES, leader="n1", leader_epoch=9, epoch=1)
+        self.stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,))
+
+    async def spend(self, size_bytes: int) -> None:
+        self.spent += size_bytes
+
+    async def bounds(self, stream: str, number: int) -> Bounds:
+        return Bounds(self.uid, "n1", "n1", 9, log_start_offset=self.start, high_watermark=79)
+
+    def reads(self, node: str) -> Any:
+        async def batches(offset: int) -> Any:
+            self.asked.append((node, offset))
+            if (fails := self.fails.get(node)) is not None:
+                raise fails
+            if offset < self.start:
+                raise Away("OFFSET_OUT_OF_RANGE: it begins later")
+            return [batch for batch in self.log if batch.next_offset > offset][:1], None
+
+        return batches
+
+    async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
+        bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
+        return await taking._PartitionTaking(self.home, self.stream, 0).run(bounds, before)
+
+
+async def test_all_of_it_in_pieces_with_what_it_costs_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(monkeypatch, tmp_path)
+    copy = await world.take()
+    assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
+    size_bytes = sum(batch.header.size_bytes for batch in LOG)
+    assert (world.spent, world.home.written_bytes) == (size_bytes, size_bytes)
+    assert {node for node, _ in world.asked} == {"n2"}, "a follower: the leader has enough to do"
+    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    assert [(piece.start, piece.end) for piece in (await world.take(24)).pieces] == [(0, 30)], "a batch is whole"
+
+
+async def test_who_is_away_or_damaged_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(monkeypatch, tmp_path)
+    damaged = Damaged("a flip", 0)
+    world.fails = {"n2": Away("no answer"), "n3": damaged}
+    assert (await world.take()).pieces[-1].end == 80
+    world.fails["n1"] = Away("no answer")
+    with pytest.raises(UnavailableError, match="no replica gives offset 0"):
+        await world.take()
+    world.fails = dict.fromkeys(NODES, damaged)
+    with pytest.raises(CorruptionError):
+        await world.take()
+
+
+async def test_where_retention_has_moved_on_it_begins_again_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    world = World(monkeypatch, tmp_path)
+    spend = world.spend
+
+    async def moves(size_bytes: int) -> None:
+        await spend(size_bytes)
+        world.start = 40
+
+    world.home.pace.spent = moves  # type: ignore[method-assign]
+    copy = await world.take()
+    assert (copy.start, copy.pieces[0].start, copy.pieces[-1].end) == (40, 40, 80)
+    world.start, world.uid = 0, "00000b-20"
+    with pytest.raises(NotFoundError, match="was deleted"):
+        await world.take()
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_what_an_earlier_backup_holds_is_used_where_it_is_the_same_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, same: bool
+) -> None:
+    world = World(monkeypatch, tmp_path)
+    before = await world.take(59)
+    world.asked.clear()
+    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    if not same:
+        world.log = log_of(8, epoch=7)  # as after an unclean election: other records at the same offsets
+    copy = await world.take(79, before)
+    assert [piece.file in {one.file for one in before.pieces} for piece in copy.pieces] == [same, same, False]
+    assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
+    assert sum(offset < 50 for _, offset in world.asked) == (0 if same else 5)

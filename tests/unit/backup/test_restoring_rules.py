@@ -1,0 +1,262 @@
+"""What a restore may touch: nothing that is there, nothing that takes publishes, no restore of another; and in which order it acts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.backup.manifest import CursorCopy, Manifest
+from liftpy.client.group import GroupRefusedError
+from liftpy.cluster.image import StreamImage
+from liftpy.config import StreamConfig
+from liftpy.errors import AlreadyExistsError, OutcomeUnknownError, UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.partition import PartitionState
+from sidecar.backup import cursors as cursors_module
+from sidecar.backup import restoring as module
+from sidecar.backup.cursors import set_cursors
+from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
+from tests.unit.backup.stored import UID, two_backups
+
+HELPER = "restore-0000000a"
+NEW_UID = "00000b-20"
+
+
+class World:
+    """The cluster as a restore asks it; what it has done is noted."""
+
+    def __init__(self) -> None:
+        self.done: list[Any] = []
+        self.alive = {"n1": True, "n2": True, HELPER: False}
+        self.streams: dict[str, StreamImage] = {}
+        self.fails: list[Exception] = []
+        """What the next descriptions meet."""
+
+    @property
+    def image(self) -> Any:
+        nodes = {node: SimpleNamespace(rack="") for node in self.alive}
+        return SimpleNamespace(streams=self.streams, nodes=nodes, is_live=self.alive.__getitem__, replica_counts={})
+
+    def has(self, *replicas: str, read_only: bool = True) -> None:
+        state = PartitionState(partition=0, replicas=replicas, isr=replicas, leader="", leader_epoch=9, epoch=1)
+        self.streams["orders"] = StreamImage("orders", NEW_UID, "shop.orders", StreamConfig(read_only=read_only), (state,))
+
+    async def describe_cluster(self, *, linearizable: bool = False) -> Any:
+        if self.fails:
+            raise self.fails.pop(0)
+        return SimpleNamespace(image=self.image, controllers=())
+
+    def __getattr__(self, name: str) -> Any:
+        async def asked(*args: Any, **more: Any) -> None:
+            self.done.append((name, *args, *more.values()))
+
+        return asked
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return two_backups(tmp_path)[2]
+
+
+def a_restore(world: Any, manifest: Manifest, *into: str) -> Restore:
+    wishes = [RestoreWish(name="orders", into=name, subject=f"s.{name}", config=StreamConfig()) for name in into or ("orders",)]
+    return Restore(world, None, manifest, wishes, RestoreOptions(target=None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "read_only", "alive", "said"),
+    [
+        (("n1", "n2"), False, False, "overwrites nothing"), (("n1", "n2"), True, False, "overwrites nothing"),
+        ((HELPER, "n1"), False, False, "overwrites nothing"), ((HELPER, "n1"), True, True, "by another process"),
+        ((HELPER, "n1"), True, False, ""),
+    ],
+)  # fmt: skip
+async def test_only_what_a_dead_restore_has_left_unfinished_is_removed(
+    manifest: Manifest, replicas: tuple[str, ...], read_only: bool, alive: bool, said: str
+) -> None:
+    world = World()
+    world.has(*replicas, read_only=read_only)
+    world.alive[HELPER] = alive
+    work = a_restore(world, manifest)._make_room(world.image)
+    if said:
+        with pytest.raises(AlreadyExistsError, match=said):
+            await work
+        assert world.done == []
+    else:
+        await work
+        assert world.done == [("delete_stream", "orders", NEW_UID), ("remove_node", HELPER)]
+
+
+async def test_what_takes_publishes_stays_whatever_fails_then(manifest: Manifest, tmp_path: Path) -> None:
+    for opened, left in (((), ["a", "b"]), (("a",), ["b"])):
+        world, ended = World(), []
+        restore = a_restore(world, manifest, "a", "b")
+        restore._helper = SimpleNamespace(running=False)  # type: ignore[assignment]
+        restore._registered, restore._open = True, set(opened)
+        restore._scratch = tmp_path / "scratch"
+        restore._scratch.mkdir()
+        for one in restore._streams:
+            one.image = SimpleNamespace(uid=f"u-{one.wish.into}")  # type: ignore[assignment]
+        await restore.undo()
+        ended = [asked for asked in world.done if asked[0] == "delete_stream"]
+        assert ended == [("delete_stream", name, f"u-{name}") for name in left]
+        assert (("remove_node", restore._helper_id) in world.done) is not bool(opened), "it may be the only replica"
+        assert not restore._scratch.exists()
+
+
+async def test_a_helper_that_does_not_get_ready_may_have_registered(manifest: Manifest) -> None:
+    world = World()
+    restore = a_restore(world, manifest)
+
+    def fails() -> None:
+        raise UnavailableError("not ready")
+
+    restore._helper = SimpleNamespace(running=False, start=lambda: None, wait_ready=fails)  # type: ignore[assignment]
+    with pytest.raises(UnavailableError):
+        await restore._start()
+    await restore.undo()
+    assert world.done == [("remove_node", restore._helper_id)]
+
+
+@pytest.mark.parametrize("into", ["orders", "copy"])
+@pytest.mark.parametrize("fails_at", ["", "replicate", "open", "leave", "remove"])
+async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goes_last(
+    manifest: Manifest, fails_at: str, into: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World()
+    restore = a_restore(world, manifest, into, "another")
+    done = world.done
+
+    def step(name: str) -> None:
+        if name == fails_at:
+            raise UnavailableError(name)
+
+    def noted(name: str, result: Any = None) -> Callable[..., Any]:
+        async def work(*args: Any, **more: Any) -> Any:
+            done.append((name, *more.values()))
+            return result
+
+        return work
+
+    restore._step, restore._options = step, RestoreOptions(target=None, scratch=tmp_path)  # type: ignore[arg-type]
+    image = SimpleNamespace(uid=NEW_UID)
+    asked = {"make_room": None, "planned": (("n1", "n2"),), "start": None, "until": None, "pass_epochs": None, "created": image,
+             "move": None, "remove_helper": None}  # fmt: skip
+    for name, result in asked.items():
+        monkeypatch.setattr(restore, f"_{name}", noted(name, result))
+    monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
+    monkeypatch.setattr(restore, "_give", lambda scratch, one: done.append(("give", one.wish.into)))
+    monkeypatch.setattr(restore, "undo", noted("undo"))
+    monkeypatch.setattr(module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    said: list[dict[str, str]] = []
+
+    async def cursors(client: Any, manifest: Manifest, uids: dict[str, str]) -> dict[str, str]:
+        said.append(uids)
+        return {}
+
+    monkeypatch.setattr(module, "set_cursors", cursors)
+    if fails_at:
+        with pytest.raises(UnavailableError):
+            await restore.run()
+        assert done[-1] == ("undo",)
+    else:
+        await restore.run()
+        assert said == [{"orders": NEW_UID} if into == "orders" else {}], "what has another name is no stream of theirs"
+    names = [one[0] for one in done if one[0] in ("pass_epochs", "created", "give", "move", "alter_stream", "remove_helper")]
+    whole = [
+        "pass_epochs",
+        *["created", "give"] * 2,
+        "move",
+        *["alter_stream"] * 2,
+        "move",
+        *["alter_stream"] * 2,
+        "remove_helper",
+    ]
+    end = {"replicate": 5, "open": 6, "leave": 8, "remove": 11, "": 12}[fails_at]
+    assert names == whole[:end]
+    assert [one[1:] for one in done if one[0] == "move"] == [(True,), (False,)][: names.count("move")]
+    assert restore._open == ({into, "another"} if end >= 8 else set())
+
+
+async def test_a_stream_counts_as_open_before_it_is(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer may be lost: somebody may have published by then."""
+    world = World()
+    restore = a_restore(world, manifest)
+
+    async def alter(*_: Any, **__: Any) -> None:
+        raise OutcomeUnknownError("no answer")
+
+    monkeypatch.setattr(world, "alter_stream", alter, raising=False)
+    for name in ("_make_room", "_start", "_until", "_pass_epochs", "_move", "undo", "_planned"):
+        monkeypatch.setattr(restore, name, world.__getattr__(name))
+    monkeypatch.setattr(restore, "_stage", lambda scratch: None)
+    monkeypatch.setattr(restore, "_give", lambda scratch, one: None)
+    monkeypatch.setattr(restore, "_created", world.__getattr__("created"))
+    monkeypatch.setattr(module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
+    with pytest.raises(OutcomeUnknownError):
+        await restore.run()
+    assert restore._open == {"orders"}
+
+
+async def test_it_waits_as_long_as_anything_changes_and_over_a_change_of_the_metadata_leader(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.001)
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    world, looks = World(), 0
+    restore = a_restore(world, manifest)
+    world.fails = [UnavailableError("nobody leads")]
+
+    async def is_so() -> bool:
+        nonlocal looks
+        looks += 1
+        now[0] += module.STALLED_S * 0.9
+        world.has(f"n{looks if looks < 5 else 5}")
+        return False
+
+    with pytest.raises(UnavailableError, match="nothing has changed"):
+        async with asyncio.timeout(10):
+            await restore._until(is_so, "copies")
+    assert looks in (6, 7), "twice without a change"
+
+
+async def test_positions_are_set_within_what_there_is_and_asked_for_again_for_a_while(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [0.0], []
+    monkeypatch.setattr(cursors_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cursors_module, "_AGAIN_S", 0)
+    answers: list[Exception | None] = [UnavailableError("begins"), OutcomeUnknownError("lost"), None]
+
+    async def reset(client: Any, name: str, positions: dict[PartitionKey, int]) -> None:
+        now[0] += 25.0
+        asked.append((name, positions))
+        if (answer := answers.pop(0) if answers else UnavailableError("nobody")) is not None:
+            raise answer
+
+    monkeypatch.setattr(cursors_module, "reset_group", reset)
+    uid = [NEW_UID]
+
+    async def bounds(name: str, partition: int) -> Any:
+        return SimpleNamespace(uid=uid[0], log_start_offset=20, end_offset=90)
+
+    client: Any = SimpleNamespace(bounds=bounds)
+    where = (("orders", UID, 0, 5), ("orders", UID, 1, 500), ("orders", UID, 2, 55), ("other", "0-1", 0, 3))
+    kept = replace(manifest, cursors=(CursorCopy(name="g", is_cursor=False, positions=where),))
+    assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": ""}
+    key = [PartitionKey("orders", NEW_UID, number) for number in range(3)]
+    assert asked == [("g", {key[0]: 20, key[1]: 90, key[2]: 55})] * 3
+    asked.clear()
+    async with asyncio.timeout(10):
+        assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": "nobody"}, "given up in the end, and said"
+    answers[:] = [GroupRefusedError("it has members")]
+    assert await set_cursors(client, kept, {"orders": NEW_UID}) == {"g": "it has members"}
+    uid[0] = "00000c-30"
+    assert await set_cursors(client, kept, {"orders": NEW_UID}) == {}, "made again meanwhile"
