@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from liftpy.ingest.acks import AckShell
 from liftpy.ingest.node_room import PartitionRoom
+from liftpy.ingest.recent_ids import ID_NAME
 from liftpy.wire.envelope import MAGIC
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
@@ -34,8 +35,13 @@ class Refuser(Protocol):
 
 
 def is_refused_unread(reply: bytes, payload: bytes, headers: bytes) -> bool:
-    """Whether somebody waits, and nothing says that there is more to it: an id by which it may be stored already, an envelope."""
-    return bool(reply) and not headers and not payload.startswith(MAGIC)
+    """Whether somebody waits, and it has neither an id, by which it may be stored already, nor an envelope, which has other answers."""
+    return bool(reply) and not payload.startswith(MAGIC) and not bears_id(headers)
+
+
+def bears_id(headers: bytes) -> bool:
+    """Whether a header block may have a message id."""
+    return ID_NAME in headers
 
 
 class IngestShell(AckShell, Protocol):

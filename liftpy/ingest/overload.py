@@ -1,8 +1,8 @@
 """Overload: who is refused because there is no room, or no time, for what has come to one partition. Pure.
 
 Goal: more is published than the node can take, and what it takes meanwhile is not much less than before. So a no must cost a fraction
-of what taking a message costs. Plain messages that somebody waits for are refused unread (``Refuser``): of each only its line was
-looked at. One that may be something else (a message id, an envelope) is read first: who is told no must not find it stored [A2].
+of what taking a message costs. Messages that somebody waits for are refused unread (``Refuser``): of each little more than its line was
+looked at. One that has an id is read first, for who is told no must not find it stored [A2]; so is an envelope.
 
 Somebody waits for an answer: he is told, with the time after which he had better come again. Nobody does: it is dropped, and counted.
 A leader that can't be sure that nobody else stores it refuses nobody for being late.
@@ -53,7 +53,7 @@ class Overload:
         return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()
 
     def refuses(self) -> bool:
-        """Whether plain publishes that wait for an answer are refused unread: the node is late, or there is no room for them here."""
+        """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""
         return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
 
     def refuse(self, replies: Sequence[bytes]) -> None:

@@ -12,15 +12,17 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.client.parser import SIZE_DIGITS, message_fields
-from liftpy.ingest.ingest_shell import Refuser
+from liftpy.ingest.ingest_shell import Refuser, bears_id
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import MAX_REPLY_BYTES
 from sidecar.bus.parser import SinkParser
 
 _ASKING = re.compile(
-    rb"(MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d}) ([0-9]{1,%d})\r\n(?!%b)" % (MAX_REPLY_BYTES, SIZE_DIGITS, re.escape(MAGIC))
+    rb"(H?MSG [^ \r\n]+ [^ \r\n]+) ([^ \r\n]{1,%d})(?: ([0-9]{1,%d}))? ([0-9]{1,%d})\r\n(?!%b)"
+    % (MAX_REPLY_BYTES, SIZE_DIGITS, SIZE_DIGITS, re.escape(MAGIC))
 ).match
-"""The line of a plain message that somebody waits for: (what comes before the reply, the reply, its size); and no envelope follows."""
+"""The line of a message that somebody waits for: (what comes before the reply, the reply, its headers' size, all of its size); and no
+envelope follows at once."""
 
 
 class InflowParser(SinkParser):
@@ -39,7 +41,7 @@ class InflowParser(SinkParser):
         self._refusers: dict[bytes, Refuser] = {}
 
     def refuse_by(self, sid: int, refuser: Refuser) -> None:
-        """Let ``refuser`` have the plain messages of the subscription ``sid`` while it refuses them."""
+        """Let ``refuser`` have those messages of the subscription ``sid`` that need not be read, while it refuses them."""
         self._refusers[b"%d" % sid] = refuser
 
     def tell(self, sid: int, given_up: Callable[[int], None]) -> None:
@@ -98,7 +100,7 @@ class InflowParser(SinkParser):
         return position
 
     def _refuse(self, buffer: bytes, position: int) -> int:
-        """Have plain messages refused from ``position`` on; return where something else begins, or nothing is refused any more."""
+        """Have messages refused from ``position`` on; return where one begins that is to be read, or something else."""
         while (first := _ASKING(buffer, position)) is not None:
             _, subject, sid = first[1].split(b" ")
             refuser = self._refusers.get(sid)
@@ -149,11 +151,17 @@ def _run_of(buffer: bytes, position: int, head: bytes) -> tuple[list[bytes], int
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
     while (found := _ASKING(buffer, position)) is not None:
-        other, reply, digits = found.groups()
+        other, reply, headers, digits = found.groups()
         start = found.end()
         end = start + int(digits) + 2
         if other != head or end > size:
             break
+        if headers or other.startswith(b"H"):
+            payload = start + int(headers or 0)
+            if not headers or not start < payload < end - 1 or not other.startswith(b"H"):
+                break
+            if buffer.startswith(MAGIC, payload) or bears_id(buffer[start:payload]):
+                break
         lines_bytes += start - position + 2
         replies.append(reply)
         position = end

@@ -71,7 +71,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/columns.py",
-        ("what is read of messages is not said", "        self.touched()\n", "        pass\n", "refused publishes are shown when something else happens"),
+        ("what is read of messages is not said", "        self.touched()\n        values", "        values", "refused publishes are shown when something else happens"),
+        ("what is refused unread is not said", "        self.touched()\n        return Publishers(", "        return Publishers(", "an overload is shown when it is over"),
         tests=("tests/conformance/test_touched.py",),
     ),
     *rows(

@@ -20,6 +20,7 @@ from tests.unit.bus.test_inflow_steps import MS
 from tests.unit.bus.test_inflow_steps import Bench as BusBench
 from tests.unit.bus.test_messages_exactly import HEADERS, Made
 
+ID = b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n"
 ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
 
 
@@ -54,18 +55,23 @@ class Refusing(Made):
 def test_those_of_one_subject_are_refused_together_and_counted() -> None:
     made = Refusing()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
+    stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
     stream += b"MSG w.x 3 _INBOX.b 1\r\na\r\nMSG w.y 3 _INBOX.c 1\r\na\r\nMSG any 2 _INBOX.d 1\r\na\r\n"
     assert made.parser._messages(b"##" + stream, 2) == 2 + len(stream)
-    assert made.refused == [(1, [b"_INBOX.a.%d" % number for number in range(4)]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
+    plain = [b"_INBOX.a.%d" % number for number in range(4)]
+    assert made.refused == [(1, plain), (1, [b"_INBOX.e"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
-    assert (made.parser.refused, made.parser.seen, made.counted) == (6, 7, (7, 9))
+    assert (made.parser.refused, made.parser.seen, made.counted) == (7, 8, (8, 23))
 
 
 @pytest.mark.parametrize(
     ("other", "given"),
     [
         (b"MSG ev 1 3\r\nabc\r\n", (b"ev", b"", b"abc", b"")),
-        (b"HMSG ev 1 _INBOX.r 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"_INBOX.r", b"abc", HEADERS)),
+        (b"HMSG ev 1 _INBOX.r 0 3\r\nabc\r\n", (b"ev", b"_INBOX.r", b"abc", b"")),
+        (b"HMSG ev 1 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"", b"abc", HEADERS)),
+        (b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(ID), len(ID) + 3, ID), (b"ev", b"_INBOX.r", b"abc", ID)),
+        (b"HMSG ev 1 _INBOX.r 12 %d\r\n%b%b\r\n" % (12 + len(MAGIC), HEADERS, MAGIC), (b"ev", b"_INBOX.r", MAGIC, HEADERS)),
         (b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC), (b"ev", b"_INBOX.r", MAGIC, b"")),
         (b"MSG any 2 _INBOX.r 3\r\nabc\r\n", (b"any", b"_INBOX.r", b"abc", b"")),
         (b"MSG ev 1 %b 3\r\nabc\r\n" % (b"r" * 256), (b"ev", b"r" * 256, b"abc", b"")),
@@ -78,7 +84,15 @@ def test_all_others_are_given_and_what_comes_before_them_is_refused(other: bytes
 
 
 @pytest.mark.parametrize(
-    "other", [b"MSG evx 1 r 3\r\nabc\r\n", b"MSG ev 9 r 3\r\nabc\r\n", b"MSG ev 1 r 0000000003\r\nabc\r\n", b"PING\r\n"]
+    "other",
+    [
+        b"MSG evx 1 r 3\r\nabc\r\n",
+        b"MSG ev 9 r 3\r\nabc\r\n",
+        b"MSG ev 1 r 0000000003\r\nabc\r\n",
+        b"MSG ev 1 r 3 3\r\nabc\r\n",
+        b"HMSG ev 1 r 4 3\r\nabc\r\n",
+        b"PING\r\n",
+    ],
 )
 def test_what_is_no_message_of_ours_is_left_where_it_is(other: bytes) -> None:
     made = Refusing()
@@ -123,15 +137,17 @@ def test_a_bug_in_refusing_costs_those_and_is_said() -> None:
 _WORD = st.sampled_from([b"_INBOX.a", b"_INBOX.b.77", b"r\nx", b"", b"\xff", b"r" * 255, b"r" * 300])
 _PAYLOAD = st.sampled_from([b"", b"a", b"\r\n", ASKS, MAGIC + b"e", MAGIC[:2], b"x" * 70, b"MSG ev 1 _INBOX.f 500\r\n"])
 _FRAME = st.tuples(
-    st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]), _WORD, _PAYLOAD, st.booleans()
+    st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]),
+    _WORD,
+    _PAYLOAD,
+    st.sampled_from([b"", HEADERS, ID]),
 )
 
 
 def _bytes_of(frame: Any) -> bytes:
-    (subject, sid), reply, payload, headed = frame
-    words = [b"HMSG" if headed else b"MSG", subject, sid, *([reply] if reply else [])]
-    block = HEADERS if headed else b""
-    sizes = [b"%d" % len(block)] if headed else []
+    (subject, sid), reply, payload, block = frame
+    words = [b"HMSG" if block else b"MSG", subject, sid, *([reply] if reply else [])]
+    sizes = [b"%d" % len(block)] if block else []
     return b" ".join([*words, *sizes, b"%d" % len(block + payload)]) + b"\r\n" + block + payload + b"\r\n"
 
 
@@ -147,13 +163,12 @@ async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: lis
         else:
             await made.parser.parse(stream[start:end])
     due: list[Any] = []
-    for (subject, sid), reply, payload, headed in frames:
-        block = HEADERS if headed else b""
+    for (subject, sid), reply, payload, block in frames:
         unread = sid != b"2" and len(reply) <= 255 and b"\n" not in reply and is_refused_unread(reply, payload, block)
         due.append((int(sid), reply) if unread else (subject, reply, payload, block))
     assert made.got == [one for one in due if len(one) == 4]
     assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
-    sizes = [len(payload) + (len(HEADERS) if headed else 0) for _, _, payload, headed in frames]
+    sizes = [len(payload) + len(block) for _, _, payload, block in frames]
     assert (made.counted, made.parser.seen) == ((len(frames), sum(sizes)), len(frames))
 
 
