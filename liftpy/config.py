@@ -193,10 +193,15 @@ class StreamConfig:
         """Whether publishes beyond a rate are refused."""
         return self.quota_records_per_s > 0 or self.quota_bytes_per_s > 0
 
+    @property
+    def takes_default_quota(self) -> bool:
+        """Whether a cluster's default quota holds for it, if there is one."""
+        return not (self.has_quota or self.quota_exempt)
+
     def with_default(self, quota: DefaultQuota) -> StreamConfig:
         """With the quota that holds where a cluster has that default. A stream's own rates stand alone; one that has none, and is not
         exempt, takes all of the default, but for the token by which it tells publishers apart itself."""
-        if self.has_quota or self.quota_exempt or not quota.has_rates:
+        if not (self.takes_default_quota and quota.has_rates):
             return self
         by_token = self.quota_by_token or quota.by_token
         records, size = quota.records_per_s, quota.bytes_per_s

@@ -96,10 +96,12 @@ def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeC
 
 
 def _partitions(old: StreamImage, new: StreamImage, was: DefaultQuota, now: DefaultQuota) -> Iterator[PartitionChange]:
-    """Of one stream; ``was`` and ``now``: the cluster's default."""
-    before_it, after_it = old.config_under(was), new.config_under(now)
-    shares_change = after_it.has_quota and len(old.partitions) != len(new.partitions)
-    others_too = shares_change or (before_it is not after_it and before_it != after_it)
+    """Of one stream; ``was`` and ``now``: the cluster's default. Where that has changed this is asked of all streams at once."""
+    is_bound = new.config.has_quota or (now.has_rates and new.takes_default_quota)
+    shares_change = is_bound and len(old.partitions) != len(new.partitions)
+    default_changes = was != now and (was.has_rates or now.has_rates) and new.takes_default_quota
+    config_changes = old.config is not new.config and old.config != new.config
+    others_too = shares_change or default_changes or config_changes
     for before, after in zip_longest(old.partitions, new.partitions):
         if others_too or (before is not after and before != after):
             yield PartitionChange(new, before, after)

@@ -107,7 +107,12 @@ class StreamImage:
 
     def config_under(self, quota: DefaultQuota) -> StreamConfig:
         """The settings that hold in a cluster with that default; the cluster's own streams have no quota but their own."""
-        return self.config if is_internal(self.name) else self.config.with_default(quota)
+        return self.config.with_default(quota) if self.takes_default_quota else self.config
+
+    @property
+    def takes_default_quota(self) -> bool:
+        """Whether its cluster's default quota holds for it, if there is one."""
+        return self.config.takes_default_quota and not is_internal(self.name)
 
     def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA) -> HeldPartition:
         """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default."""

@@ -123,7 +123,7 @@ class MessageReader:
         self.poison_envelopes = 0
         """Payloads with the envelope's magic number that are no envelopes; stored as plain bytes."""
         self.touched: Callable[[], None] = _nothing
-        """Called for each ``read``: what its partition counts may be more."""
+        """Called for each ``read``, and for what is refused unread: what its partition counts may be more."""
 
     @property
     def answers(self) -> bool:
@@ -132,6 +132,7 @@ class MessageReader:
 
     def publishers_of(self, replies: Sequence[bytes]) -> Publishers:
         """Of plain messages with these replies, which are not looked at otherwise."""
+        self.touched()
         return Publishers(self._policy, self._allowed(list(replies))[0])
 
     def read(self, messages: Sequence[RawMessage], now_wall_ns: int) -> MessageColumns:

@@ -69,9 +69,9 @@ class Told:
             "publish": self._publish, "publishes": lambda: [self._publish() for _ in range(rng.randrange(2, 30))],
             "strange": self._strange, "read": self._read, "lead": self._lead, "image": self._image, "cut": self._cut,
             "flushes": self._flushes, "housekeeping": self._housekeeping, "checkpoint": self._checkpoint, "heard": self._heard,
-            "set aside": self._set_aside,
+            "set aside": self._set_aside, "unread": self._unread,
         }  # fmt: skip
-        what = rng.choices([*kinds], (9, 6, 4, 6, 2, 2, 1, 2, 2, 2, 2, 1))[0]
+        what = rng.choices([*kinds], (9, 6, 4, 6, 2, 2, 1, 2, 2, 2, 2, 1, 1))[0]
         kinds[what]()
         self.done.add(what)
         return what
@@ -89,6 +89,10 @@ class Told:
         for _, subject, sink in list(self.t._table):
             if subject == SUBJECT:
                 sink(SUBJECT.encode(), reply, payload, headers)
+
+    def _unread(self) -> None:
+        """Too many have come: some are refused before they are looked at."""
+        self.t.nodes[self.leader].worker.ingest._overload.refuse([b"_INBOX.4"])
 
     def _read(self) -> None:
         node, wait_ms = self.rng.choice(NODES), self.rng.choice((0, 20))

@@ -71,7 +71,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/columns.py",
-        ("what is read of messages is not said", "        self.touched()\n", "        pass\n", "refused publishes are shown when something else happens"),
+        ("what is read of messages is not said", "        self.touched()\n        values", "        values", "refused publishes are shown when something else happens"),
+        ("what is refused unread is not said", "        self.touched()\n        return Publishers(", "        return Publishers(", "an overload is shown when it is over"),
         tests=("tests/conformance/test_touched.py",),
     ),
     *rows(
@@ -493,5 +494,10 @@ MUTANTS = [
         "sidecar/status/desk.py",
         ("a time without an end is a bug", "except (ValueError, TypeError, KeyError, OverflowError):", "except (ValueError, TypeError, KeyError):", "who asks for a level with a huge time hears nothing"),
         tests=("tests/unit/node/test_logs.py",),
+    ),
+    *rows(
+        "sidecar/status/site.py",
+        ("what was sent to who watches is kept", "            kept = {key: one for key, one in self._live_made.items() if one[0] == viewing.seq}", "            kept = self._live_made", "each page that was ever watched stays in memory"),
+        tests=("tests/unit/node/test_site.py",),
     ),
 ]  # fmt: skip

@@ -76,18 +76,18 @@ MUTANTS = [
     *rows(
         "liftpy/cluster/diff.py",
         ("leaders do not hear of a default quota", "has_same_default = old.default_quota == new.default_quota", "has_same_default = True", "a default quota holds after the next restart only"),
-        ("shares of a default quota stay", "shares_change = after_it.has_quota and", "shares_change = new.config.has_quota and", "a stream that gets partitions takes more than the default quota"),
+        ("shares of a default quota stay", "is_bound = new.config.has_quota or (now.has_rates and new.takes_default_quota)", "is_bound = new.config.has_quota", "a stream that gets partitions takes more than the default quota"),
         tests=("tests/unit/cluster/test_image_diff.py",),
     ),
     *rows(
         "liftpy/cluster/image.py",
-        ("the cluster's own streams have the default quota", "self.config if is_internal(self.name) else self.config.with_default(quota)", "self.config.with_default(quota)", "groups can't commit, events are lost"),
+        ("the cluster's own streams have the default quota", "self.config.takes_default_quota and not is_internal(self.name)", "self.config.takes_default_quota", "groups can't commit, events are lost"),
         tests=("tests/unit/cluster/test_image_diff.py",),
     ),
     *rows(
         "liftpy/config.py",
-        ("the default adds to a stream's own quota", "if self.has_quota or self.quota_exempt or not quota.has_rates:", "if self.quota_exempt or not quota.has_rates:", "a stream with a quota of its own has the cluster's"),
-        ("nobody is exempt", "if self.has_quota or self.quota_exempt or not quota.has_rates:", "if self.has_quota or not quota.has_rates:", "a stream that is exempt has the cluster's quota"),
+        ("the default adds to a stream's own quota", "return not (self.has_quota or self.quota_exempt)", "return not self.quota_exempt", "a stream with a quota of its own has the cluster's"),
+        ("nobody is exempt", "return not (self.has_quota or self.quota_exempt)", "return not self.has_quota", "a stream that is exempt has the cluster's quota"),
         tests=("tests/unit/cluster/test_image_diff.py",),
     ),
     *rows(

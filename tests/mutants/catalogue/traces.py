@@ -518,4 +518,36 @@ MUTANTS = [
         ),
         tests=("tests/integration/test_spark_traces.py",),
     ),
+    *rows(
+        "sidecar/tracing/exporting.py",
+        (
+            "what was lost is counted at each look",
+            "        self._failed_seen = failed\n",
+            "        pass\n",
+            "a collector that failed once is an alert for ever",
+        ),
+        (
+            "each export that fails is said",
+            "        self._refused = failed\n",
+            "        pass\n",
+            "a collector that is away fills the log",
+        ),
+        tests=("tests/unit/node/test_tracing.py",),
+    ),
+    *rows(
+        "sidecar/tracing/node_tracing.py",
+        (
+            "each process has the whole budget",
+            "SpanBudget(SPANS_PER_S / settings.workers)",
+            "SpanBudget(SPANS_PER_S)",
+            "a node of eight processes makes eight times the spans that it may",
+        ),
+        (
+            "what is dropped is counted once",
+            "        self._count(self._thread)\n        self._look_later()",
+            "        self._count(self._thread)",
+            "spans that are lost are not told after the first second",
+        ),
+        tests=("tests/unit/node/test_tracing.py",),
+    ),
 ]

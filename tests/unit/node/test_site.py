@@ -366,6 +366,20 @@ async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewer
     assert made.viewers == 0
 
 
+async def test_what_was_sent_is_kept_for_its_second_alone() -> None:
+    site, made = a_site(Cluster(), Clock())
+    for number in range(5):
+        found = site.respond("/api/live", f"view=cluster&tab={number}".encode())
+        assert found is not None
+        assert not isinstance(found, bytes)
+        live = await found
+        assert isinstance(live, Live)
+        await anext(live.events)
+        await live.events.aclose()
+        made.seq += 1
+    assert len(site._live_made) == 1
+
+
 async def test_those_who_watch_the_same_are_sent_what_was_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     site, made = a_site(Cluster(), Clock())
     count, live_of = 0, made.live

@@ -124,6 +124,48 @@ def test_what_the_collector_does_not_take_is_counted(result: Any) -> None:
     assert budget.dropped == 3, "and the thread goes on"
 
 
+def test_what_is_lost_is_counted_once_and_said_once_until_it_goes_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exporting, "EXPORT_EVERY_S", 0.005)
+    stuck, budget = Stuck(SpanExportResult.FAILURE), SpanBudget()
+    stuck.go.set()
+    spans = thread(stuck, budget)
+
+    def lost(count: int) -> None:
+        spans.put(SpanTree(Span("x", 1, 2)))
+        until(lambda: stuck.count == count and spans._queued == 0)
+
+    lost(1)
+    lost(2)
+    until(lambda: spans._failed == 2)
+    for _ in range(3):
+        spans.settle()
+    assert budget.dropped == 2
+    stuck.result = SpanExportResult.SUCCESS
+    lost(3)
+    until(lambda: not spans._refused)
+    stuck.result = SpanExportResult.FAILURE
+    lost(4)
+    spans.close()
+    assert (budget.dropped, caplog.text.count("the collector takes no spans")) == (3, 2)
+
+
+async def test_what_is_dropped_is_told_again_and_again_and_processes_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_tracing, "LOOK_EVERY_S", 0.001)
+    counters: Counter[str] = Counter()
+    tracing = Tracing(settings(trace="otlp", workers=4), counters, InMemorySpanExporter)
+    tracing.start()
+    for count in (3, 7):
+        tracing.traces.budget.dropped = count
+        async with asyncio.timeout(WAIT_S):
+            while counters[DROPPED] != count:
+                await asyncio.sleep(0.001)
+    tracing.close()
+    share = tracing.traces.budget
+    assert (share.has(round(SPANS_PER_S / 4), 0), share.has(round(SPANS_PER_S / 4) + 1, 0)) == (True, False)
+
+
 def test_a_node_that_stops_does_not_wait_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "_LAST_EXPORT_S", 0.02)
     stuck = Stuck()
