@@ -14,6 +14,8 @@ offset 41, (911, 0) behind 42. Both are refused: another leader was faster. The 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from liftpy.cluster.cluster_events import ClusterEvent, EventTrail
@@ -39,6 +41,14 @@ def place_in(record: bytes) -> tuple[int, int]:
     if not isinstance(said, dict):
         raise ValueError("that is no event")
     return whole_number(said.get("index"), 0, 1 << 63), whole_number(said.get("number"), -1, 1 << 31)
+
+
+def newest_place(records: Sequence[bytes | None]) -> tuple[int, int] | None:
+    """Of the last event among ``records``; None: there is none. Where NATS lets anybody publish, a record may be anything."""
+    for record in reversed(records):
+        with suppress(ValueError):
+            return place_in(record or b"")
+    return None
 
 
 class EventLog:

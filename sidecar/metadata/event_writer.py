@@ -22,7 +22,7 @@ from liftpy.client.in_flight import PublishOptions
 from liftpy.client.outgoing import Address
 from liftpy.client.publisher import Publisher
 from liftpy.client.transport import Transport
-from liftpy.cluster.event_log import NOTHING, EventLog, Tail, place_in
+from liftpy.cluster.event_log import NOTHING, EventLog, Tail, newest_place
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.stream_config import config_to_pb
 from liftpy.config import StreamConfig
@@ -39,7 +39,9 @@ MOST_AT_ONCE = 64
 _AGAIN_S, _LONGEST_AGAIN_S = 0.5, 10.0
 _PATIENCE_S = 5.0
 _END_READ = 64
-"""Offsets at the stream's end that are read for its last event: control records may stand behind it."""
+"""Offsets at the stream's end that are read for its last event: control records may stand behind it, or what is no event."""
+_FURTHER = 8
+"""So many times as much is read next, where none was."""
 WRITTEN, FAILED = "events written to their stream", "events not written at the first attempt"
 CONFIG = StreamConfig(
     segment_bytes=16 * 1024 * 1024, retention_age_s=30 * 86_400.0, retention_bytes=1 << 30, optimistic_concurrency=True
@@ -168,10 +170,10 @@ class EventWriter:
         assert self._client is not None
         bounds = await self._client.bounds(EVENTS_STREAM)
         start, end = bounds.log_start_offset, bounds.high_watermark + 1
-        for first in (max(start, end - _END_READ), start):
-            last = b""
-            async for part in self._client.read_range(EVENTS_STREAM, 0, first, end, uid=stream.uid):
-                last = part.values()[-1] or b""
-            if last:
-                return Tail(end - 1, place_in(last))
-        return Tail(end - 1, NOTHING)
+        place, looked_at, first = None, end, end - _END_READ
+        while place is None and looked_at > start:
+            first = max(first, start)
+            async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid):
+                place = newest_place(part.values()) or place
+            looked_at, first = first, first - _FURTHER * (end - first)
+        return Tail(end - 1, place or NOTHING)

@@ -426,9 +426,10 @@ MUTANTS = [
         ("a stream that was made again is not seen", "if self._publisher is None or self._uid != stream.uid:", "if self._publisher is None:", "events are not kept any more after their stream was deleted"),
         ("a closed connection is kept", "if self._client is None or self._client.transport.connection.is_closed:", "if self._client is None:", "events are not kept until the controller starts anew"),
         ("connections are left open", "                await client.close()\n", "                pass\n", "each error leaves a connection on the server"),
-        ("records of the protocol are taken for the end", "for first in (max(start, end - _END_READ), start):", "for first in (max(start, end - _END_READ),):", "all events are written again"),
-        ("the end is one too far", "return Tail(end - 1, place_in(last))", "return Tail(end, place_in(last))", "no event is ever kept"),
-        ("the first event of a batch is taken for the last", "last = part.values()[-1] or b\"\"", "last = part.values()[0] or b\"\"", "events are there twice"),
+        ("the end is one too far", "return Tail(end - 1, place or NOTHING)", "return Tail(end, place or NOTHING)", "no event is ever kept"),
+        ("the first event of a batch is taken for the last", "place = newest_place(part.values()) or place", "place = newest_place(part.values()[:1]) or place", "events are there twice"),
+        ("an older event is taken for the last", "place = newest_place(part.values()) or place", "place = place or newest_place(part.values())", "events are there twice"),
+        ("only the end is looked at", "while place is None and looked_at > start:", "if place is None and looked_at > start:", "junk at the end has all events written again"),
         tests=("tests/unit/metadata/test_event_writer.py",),
     ),
     *rows(

@@ -28,6 +28,7 @@ class World:
         self.leads = True
         self.said: list[str] = []
         self.asked: list[pb.ControlRequest] = []
+        self.read: list[tuple[int, int]] = []
         self.fails: list[Exception] = []
         """What the next reads of the stream's end meet."""
         self.connection = SimpleNamespace(is_closed=False)
@@ -71,9 +72,12 @@ class FakeClient:
 
     async def read_range(self, stream: str, partition: int, first: int, end: int, *, uid: str) -> AsyncIterator[Any]:
         assert uid == self.world.image.streams[EVENTS_STREAM].uid
-        for record in self.world.stream.records[first:end]:
-            if record:  # else one of the protocol: readers are not given those
-                yield SimpleNamespace(values=lambda record=record: [b'{"index": 0, "number": 0}', record])
+        self.world.read.append((first, end))
+        given = [
+            record for record in self.world.stream.records[first:end] if record
+        ]  # readers are not given the protocol's own
+        for at in range(0, len(given), 2):
+            yield SimpleNamespace(values=lambda at=at: given[at : at + 2])
 
     async def close(self) -> None:
         self.world.said.append("client closed")
@@ -135,6 +139,34 @@ async def test_where_another_was_faster_its_end_is_read_and_nothing_is_there_twi
     assert b'"index": 6' in world.stream.records[-1]
     assert world.writer.counters[FAILED] >= 1, "tried again, and counted"
     await world.writer.close()
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"[]", b'{"index": -1, "number": 0}', b'{"kind": "election"}'])
+@pytest.mark.parametrize("count", [1, 64, 700])
+async def test_what_is_no_event_behind_the_last_one_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, junk: bytes, count: int
+) -> None:
+    """Without rights of NATS anybody may publish there, who says behind which offset."""
+    world = World(monkeypatch, *[1] * 4)
+    await world.writer._write()
+    world.stream.records += [junk] * count
+    world.trail.applied(5, events(5, 1))
+    world.trail.look(10)
+    world.log.lost_track()
+    world.read.clear()
+    await world.writer._write()
+    assert world.stream.records[4:] == [*[junk] * count, world.stream.records[-1]]
+    assert b'"index": 5' in world.stream.records[-1]
+    reads = [end - first for first, end in world.read]
+    assert (sum(reads), reads[0]) == (min(sum(reads), 4 + count), min(64, 4 + count)), "each part of it once, the end first"
+    assert len(reads) <= 3
+
+
+async def test_a_stream_of_junk_alone_has_no_event_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, 1)
+    world.stream.records += [b"junk"] * 3
+    await world.writer._write()
+    assert b'"index": 1' in world.stream.records[-1]
 
 
 async def test_of_several_that_are_on_their_way_those_before_a_refusal_count(monkeypatch: pytest.MonkeyPatch) -> None:
