@@ -11,9 +11,10 @@ from liftpy.cluster.divergence import AppliedDigests
 from tests.simulation.raft.__main__ import run_seed
 from tests.simulation.raft.mixed import DivergedRun, MixedRun, decides
 
-_SHOWS, _FINALIZES = 2, 3
-"""Seeds: in which the unguarded change shows, and in which the level is finalized."""
-_TURNS = 17
+_SHOWS, _FINALIZES, _MEETS = 2, 5, 11
+"""Seeds: in which the unguarded change shows, in which the level is finalized, and in which an old version meets it. All follow the
+number of levels, as the next one does."""
+_TURNS = 44
 _NO_MAJORITY = (25, 78, 84)
 """In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; and in
 which a member on probation agrees with one that counts, and the group would die of putting the third one aside."""
@@ -23,9 +24,9 @@ which a member on probation agrees with one that counts, and the group would die
 def test_two_versions_decide_the_same_as_long_as_the_image_says_which_level_holds() -> None:
     seen: Counter[str] = Counter()
     with decides(guarded=True):
-        assert [run_seed(seed, seen, MixedRun) for seed in (_SHOWS, _FINALIZES)] == ["", ""]
+        assert [run_seed(seed, seen, MixedRun) for seed in (_SHOWS, _FINALIZES, _MEETS)] == [""] * 3
     wanted = ("finalize: OK", "finalize: INVALID", "processes of the old version", "processes of the new version")
-    wanted = (*wanted, "born at the newest level", "born at the first level")
+    wanted = (*wanted, "born at the newest level", "born at the first level", "old versions that met the level and ended")
     assert [what for what in wanted if not seen[what]] == []
 
 
