@@ -102,9 +102,10 @@ def probed(address: str, path: str, timeout_s: float) -> bool:
 
 
 class Roll:
-    """``settled_s``: in the place of the manifest's ``minReadySeconds``, None: as it says."""
+    """``settled_s``: in the place of the manifest's ``minReadySeconds``, None: as it says. ``max_gap_s``: between two acks."""
 
-    def __init__(self, pods: Pods, nats_url: str, folder: Path, settled_s: float | None) -> None:
+    def __init__(self, pods: Pods, nats_url: str, folder: Path, settled_s: float | None, max_gap_s: float = MAX_GAP_S) -> None:
+        self._max_gap_s = max_gap_s
         self._pods = pods
         self._settled_s = pods.settled_s if settled_s is None else settled_s
         self._addresses: dict[str, str] = {}
@@ -208,14 +209,14 @@ class Roll:
             self.outcome.acknowledged += len(acked)
         if self.outcome.lost:
             self.outcome.wrong.append(f"{self.outcome.lost} acknowledged records are lost")
-        if max(self.outcome.gaps_s) > MAX_GAP_S:
+        if max(self.outcome.gaps_s) > self._max_gap_s:
             self.outcome.wrong.append(f"no acknowledgement for {max(self.outcome.gaps_s):.2f} s")
 
 
-def roll(overlay: str, rolls: int, settled_s: float | None = None) -> Outcome:
+def roll(overlay: str, rolls: int, settled_s: float | None = None, max_gap_s: float = MAX_GAP_S) -> Outcome:
     """A cluster of its own."""
     with tempfile.TemporaryDirectory(prefix="liftpy-roll-") as folder, NatsServer() as server:
-        return asyncio.run(Roll(pods_of(overlay), server.url, Path(folder), settled_s).go(server.url, rolls))
+        return asyncio.run(Roll(pods_of(overlay), server.url, Path(folder), settled_s, max_gap_s).go(server.url, rolls))
 
 
 def main() -> int:
