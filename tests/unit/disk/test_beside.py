@@ -32,16 +32,18 @@ def test_what_is_done_in_time_is_returned_or_raised_from_one_thread() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_takes_longer_is_left_behind_and_the_next_one_has_a_thread_of_its_own(fails: bool) -> None:
-    made, gate, threads = Beside(FlushPlace()), threading.Event(), []
+    made, began, gate, threads = Beside(FlushPlace()), threading.Event(), threading.Event(), []
 
     def hangs() -> int:
         threads.append(threading.current_thread())
+        began.set()
         assert gate.wait(10)
         return 1 // 0 if fails else 7
 
     late = made.run(hangs, 0.001)
     assert isinstance(late, Future)
     assert not late.done()
+    assert began.wait(10), "its thread may not have had the processor yet"
     assert made.run(lambda: threads.append(threading.current_thread()) or 3, 10) == 3
     assert threads[0] is not threads[1]
     gate.set()
