@@ -63,7 +63,9 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 class NodeRoom:
     """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
 
-    __slots__ = ("_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns")
+    __slots__ = (
+        "_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns",
+    )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
