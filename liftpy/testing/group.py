@@ -25,7 +25,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 _TICK_NS = 50 * MS
 
 Answer = Callable[[pb.ControlResponse | None], None]
-Heard = Callable[[bool, int], None]
+Heard = Callable[[pb.ControlResponse], None]
 Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
@@ -160,7 +160,7 @@ class SimGroup:
         self._travel(host, "image", lambda: self.deliver(host, image))
 
     def heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
-        """``on_heard(granted, index of the image that the answer was made on)``; a host that is behind gets the image again."""
+        """``on_heard(answer)``; a host that is behind gets the image again."""
         self._travel(host, "heartbeat", lambda: self._heartbeat(host, node, incarnation, seen_index, on_heard))
 
     def _heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
@@ -171,10 +171,10 @@ class SimGroup:
         SPOKEN.tell(beat.heartbeat)
         response = self.duties.answer(beat, self.image, now_ns, now_ns)
         self.beats[node] = (incarnation, now_ns)
-        granted = response is not None and response.error == pb.ControlResponse.OK
+        assert response is not None
         if seen_index < index:
             self.send_image(host)
-        self._travel(host, "heartbeat answer", lambda: on_heard(granted, index))
+        self._travel(host, "heartbeat answer", lambda: on_heard(response))
 
     def _travel(self, host: str, what: str, arrive: Callable[[], None]) -> None:
         """One way between a host and the metadata leader."""

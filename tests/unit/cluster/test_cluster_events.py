@@ -170,7 +170,7 @@ def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
             names = {one.name for one in field.fields}
-            assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS"}, (
+            assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS", "sessionMs"}, (
                 f"{name}: an event of it would not say what it is about"
             )
 

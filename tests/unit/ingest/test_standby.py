@@ -61,7 +61,8 @@ class Bench:
         self.lost: list[int] = []
         self.live = {"n2": 5}
         self.replica = SimpleNamespace(
-            stands_by=True, node_id="n1", role=RoleName.FOLLOWER, live_incarnation=lambda node: self.live.get(node, 0),
+            stands_by=True, node_id="n1", longest_lease_ns=0, role=RoleName.FOLLOWER,
+            live_incarnation=lambda node: self.live.get(node, 0),
             state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3, pauses=0),
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)

@@ -115,7 +115,7 @@ class Held:
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._world.say(f"image {old.index} to {new.index}")
 
-    def metadata_heard(self, sent_ns: int) -> None:
+    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
         self.heard.append(sent_ns)
 
     def leading(self) -> list[Any]:
