@@ -316,17 +316,11 @@ class Node:
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
             metadata_heard_s=self._metadata_heard.age_s,
-            session_s=self._session_s,
+            session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
             stopped_for_space=sum(worker.executor.no_space for worker in workers),
         )
-
-    @property
-    def _session_s(self) -> float:
-        """The cluster's, or what the settings say where the image says nothing."""
-        times = None if self.group is None else self.group.image.session_times
-        return self.settings.replication.session_s if times is None else times.session_ms / 1000
 
     def _doing(self) -> str:
         """What a start is at, in words; '': nothing that takes long."""

@@ -20,7 +20,7 @@ Answered = Callable[[int, pb.ControlResponse], None]
 """(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
 
 
-class Pace(NamedTuple):
+class HeartbeatPace(NamedTuple):
     """How often a node beats, and how long its session is."""
 
     every_s: float
@@ -30,7 +30,7 @@ class Pace(NamedTuple):
 class Heartbeats:
     """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
 
-    def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: Pace, answered: Answered) -> None:
+    def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
         self.pace = pace
         self._group = group
         self._heartbeat = heartbeat

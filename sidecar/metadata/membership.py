@@ -25,7 +25,7 @@ from liftpy.config import SessionTimes
 from liftpy.errors import FencedError, LiftError, UnspokenError
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.heartbeats import Heartbeats, Pace
+from sidecar.metadata.heartbeats import HeartbeatPace, Heartbeats
 from sidecar.metadata.thread import GroupThread
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn_in
@@ -161,11 +161,16 @@ class Membership:
         if held is not None and _values(held) != _values(own):
             logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.words)
 
-    def _pace(self, image: ClusterImage) -> Pace:
+    def _pace(self, image: ClusterImage) -> HeartbeatPace:
         """As the image's session times ask for."""
         own, times = self._settings.replication, image.session_times
         session_s = own.session_s if times is None else times.session_ms / 1000
-        return Pace(heartbeat_every_s(own.heartbeat_s, times), session_s)
+        return HeartbeatPace(heartbeat_every_s(own.heartbeat_s, times), session_s)
+
+    @property
+    def session_s(self) -> float:
+        """The cluster's, or what the settings say where the image says nothing."""
+        return self._pace(self._group.image).session_s
 
     def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """A heartbeat's answer; it counts when the watchers have seen the image that it was made on."""

@@ -149,7 +149,7 @@ def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
 def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     driver = a_driver("a", "b")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
-    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules) is None
+    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
     driver.restart("b")
     driver.register("c")
     answer = driver.ask(setFeatureLevel=request.setFeatureLevel)

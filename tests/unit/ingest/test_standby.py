@@ -161,6 +161,27 @@ def test_a_leader_that_lives_has_answered_what_it_committed_and_one_that_is_gone
         assert values(taken) == []
 
 
+@pytest.mark.parametrize(("lease_s", "answered"), [(0, [1, 2]), (3, [0, 1, 2]), (1, [1, 2])])
+def test_in_doubt_is_what_was_committed_within_the_longest_lease_of_the_cluster(lease_s: int, answered: list[int]) -> None:
+    bench = Bench()
+    bench.replica.longest_lease_ns = lease_s * S
+    bench.standby.review()
+    for number in range(3):
+        bench.heard(b"%d" % number, reply=b"_INBOX.c%d." % number, after_ns=2 * S)
+        bench.shows(b"%d" % number, after_ns=MS)
+        if number < 2:
+            bench.commits(number, after_ns=MS)
+    assert [stored.offset for stored, _ in bench.leads(gone=True).known] == answered
+
+
+def test_a_longer_lease_lets_a_standby_remember_for_longer() -> None:
+    bench = Bench()
+    before = bench.standby._marks.reach_ns
+    bench.replica.longest_lease_ns = 60 * S
+    bench.standby.review()
+    assert bench.standby._marks.reach_ns == bench.standby._ends.reach_ns == before - 1500 * MS + 60 * S
+
+
 def test_a_leader_whose_process_is_another_one_is_gone() -> None:
     bench = Bench()
     bench.heard(b"a", reply=b"_INBOX.c.")

@@ -104,7 +104,7 @@ async def test_a_heartbeat_leaves_at_each_time_and_none_while_the_nodes_loop_sta
     group: Any = Beaten()
     answered: list[Any] = []
     beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    running = heartbeats.Heartbeats(group, beat, heartbeats.Pace(0.5, 3.0), lambda *what: answered.append(what))
+    running = heartbeats.Heartbeats(group, beat, heartbeats.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
     home: list[Any] = []
     loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
     running._home = loop
