@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.birth import begin_at
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
-from liftpy.config import ReplicationConfig
+from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.partition import PartitionState
 from liftpy.testing.clock import MS, Clock
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -30,9 +31,10 @@ Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
 class SimGroup:
-    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``."""
+    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``. ``times``: the group
+    begins at the newest feature level, with them in its image; None: at the first one."""
 
-    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
+    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
         self.clock = clock
         self.fsm = ClusterFsm(elections=True)
         self.duties = MetadataDuties(config, self.fsm.rules)
@@ -68,6 +70,8 @@ class SimGroup:
         self._index = 0
         self._term = 0
         self._rng = random.Random(f"{seed}/group")
+        if times is not None:
+            self.apply(begin_at(SPOKEN.most, self.fsm.rules, times))
         self.set_available(True)
         self._tick()
 

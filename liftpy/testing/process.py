@@ -127,6 +127,8 @@ class Process:
         self.node = node
         self.cluster = node.cluster
         self.node_id = node.node_id
+        self.config = node.cluster.plan.own_config(node.host)
+        """Its settings."""
         self.disk = node.disk
         self.incarnation = 0
         """0 until the metadata group has answered the registration."""
@@ -451,7 +453,7 @@ class Process:
             self.host, self.node_id, self.incarnation, self.image.index,
             lambda answer: self.run(lambda: self._heard(answer, sent_ns)),
         )  # fmt: skip
-        every_s = heartbeat_every_s(self.cluster.config.heartbeat_s, self.image.session_times)
+        every_s = heartbeat_every_s(self.config.heartbeat_s, self.image.session_times)
         self.later(round(every_s * S), self._heartbeat)
 
     def _heard(self, answer: pb.ControlResponse, sent_ns: int) -> None:

@@ -137,8 +137,10 @@ class LeaseModel:
                 what._suspects = {n: (i, max(until - TICK_NS, NOW)) for n, (i, until) in what._suspects.items()}
             else:
                 what._began_ns, what._earliest_ns = _earlier(what._began_ns), _earlier(what._earliest_ns)
+                what._times_ns, what._settling_ns = _earlier(what._times_ns), _earlier(what._settling_ns)
                 for session in what._sessions.values():
                     session.began_ns, session.deadline_ns = _earlier(session.began_ns), _earlier(session.deadline_ns)
+                    session.lasts_ns, session.leased_ns = _earlier(session.lasts_ns), _earlier(session.leased_ns)
                     session.heard_ns, session.beat_ns = _earlier(session.heard_ns), _earlier(session.beat_ns)
                     session.proposed_ns = _earlier(session.proposed_ns)
             found = self._aged[number] = self._number(what)
