@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from liftpy.cluster import session as sessions
 from liftpy.cluster.session import NodeSessions
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.partition import PartitionStatus
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
@@ -33,7 +33,7 @@ NOW = 1000 * NS_PER_S
 TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
-_STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=())
+_STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=(ReplicationConfig, SessionTimes))
 _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 """What happened before it makes no difference any more: every bound below is shorter."""
 
