@@ -283,8 +283,8 @@ class ReplicationConfig:
     """Of publishes that a node has read and not stored: two million of 100 bytes, some seconds of what it stores. A server itself
     holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
     ingest_late_s: float = 1.0
-    """While something has waited unread for longer, publishes that somebody waits for are refused, until it is half of that: before
-    clients take silence for a loss, and send again."""
+    """When something has waited unread for longer, publishes that somebody waits for are refused, before clients take silence for a
+    loss and send again; while that lasts already beyond an eighth of it (``liftpy/ingest/lateness.py``)."""
     ingest_queue_bytes: int = 64 * 1024 * 1024
     """The same for one partition."""
     ingest_queue_records: int = 262_144

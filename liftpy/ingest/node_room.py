@@ -10,8 +10,8 @@ a straight line, to nothing at the limit: so the largest queues meet theirs firs
 (dropped, where nobody waits for an answer). It opens again as queues drain.
 
 Memory is not all: what waits unread for long is answered late. So the oldest byte that was read and not looked at has an age, seen
-whenever some were; above ``late_s`` who waits for an answer is refused at once, until the age is below half of that. What nobody waits
-for is taken all the same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
+whenever some were, and ``Lateness`` says whether who waits for an answer is refused for it. What nobody waits for is taken all the
+same: a burst of it is what the buffer is for. A loop that stood still sees nothing old: the age counts looks.
 
 Worked example: a limit of 1,000 MiB, 900 are held: half of the last fifth is left, so a partition whose own bound is 64 MiB takes a
 publish while it holds less than 32. At 1,000 none does.
@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
+from liftpy.ingest.lateness import Lateness
 
 _FREE = 0.8
 """Of the limit: up to here partitions have their own bounds alone."""
@@ -36,7 +37,7 @@ _APART_NS = 10_000_000
 _APART_PARTS = 100
 """Looks are so far apart, or one of so many parts of what the oldest has waited: they suffice for long waits."""
 LEAST_WAIT_MS, LONGEST_WAIT_MS = 50, 2000
-"""What is said to who is refused: come again after as long as others have waited, between these."""
+"""What is said to who is refused: come again after as long as others have waited, or may wait before one is refused; between these."""
 LEAST_LIMIT_BYTES = 16 * 1024 * 1024
 DEFAULT_SHARE = 0.25
 """Of the memory that the process may have, where no limit is set."""
@@ -62,11 +63,14 @@ def limit_of(setting_bytes: int, memory_bytes: int) -> int:
 class NodeRoom:
     """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
 
-    __slots__ = ("_late_ns", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns")
+    __slots__ = (
+        "_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns",
+    )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
         self._late_ns = round(late_s * NS_PER_S)
+        self._lateness = Lateness(self._late_ns)
         self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
         """(bytes that had arrived, when), of which some are not looked at yet."""
         self.waited_ns = 0
@@ -87,13 +91,13 @@ class NodeRoom:
         apart_ns = max(_APART_NS, self.waited_ns // _APART_PARTS)
         if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
-        if self._late_ns:
-            self.is_late = self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)
+        self.is_late = self._lateness.look(self.waited_ns, now_ns)
 
     @property
     def retry_after_ms(self) -> int:
-        """When who is refused now had better come again."""
-        return min(max(self.waited_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
+        """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""
+        wait_ns = max(self.waited_ns, self._late_ns // 2) if self.is_late else self.waited_ns
+        return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:
         """So much is held now."""

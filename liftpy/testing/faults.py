@@ -34,6 +34,8 @@ from liftpy.testing.sim_replica import SimReplica
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _YEAR_NS = 365 * 86_400 * S
+_LOOKS = 8
+"""At what waits, while more comes than a process gets to; it is late from the second on."""
 _COLD = 0.3
 """In so many of the power cuts after a kill no process begins in between."""
 _OLD_LOGS = 0.6
@@ -479,12 +481,14 @@ def _wall_clock(cluster: Cluster, fault: Fault) -> bool:
 
 
 def _behind(cluster: Cluster, fault: Fault) -> bool:
-    """More comes than the process gets to: it refuses who waits for an answer."""
-    process = cluster.nodes[fault.node].process
+    """More comes than the process gets to: by the shipped rule it refuses who waits for an answer. One ns stands for each byte."""
+    process, clock = cluster.nodes[fault.node].process, cluster.clock
     if process is None:
         return False
-    process.room.is_late = True
-    cluster.clock.after(fault.for_ns, lambda: setattr(process.room, "is_late", False))
+    room, since_ns = process.room, clock.now_ns
+    for look in range(_LOOKS):
+        clock.after(fault.for_ns * look // _LOOKS, lambda: room.look_at_age(clock.now_ns, since_ns - 1, clock.now_ns))
+    clock.after(fault.for_ns, lambda: room.look_at_age(clock.now_ns, clock.now_ns, clock.now_ns))
     return True
 
 

@@ -48,6 +48,8 @@ _REPAIR_NS = 50 * MS
 _AWAITS_MORE = 0.8
 """Share of the nodes."""
 _PROPOSE_TIMEOUT_NS = 1 * S
+_LATE_S = 0.01
+"""What may wait unread: where more comes than a process gets to (a fault), it refuses for most of that time."""
 
 
 def folder_of(key: PartitionKey) -> str:
@@ -144,7 +146,7 @@ class Process:
         self.replicas: dict[PartitionKey, SimReplica] = {}
         self.wishes = Wishes()
         self.intake = NodeIntake()
-        self.room = NodeRoom()
+        self.room = NodeRoom(late_s=_LATE_S)
         self.derived = NodeDerived(self.cluster.config.node_derived_bytes)
         self.leaving = Leaving(self, self._stop_replica, self._deleted, self._look_again)
         self.quiet = QuietFetches(self.cluster.config)

@@ -42,6 +42,8 @@ logger = logging.getLogger("liftpy.bus")
 _PIECE_BYTES = 64 * 1024
 """Parsed at a time; the clock is looked at in between."""
 _TURN_BYTES = 256 * 1024
+_REFUSING_BYTES = 1024 * 1024
+"""The same while most of it is refused."""
 _TURN_NS = 4_000_000
 """After so many bytes, or so much time of this thread (not of others, that would make small batches on a busy machine), everything
 else on the loop has its turn."""
@@ -287,7 +289,8 @@ class Inflow(BusConnection):
                 await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def _idle(self) -> None:
-        """Wait for what comes next; when a burst is over the loop reads again."""
+        """Wait for what comes next; when a burst is over the loop reads again. What comes then need not pass by here."""
+        self._look_at_age()
         if self._thread is not None and clock.now_ns() - self._large_ns >= _CALM_NS:
             self._hand_back()
         self._arrived.clear()
@@ -297,16 +300,21 @@ class Inflow(BusConnection):
 
     async def _take_some(self) -> None:
         """One turn's worth."""
-        room = self._room_of_node
-        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
-        self._parser.pauses = room.is_late or room.is_limited
+        most_bytes = _REFUSING_BYTES if self._look_at_age() else _TURN_BYTES
         end_ns, taken_bytes = time.thread_time_ns() + _TURN_NS, 0
-        while self._chunks and taken_bytes < _TURN_BYTES and time.thread_time_ns() < end_ns and self._may_take():
+        while self._chunks and taken_bytes < most_bytes and time.thread_time_ns() < end_ns and self._may_take():
             piece = self._next_piece()
             taken_bytes += len(piece)
             self.taken_bytes += len(piece)
             await self._parse_piece(piece)
         self._say_whether_there_is_room()
+
+    def _look_at_age(self) -> bool:
+        """See for how long bytes have waited here; whether too long."""
+        room = self._room_of_node
+        room.look_at_age(self._arrived_bytes, self._done_bytes, clock.now_ns())
+        self._parser.pauses = room.is_late or room.is_limited
+        return room.is_late
 
     async def _make_room(self) -> None:
         """Ask how much the server holds, in time; leave out what can't wait."""

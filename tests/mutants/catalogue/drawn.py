@@ -20,7 +20,7 @@ _DRAWN = {
         ),
         (
             "a turn takes all",
-            "while self._chunks and taken_bytes < _TURN_BYTES and",
+            "while self._chunks and taken_bytes < most_bytes and",
             "while self._chunks and",
             "heartbeats wait for a burst of publishes",
         ),

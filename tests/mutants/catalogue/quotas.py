@@ -9,7 +9,32 @@ _PUBLISHERS = ("tests/unit/bus/test_quota_of_publishers.py",)
 _UNREAD = ("tests/unit/bus/test_refused_unread.py",)
 _LEVELS = ("tests/unit/cluster/test_feature_levels.py",)
 
+_LATE = ("tests/unit/ingest/test_lateness.py",)
+
 MUTANTS = [
+    *rows(
+        "liftpy/ingest/lateness.py",
+        ("a queue may stand", "        if self._refused_ns < 0:\n", "        if True:\n", "under a flood who is accepted waits for as long as may be, and so does who is refused"),
+        ("short for ever", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "self._short_ns", "after one flood every burst is refused"),
+        ("long at once", "(now_ns - self._refused_ns) // _REGAINS_PARTS", "(now_ns - self._refused_ns)", "under a flood nearly as long a queue stands as before"),
+        ("what it was is passed", "min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "an hour after a flood nobody is refused any more, however late"),
+        ("since it began", "            self._refused_ns = now_ns\n            self.is_late", "            self._refused_ns = max(self._refused_ns, 0)\n            self.is_late", "a flood that lasts has a long queue again and again"),
+        ("late until nothing waits", "2 * waited_ns > self._short_ns", "waited_ns > 0", "all are refused in a flood, and nothing is stored for moments"),
+        ("late at once and in time at once", "2 * waited_ns > self._short_ns", "waited_ns > self._short_ns", "a node that is late refuses every other publish for as long as it is"),
+        ("late without a bound", "        elif self._late_ns:\n", "        else:\n", "a node for which nothing is late refuses what waits"),
+        tests=_LATE,
+    ),
+    *rows(
+        "sidecar/bus/inflow.py",
+        ("the door stays shut behind the last", "by here.\"\"\"\n        self._look_at_age()\n", "by here.\"\"\"\n", "after a flood a node refuses whoever comes alone, until the next one"),
+        ("a turn refuses as few as it takes", "_REFUSING_BYTES if self._look_at_age() else _TURN_BYTES", "_TURN_BYTES if self._look_at_age() else _TURN_BYTES", "the loop's other work comes between each few refusals of a flood, who waits for them hears late"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/node_room.py",
+        ("who is refused at a short queue comes at once", "if self.is_late else self.waited_ns", "if False else self.waited_ns", "a flood of those who were refused follows on each flood"),
+        tests=_LATE,
+    ),
     *rows(
         "liftpy/ingest/quota.py",
         ("nothing is paid", "bucket.left = [left - cost if rate", "bucket.left = [left if rate", "a quota lets everything in"),
@@ -118,13 +143,11 @@ MUTANTS = [
     *rows(
         "liftpy/ingest/node_room.py",
         ("what was looked at is old for ever", "while self._looks and self._looks[0][0] <= done_bytes:", "while False:", "after one slow second a node refuses everybody who waits"),
-        ("late at once and in time at once", "self.waited_ns > (self._late_ns // 2 if self.is_late else self._late_ns)", "self.waited_ns > self._late_ns", "a node that is late refuses every other publish for as long as it lasts"),
-        ("late without a bound", "        if self._late_ns:\n", "        if True:\n", "a node for which nothing is late refuses what waits"),
         tests=("tests/unit/ingest/test_node_room.py",),
     ),
     *rows(
         "liftpy/ingest/node_room.py",
-        ("all come again at once", "min(max(self.waited_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)", "LEAST_WAIT_MS", "who is refused asks again twenty times a second while others wait for seconds"),
+        ("all come again at once", "min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)", "LEAST_WAIT_MS", "who is refused asks again twenty times a second while others wait for seconds"),
         ("each turn is a look", "now_ns - self._looks[-1][1] >= apart_ns", "now_ns - self._looks[-1][1] >= 0", "an overload that lasts fills memory with looks at it"),
         tests=_UNREAD,
     ),

@@ -1,7 +1,8 @@
 """The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS [NICE]``; prints what became as JSON.
 
 Each message has a reply of its own, and every answer is counted, once. PER_SECOND 0: as fast as answers come, ``WINDOW`` on their
-way. A tick that comes late sends what it has missed. NICE: how far it stands back behind the nodes, where they share processors.
+way. A tick that comes late sends what it has missed, but no more than the server takes: what would wait in here is not sent, since
+that time is the sender's own. NICE: how far it stands back behind the nodes, where they share processors.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TICK_S = 0.004
 GRACE_S = 10.0
 """For answers that are out, at the end."""
 _ANSWER = re.compile(rb"MSG \S+\.(\d+) 1 \d+\r\n(\{[^\r]*\})\r\n")
-_MOST_OUT_BYTES = 1 << 20
+_MOST_OUT_BYTES = 1 << 19
 
 
 def share(values: np.ndarray, part: float) -> float:
@@ -83,9 +84,9 @@ class Sender:
                 return
 
     @property
-    def is_full(self) -> bool:
-        """The server takes no more for now."""
-        return len(self._out) > _MOST_OUT_BYTES
+    def room(self) -> int:
+        """So many messages more may wait for the server to take them."""
+        return (_MOST_OUT_BYTES - len(self._out)) // len(self._form)
 
     def _read(self) -> None:
         got = self.socket.recv(1 << 20)
@@ -144,8 +145,8 @@ def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: floa
             due = int((passed + TICK_S) * per_second) - sender.sent
         else:
             due = WINDOW - sender.unanswered
-        if due > 0 and not sender.is_full:
-            sender.send(min(due, 8192))
+        if (count := min(due, sender.room)) > 0:
+            sender.send(count)
         sender.turn(time.monotonic() + TICK_S if per_second else time.monotonic())
         if not per_second and sender.unanswered >= WINDOW:
             sender.turn(time.monotonic() + 0.001)

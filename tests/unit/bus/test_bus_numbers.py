@@ -13,8 +13,8 @@ sidecar.bus.connection: SEND_BUFFER_BYTES 64Mi, _KEPT_BYTES 2Mi, _LEFT_BYTES 256
   BusConnection.__init__(send_buffer_bytes) 0, BusConnection.send(keep) no
 sidecar.bus.cuts: _TRIES 5, _TRY_S 0.2
 sidecar.bus.drops: _SAY_EVERY_S 1.0
-sidecar.bus.inflow: _PIECE_BYTES 64Ki, _TURN_BYTES 256Ki, _TURN_NS 4e6, _GIVING_UP_NS 8e6, _FULL_PARTS 16, _LOOK_AGAIN_S
-  0.005, _STILL_THERE_S 0.5, _LARGE_BYTES 32Ki, _BURST_NS 30e6, _CALM_NS 0.2e9, Inflow.__init__(send_buffer_bytes) 0,
+sidecar.bus.inflow: _PIECE_BYTES 64Ki, _TURN_BYTES 256Ki, _REFUSING_BYTES 1Mi, _TURN_NS 4e6, _GIVING_UP_NS 8e6, _FULL_PARTS 16,
+  _LOOK_AGAIN_S 0.005, _STILL_THERE_S 0.5, _LARGE_BYTES 32Ki, _BURST_NS 30e6, _CALM_NS 0.2e9, Inflow.__init__(send_buffer_bytes) 0,
   Inflow._close(do_cbs) yes
 sidecar.bus.links: _READS_BYTES 32Mi
 sidecar.bus.outlet: TOGETHER_BYTES 16Ki, AT_ONCE 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,6 +194,37 @@ async def test_each_turn_says_how_long_bytes_have_waited_and_shuts_or_opens_the_
     bus._append(bytes(10))
     await bus._take_some()
     assert bus._parser.pauses, "without room, too"
+
+
+async def test_who_comes_when_all_is_taken_finds_the_door_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last turn began late: what comes alone from then on is taken where it arrives, without a turn."""
+    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bench.bus._room_of_node = room
+    bench.parsing()
+    bench.bus._append(bytes(2))
+    room.look_at_age(2, 0, bench.now_ns)
+    bench.now_ns += 101 * MS
+    await bench.bus._take_some()
+    assert (room.is_late, bench.bus._parser.pauses, bench.bus.waiting_bytes) == (True, True, 0)
+    bench.bus._arrived.set()
+    idle = asyncio.ensure_future(bench.bus._idle())
+    await asyncio.sleep(0)
+    assert (room.is_late, bench.bus._parser.pauses) == (False, False)
+    idle.cancel()
+
+
+@pytest.mark.parametrize(("waited_ms", "taken"), [(100, 4), (101, 16)])
+async def test_more_is_looked_at_in_a_turn_while_most_of_it_is_refused(
+    waited_ms: int, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, room = BusBench(monkeypatch), NodeRoom(late_s=0.1)
+    bench.bus._room_of_node = room
+    pieces = bench.parsing(each_ns=1)
+    bench.bus._append(bytes(20 * PIECE_BYTES))
+    room.look_at_age(20 * PIECE_BYTES, 0, bench.now_ns)
+    bench.now_ns += waited_ms * MS
+    await bench.bus._take_some()
+    assert len(pieces) == taken
 
 
 # ---- who is refused ----------------------------------------------------------------------------------------------------------

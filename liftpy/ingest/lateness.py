@@ -1,0 +1,50 @@
+"""Lateness: from when on publishes are refused for having waited too long, and until when. Pure.
+
+Goal: a burst is absorbed, a standing queue is not. Who waits in one is answered late, lets nobody in sooner by that, and who is
+refused behind it hears his no as late. Constraint: senders come in waves, and a machine stands still for moments: neither is a
+standing queue.
+
+Algorithm (as CoDel's, which drops: a target that holds while a queue stands): what waits unread has an age. From a calm the bound
+is ``late_ns``. Beyond it the queue stands: all are refused until the age is a sixteenth of that, and from then on again beyond an
+eighth. That bound regains an eighth of the time that passes without a refusal, up to what it was. Under a flood the queue has grown
+to it long before; after a flood a moment's wait is soon nothing again.
+
+Worked example, ``late_ns`` 1 s. A burst waits 900 ms: all is taken. One waits 1,001 ms: refused, until it is 62. More comes than is
+taken: at about 140 ms refused again, 10 ms later taken again, and so on. The flood ends; 4 s later something waits 500 ms: taken,
+the bound is 625.
+"""
+
+from __future__ import annotations
+
+_SHORT_PARTS = 8
+"""The bound while a queue stands: one of so many parts of that in a calm. It is refused until half of that."""
+_REGAINS_PARTS = 8
+"""One of so many parts of the time without a refusal is added to it."""
+
+
+class Lateness:
+    """``late_ns``: what may wait in a calm; 0: nothing is ever late. All times are monotonic, in ns."""
+
+    __slots__ = ("_late_ns", "_refused_ns", "_short_ns", "is_late")
+
+    def __init__(self, late_ns: int) -> None:
+        self._late_ns = late_ns
+        self._short_ns = late_ns // _SHORT_PARTS
+        self._refused_ns = -1
+        """When it was late last; -1: never."""
+        self.is_late = False
+
+    def bound_ns(self, now_ns: int) -> int:
+        """What may wait unread as long as nothing is late."""
+        if self._refused_ns < 0:
+            return self._late_ns
+        return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
+
+    def look(self, waited_ns: int, now_ns: int) -> bool:
+        """The oldest that waits unread has done so for ``waited_ns``; whether who waits for an answer is to be refused."""
+        if self.is_late:
+            self._refused_ns = now_ns
+            self.is_late = 2 * waited_ns > self._short_ns
+        elif self._late_ns:
+            self.is_late = waited_ns > self.bound_ns(now_ns)
+        return self.is_late

@@ -1,0 +1,107 @@
+"""From when on what waits unread is refused: a burst is taken as ever, a queue that stands is kept short, and that ends by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from liftpy.config import NS_PER_S
+from liftpy.ingest.lateness import Lateness
+from liftpy.ingest.node_room import NodeRoom
+
+MS = NS_PER_S // 1000
+
+
+class Node:
+    """Takes ``takes`` messages a ms, or refuses ``refuses``; all that came in one ms has the same age. Looks once in a ms."""
+
+    def __init__(self, late_s: float = 1.0, takes: int = 10, refuses: int = 100) -> None:
+        self.room = NodeRoom(late_s=late_s)
+        self.rates = {False: takes, True: refuses}
+        self.now_ms = self.arrived = self.done = 0
+        self.told: dict[bool, list[int]] = {False: [], True: []}
+        """Refused? -> ms that each ms's oldest had waited."""
+        self.counts = {False: 0, True: 0}
+        self._came: list[tuple[int, int]] = []
+
+    def run(self, ms: int, per_ms: Callable[[int], int]) -> None:
+        for step in range(ms):
+            self.now_ms += 1
+            if coming := per_ms(step):
+                self.arrived += coming
+                self._came.append((self.arrived, self.now_ms))
+            self.room.look_at_age(self.arrived, self.done, self.now_ms * MS)
+            no, did = self.room.is_late, min(self.rates[self.room.is_late], self.arrived - self.done)
+            if did:
+                self.told[no].append(self.now_ms - self._came[0][1])
+            self.counts[no] += did
+            self.done += did
+            while self._came and self._came[0][0] <= self.done:
+                self._came.pop(0)
+
+
+def test_a_burst_that_waits_for_as_long_as_may_be_is_taken_whole() -> None:
+    node = Node()
+    node.run(2000, lambda step: 9_900 if step == 0 else 0)
+    assert (node.counts, max(node.told[False])) == ({False: 9_900, True: 0}, 989)
+    node.run(3000, lambda step: 9_900 if step == 0 else 0)
+    assert node.counts[True] == 0, "and so is the next one"
+
+
+def test_under_a_flood_the_queue_is_short_from_its_first_refusal_on_and_no_less_is_taken() -> None:
+    node = Node()
+    node.run(10_000, lambda step: 30)
+    first = next(ms for ms, waited in enumerate(node.told[False]) if waited == max(node.told[False]))
+    assert max(node.told[False]) <= 1010
+    assert max(node.told[False][first + 1 :]) <= 150, "an eighth, and what the looks are apart"
+    assert sorted(node.told[True])[len(node.told[True]) // 2] <= 125
+    assert node.counts[False] >= 0.77 * 10_000 * 10, "a refusal is a tenth of the work: with 30 in a ms 7.78 can be taken"
+
+
+def test_what_comes_as_fast_as_it_is_taken_keeps_no_queue_that_a_flood_has_left() -> None:
+    node = Node()
+    node.run(3000, lambda step: 30)
+    node.run(1000, lambda step: 8)
+    before = dict(node.counts)
+    node.run(5000, lambda step: 8)
+    assert (node.counts[True], node.room.is_late) == (before[True], False)
+    assert max(node.told[False][-5000:]) < 10
+
+
+@pytest.mark.parametrize(("calm_ms", "bound_ms"), [(0, 125), (8, 126), (1000, 250), (6992, 999), (7000, 1000), (60_000, 1000)])
+def test_a_moment_after_a_flood_is_soon_nothing_again(calm_ms: int, bound_ms: int) -> None:
+    late = Lateness(1000 * MS)
+    assert late.bound_ns(0) == 1000 * MS
+    assert late.look(1001 * MS, 0)
+    assert not late.look(0, 500 * MS)
+    now_ns = (500 + calm_ms) * MS
+    assert late.bound_ns(now_ns) == bound_ms * MS
+    assert not late.look(bound_ms * MS, now_ns)
+    assert late.look(bound_ms * MS + 1, now_ns)
+
+
+def test_it_refuses_until_half_of_the_short_bound() -> None:
+    late = Lateness(1600 * MS)
+    assert not late.look(1600 * MS, 0)
+    assert late.look(1600 * MS + 1, 1 * MS)
+    assert late.look(100 * MS + 1, 9000 * MS)
+    assert not late.look(100 * MS, 9001 * MS)
+    assert not late.look(200 * MS, 9001 * MS)
+    assert late.look(200 * MS + 1, 9001 * MS)
+
+
+def test_without_a_bound_nothing_is_late() -> None:
+    late = Lateness(0)
+    assert not late.look(3600 * NS_PER_S, 0)
+    assert not late.look(0, NS_PER_S)
+
+
+def test_who_is_refused_at_a_short_queue_is_not_told_to_come_at_once() -> None:
+    node = NodeRoom(late_s=1.0)
+    node.waited_ns = 126 * MS
+    assert node.retry_after_ms == 126
+    node.is_late = True
+    assert node.retry_after_ms == 500
+    node.waited_ns = 700 * MS
+    assert node.retry_after_ms == 700
