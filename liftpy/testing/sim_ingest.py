@@ -130,7 +130,7 @@ class SimIngest:
             now_ns=replica.now_ns,
             wall_ns=self._wall_ns,
             rules=SortingRules(
-                doubt_ns=round(config.lease_s * NS_PER_S),
+                doubt_ns=round(replica.process.config.lease_s * NS_PER_S),
                 credit_ns=_LATE_NS,
                 reordered_ns=_LATE_NS,
                 gap_ns=0,

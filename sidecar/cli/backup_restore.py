@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from liftpy.backup.manifest import Manifest
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
 from liftpy.cluster.image import ClusterImage
+from liftpy.config import NO_QUOTA
 from liftpy.errors import ConfigError, NotFoundError
 from sidecar.backup.cursors import set_cursors
+from sidecar.backup.default_quota import RestoredQuota
 from sidecar.backup.drill import Drilled, drill
 from sidecar.backup.looking import read_image
 from sidecar.backup.restoring import Restore, Restored, RestoreOptions, RestoreWish
@@ -24,6 +27,8 @@ from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
+EXIT_PARTLY = 4
+"""All streams are restored, and something that goes with them is not: it is named."""
 _MIB = 1024 * 1024
 scratch_option = click.option(
     "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="DIR",
@@ -54,11 +59,12 @@ backup_option = click.option("--backup", "backup_id", default="", metavar="ID", 
 def restore(
     url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
     scratch: Path | None, node_config: Path | None, as_json: bool, target: Target,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
 
-    Groups and cursors of streams that have their name again go on where they were. Streams take publishes once all replicas are in
-    sync.
+    Groups and cursors of streams that have their name again go on where they were; with --all an empty cluster gets the default quota,
+    too. Streams take publishes once all replicas are in sync. Exit code 4: the streams are restored, and a position of a group or
+    cursor, or the default quota, could not be set; it is named, with the command that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
@@ -67,7 +73,13 @@ def restore(
     image = read_image(store, manifest)
     names = [stream.name for stream in manifest.streams] if everything else [name or into]
     wishes = [_wish(image, manifest, one, into or one, subject, replicas) for one in names]
-    options = RestoreOptions(target=target, until=until_of(until_text), scratch=scratch, node_config=node_config)
+    options = RestoreOptions(
+        target=target,
+        until=until_of(until_text),
+        scratch=scratch,
+        node_config=node_config,
+        default_quota=image.default_quota if everything else NO_QUOTA,
+    )
 
     async def work(client: Client) -> Restored:
         return await Restore(client, store, manifest, wishes, options).run()
@@ -75,12 +87,16 @@ def restore(
     done = with_client(target, work)
     if as_json:
         click.echo(json.dumps(_shown(manifest, done)))
-        return
+        return 0 if done.is_whole else EXIT_PARTLY
     for one in done.streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
     _say_cursors(done.cursors)
+    if any(done.cursors.values()):
+        click.echo("set them later: liftpy backup cursors URL", err=True)
+    _say_quota(done.quota)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
+    return 0 if done.is_whole else EXIT_PARTLY
 
 
 def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject: str, replicas: int) -> RestoreWish:
@@ -107,6 +123,16 @@ def until_of(text: str | None) -> Until:
 def _say_cursors(said: Mapping[str, str]) -> None:
     for cursor, why in said.items():
         click.echo(f"{cursor}: " + (f"its positions could not be set: {why}" if why else "goes on where it was"), err=bool(why))
+
+
+def _say_quota(said: RestoredQuota | None) -> None:
+    if said is None:
+        return
+    if not said.why:
+        click.echo(f"default quota: {said.quota.words}")
+        return
+    click.echo(f"the default quota ({said.quota.words}) could not be set: {said.why}", err=True)
+    click.echo(f"set it later: {said.command}", err=True)
 
 
 @click.command("cursors")
@@ -147,6 +173,7 @@ def _shown(manifest: Manifest, done: Restored) -> dict[str, object]:
         "backup": manifest.backup,
         "streams": streams,
         "cursors": done.cursors,
+        "default_quota": None if done.quota is None else {**asdict(done.quota.quota), "why_not": done.quota.why},
         "readable_s": round(done.served_s, 3),
         "took_s": round(done.took_s, 3),
     }

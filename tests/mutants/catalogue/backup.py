@@ -445,14 +445,14 @@ MUTANTS = [
         "sidecar/backup/cursors.py",
         (
             "a position is past the end",
-            "min(at, bounds.end_offset)",
+            "min(at, found.end_offset)",
             "at",
             "a group gets nothing until records have come that far",
         ),
         (
             "a position of another stream is set",
-            "                if bounds.uid == uids[name]:",
-            "                if True:",
+            "            elif found.uid == uids[name]:",
+            "            else:",
             "a group leaves records out of a stream that was made again",
         ),
         (

@@ -111,7 +111,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/features.py",
-        ("a batch is not looked into", "for part in (request, *(item.request for item in request.batch.requests)):\n        asked", "for part in (request,):\n        asked", "a controller of an older version stops in the middle of an upgrade"),
+        ("a batch is not looked into", "for part in (request, *(item.request for item in request.batch.requests)):\n        if part.HasField(\"setSession", "for part in (request,):\n        if part.HasField(\"setSession", "a controller of an older version stops in the middle of an upgrade"),
         ("quotas do not hold the level", "if stream.config.needs_quotas]", "if False]", "after a way back older versions can't read the image"),
         ("a default quota does not hold the level", "if image.default_quota != NO_QUOTA else []", "if False else []", "after a way back older versions can't read the image"),
         ("who is exempt does not hold the level", "if stream.config.quota_exempt)", "if False)", "after a way back older versions can't read the image"),

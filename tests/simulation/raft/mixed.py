@@ -5,11 +5,13 @@ level 2 on, by the flag of ``decides``: unguarded it asks its own version and no
 to finalize again and again; nobody may come through with an old controller, and an old process that meets the level ends.
 
 ``DivergedRun``: what a member has applied changes under its hands, once or twice. Within the next checkpoint it is found, whoever it
-is, its folder is put aside, and at the end all hold one image by its digest.
+is, its folder is put aside, and at the end all hold one image by its digest. The second one may turn while the first, or a third one,
+is behind: then all three differ, no majority agrees, and a person has to say who is right (docs/upgrades.md), and does.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
+from liftpy.cluster import halting
 from liftpy.cluster.decisions.nodes import set_node
 from liftpy.cluster.draft import Decision, Draft
 from liftpy.cluster.features import FEATURES, STRICT
@@ -26,7 +29,7 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import NS_PER_S
 from liftpy.errors import StorageError, UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.raft.diverged import MARK
+from sidecar.raft.diverged import MARK, mark_diverged
 from tests.simulation.raft.asking import Asking
 from tests.simulation.raft.ghost import CheckedFsm, Ghost, Violation
 from tests.simulation.raft.group_simulation import CHAOS_S, Run
@@ -34,6 +37,8 @@ from tests.simulation.raft.member import SimMember
 
 BEFORE = FEATURES[:1]
 _TIMEOUT_NS = 2 * NS_PER_S
+_PERSON_S = 5.0
+"""So long no majority has agreed, with all controllers up, before a person comes."""
 
 
 @contextmanager
@@ -145,6 +150,14 @@ class DivergedRun(Run):
         self._left = 2
         self._turns_from = self.now + CHAOS_S / 2
         """What turns early is put right by a restart before anybody looks."""
+        self._halted_from = self.now
+        self._put_aside: list[str] = []
+        """By a person, who takes another one each time."""
+
+    def execute(self) -> None:
+        """As any seed; fewer barriers than lie between two places, as shipped: else each of them begins the next."""
+        with patch.object(halting, "MAX_BARRIERS", 8):
+            super().execute()
 
     def _work(self, member: SimMember, chaos: bool) -> None:
         super()._work(member, chaos)
@@ -160,6 +173,34 @@ class DivergedRun(Run):
             self._left -= 1
             self.seen["images that turn: of the leader" if member.log.leads else "images that turn"] += 1
             member.log.fsm.image = replace(image, digest=draw.randbytes(8))
+
+    def _tick(self, member: SimMember, chaos: bool) -> None:
+        super()._tick(member, chaos)
+        if member.log.leads and not chaos:
+            self._let_a_person_say(member)
+
+    def _let_a_person_say(self, leader: SimMember) -> None:
+        """Stop one of them, put its folder aside, start it. What it is sent (a snapshot, or the log alone) may agree with nobody: then
+        the next one."""
+        counting = all(member.log.probation.over for member in self.up.values())
+        if not (leader.log.view().halted and counting and set(self.up) == set(self.members)):
+            self._halted_from = self.now
+        elif self.now - self._halted_from > _PERSON_S and self._no_majority_agrees():
+            self._halted_from = self.now
+            name = self.draws["who a person stops"].choice([name for name in self.members if name not in self._put_aside])
+            self._put_aside.append(name)
+            self.seen["persons who stop the leader" if name == leader.node_id else "persons who stop another one"] += 1
+            member = self.up.pop(name)
+            self.faults.collect(member)
+            member.log.journal.close()
+            member.died()
+            mark_diverged(self.folder / name, member.log.applied_index)
+
+    def _no_majority_agrees(self) -> bool:
+        """In truth: where one does, the group has to find it."""
+        images = [member.log.image for member in self.up.values()]
+        most = Counter(image.digest for image in images).most_common(1)[0][1]
+        return len({image.index for image in images}) == 1 and most <= len(self.members) // 2
 
     def _all_agree(self) -> bool:
         return len({m.log.image.digest for m in self.up.values() if m.log.image.index == self.ghost.newest.index}) <= 1

@@ -18,6 +18,8 @@ _TURNS = 44
 _NO_MAJORITY = (25, 78, 84)
 """In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; and in
 which a member on probation agrees with one that counts, and the group would die of putting the third one aside."""
+_A_PERSON = (161, 180, 193, 216)
+"""In which a second image turns while a member is behind: all three differ for good."""
 
 
 @pytest.mark.timeout(120)
@@ -50,3 +52,11 @@ def test_an_image_that_turns_is_found_put_aside_and_fetched_anew() -> None:
 @pytest.mark.parametrize("seed", _NO_MAJORITY)
 def test_where_no_majority_agrees_one_is_found(seed: int) -> None:
     assert run_seed(seed, Counter(), DivergedRun) == ""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", _A_PERSON)
+def test_where_all_differ_one_is_put_aside_by_a_person_and_the_group_goes_on(seed: int) -> None:
+    seen: Counter[str] = Counter()
+    assert run_seed(seed, seen, DivergedRun) == ""
+    assert sum(seen[who] for who in ("persons who stop the leader", "persons who stop another one")) in (1, 2)

@@ -36,7 +36,7 @@ from sidecar.backup.store import Store
 from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.dev.cluster import DevCluster
 from sidecar.settings import Target
-from tests.system.backup.dying import CREATE_STEPS, PIECE_BYTES, RESTORE_STEPS, wishes_for
+from tests.system.backup.dying import CREATE_STEPS, PIECE_BYTES, QUOTA, RESTORE_STEPS, wishes_for
 
 STREAM, PARTITIONS = "orders", 2
 RECORDS = 5_000
@@ -168,8 +168,9 @@ def taken_at(created_ns: int) -> object:
 async def _judge_restore(client: Client, store: Store, step: str, scratch: Path, cluster: DevCluster) -> None:
     """Before it takes publishes, the next restore begins anew; behind that it is there."""
     opened = step in RESTORE_STEPS[RESTORE_STEPS.index("leave") :] or not step
-    options = RestoreOptions(target=Target(nats=(cluster.nats_url,)), scratch=scratch)
+    options = RestoreOptions(target=Target(nats=(cluster.nats_url,)), scratch=scratch, default_quota=QUOTA)
     if opened:
+        must(await client.default_quota() == QUOTA, f"killed before {step or 'nothing'} it takes publishes without the quota")
         stream = await client.stream(STREAM)
         must(not stream.config.read_only, f"after a kill before {step} it takes no publishes")
         helpers = [n for n in (await client.describe_cluster()).image.nodes if n.startswith(PREFIX)]

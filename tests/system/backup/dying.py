@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from liftpy.client import connect
+from liftpy.config import DefaultQuota
 from sidecar.backup.looking import read_image
 from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
@@ -16,8 +17,9 @@ from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.settings import Target
 
 CREATE_STEPS = ("begin", "barrier", "pieces", "image", "check", "manifest", "end")
-RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "open", "leave", "remove", "cursors")
+RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "quota", "open", "leave", "remove", "cursors")
 PIECE_BYTES = 50_000
+QUOTA = DefaultQuota(records_per_s=1_000_000)
 
 
 def wishes_for(store: Store) -> list[RestoreWish]:
@@ -48,7 +50,7 @@ async def main(what: str, url: str, nats: str, dies_at: str, scratch: str) -> No
         if what == "create":
             await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES), step=step)
         else:
-            options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch))
+            options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch), default_quota=QUOTA)
             await Restore(client, store, store.newest(), wishes_for(store), options, step).run()
 
 

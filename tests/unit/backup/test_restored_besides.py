@@ -1,0 +1,116 @@
+"""What goes with restored streams: groups' positions, the cluster's default quota; what could not be set is said, and ends nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from liftpy.backup.manifest import CursorCopy
+from liftpy.config import NO_QUOTA, DefaultQuota
+from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
+from liftpy.ids import PartitionKey
+from sidecar.backup import cursors as cursors_module
+from sidecar.backup.cursors import set_cursors
+from sidecar.backup.default_quota import RestoredQuota, set_default_quota
+from sidecar.backup.restoring import Restored
+from sidecar.cli import backup_restore as module
+from tests.unit.backup.stored import UID, two_backups
+
+NOW = "00000b-20"
+QUOTA = DefaultQuota(records_per_s=500, bytes_per_s=4096, by_token=2)
+
+
+async def test_a_partition_without_bounds_takes_nothing_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    asked: list[tuple[str, int]] = []
+
+    async def reset(client: Any, name: str, positions: dict[PartitionKey, int]) -> None:
+        told.append((name, {key.partition: at for key, at in positions.items()}))
+        if name == "gone":
+            raise NotFoundError("no such group")
+
+    async def bounds(name: str, partition: int) -> Any:
+        asked.append((name, partition))
+        if partition == 1:
+            raise UnavailableError("nobody serves it")
+        return SimpleNamespace(uid=NOW, log_start_offset=0, end_offset=90)
+
+    monkeypatch.setattr(cursors_module, "reset_group", reset)
+    manifest = two_backups(tmp_path)[2]
+
+    def group(name: str, *partitions: int) -> CursorCopy:
+        return CursorCopy(
+            name=name, is_cursor=False, positions=tuple(("orders", UID, number, 5 + number) for number in partitions)
+        )
+
+    kept = replace(manifest, cursors=(group("g", 0, 1, 2), group("gone", 0), group("h", 1), group("w", 2)))
+    said = await set_cursors(SimpleNamespace(bounds=bounds), kept, {"orders": NOW})  # type: ignore[arg-type]
+    none = "orders/1 gives no bounds (nobody serves it)"
+    assert said == {"g": none, "gone": "no such group", "h": none, "w": ""}
+    assert told == [("g", {0: 5, 2: 7}), ("gone", {0: 5}), ("w", {2: 7})]
+    assert sorted(asked) == [("orders", number) for number in range(3)], "each once"
+
+
+@pytest.mark.parametrize(
+    ("there", "held", "fails", "why"),
+    [
+        (("orders", "_lift-groups"), NO_QUOTA, None, ""),
+        (("orders", "mine"), NO_QUOTA, None, "the cluster has streams of its own: mine"),
+        (("orders",), DefaultQuota(bytes_per_s=7), None, "the cluster has another one: 7 bytes/s"),
+        (("orders", "mine"), QUOTA, None, ""),
+        (("orders",), NO_QUOTA, ConfigError("the level is 3"), "the level is 3"),
+    ],
+)
+async def test_an_empty_cluster_gets_the_default_quota(
+    there: tuple[str, ...], held: DefaultQuota, fails: LiftError | None, why: str
+) -> None:
+    told: list[dict[str, int]] = []
+
+    async def describe(*, linearizable: bool) -> Any:
+        return SimpleNamespace(image=SimpleNamespace(streams=dict.fromkeys(there), default_quota=held))
+
+    async def set_quota(**rates: int) -> None:
+        told.append(rates)
+        if fails is not None:
+            raise fails
+
+    client: Any = SimpleNamespace(describe_cluster=describe, set_default_quota=set_quota)
+    found = await set_default_quota(client, QUOTA, {"orders"})
+    assert found == RestoredQuota(QUOTA, why)
+    assert told == [{"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}] * (held == NO_QUOTA and "mine" not in there)
+    assert found.command == "liftpy settings default-quota --records 500 --bytes 4096 --by-token 2"
+
+
+@pytest.mark.parametrize("cursors", [{}, {"g": ""}, {"g": "", "h": "orders/1 gives no bounds"}])
+@pytest.mark.parametrize("quota", [None, RestoredQuota(QUOTA), RestoredQuota(QUOTA, "the level is 3")])
+def test_the_exit_code_says_that_something_is_left_to_do(
+    cursors: dict[str, str], quota: RestoredQuota | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_backups(tmp_path)
+    done = Restored([], cursors=cursors, quota=quota)
+    image = SimpleNamespace(streams={}, default_quota=QUOTA)
+    options: list[Any] = []
+    monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
+    monkeypatch.setattr(module, "_wish", lambda *_: None)
+    monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
+    monkeypatch.setattr(module, "with_client", lambda target, work: done)
+    left = "h" in cursors or (quota is not None and quota.why)
+    for wish, wanted in (("--all", QUOTA), ("--into=orders", NO_QUOTA)):
+        ended = CliRunner().invoke(module.restore, [str(tmp_path), wish], standalone_mode=False)
+        assert ended.exception is None
+        assert ended.return_value == (4 if left else 0)
+        assert options.pop()["default_quota"] == wanted, "a cluster's, not a stream's"
+    assert ("liftpy backup cursors" in ended.output) == ("h" in cursors)
+    assert ("liftpy settings default-quota" in ended.output) == bool(quota is not None and quota.why)
+    as_json = CliRunner().invoke(module.restore, [str(tmp_path), "--all", "--json"], standalone_mode=False)
+    said = json.loads(as_json.output)
+    assert as_json.return_value == (4 if left else 0)
+    assert (said["cursors"], said["default_quota"] is None) == (cursors, quota is None)
