@@ -309,7 +309,8 @@ MUTANTS = [
         ("a sample keeps the loop", "            if self._now() - began > SLICE_S:\n", "            if False:\n", "ten thousand partitions stop the node each second"),
         ("a stop of a minute looks like load", " <= MOST_COVERED_S:", ":", "a suspended process shows rates that never were"),
         ("who ended takes its counts along", "in partitions.all().by_stream.values()", "in map(lambda one: one.often, here.by_label.values())", "a deleted stream hides what came in"),
-        ("it never rests", "rest_s = self.took_s / PART_OF_LOOP", "rest_s = 0.0", "watching costs more than working"),
+        ("it never rests", "rest_s = min(self.took_s / PART_OF_LOOP, MOST_REST_S)", "rest_s = 0.0", "watching costs more than working"),
+        ("it rests until none counts", "min(self.took_s / PART_OF_LOOP, MOST_REST_S)", "self.took_s / PART_OF_LOOP", "where a thousand partitions were made nothing is shown for half a minute"),
         tests=("tests/unit/node/test_sampler.py",),
     ),
     *rows(
