@@ -294,6 +294,13 @@ MUTANTS = [
         tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
+        "liftpy/event_groups.py",
+        ("minutes apart is at once", "group[-1][\"time_ns\"] - event[\"time_ns\"] <= TOGETHER_NS", "True", "a node that dies twice a day looks as if it had once"),
+        ("who leaves is nobody", "return (kind, \" \".join(left), \" \".join(came))", "return (kind,)", "two nodes that leave look like one"),
+        ("a data loss is one of many", "if kind in _LEADERS else None", "if True else None", "the one stream that lost records is not seen"),
+        tests=("tests/unit/core/test_event_groups.py",),
+    ),
+    *rows(
         "liftpy/history.py",
         ("a gap is joined over", "self._write(SECONDS, at, values if at >= first else _EMPTY)", "self._write(SECONDS, at, values)", "an hour without the node looks like an hour of load"),
         ("a place keeps what was there ten minutes ago", "            self._write(TENS, at, _EMPTY)\n", "            pass\n", "a gap shows the day before"),
