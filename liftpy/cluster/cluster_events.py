@@ -28,6 +28,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    SessionTimesSet,
     StreamAltered,
     StreamCreated,
     StreamDeleted,
@@ -42,7 +43,7 @@ KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
     "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
-    "default_quota", "data_loss",
+    "default_quota", "session_times", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -172,7 +173,7 @@ def _about(asked: Any) -> dict[str, Any]:
         said["partition"] = asked.partition
     if "level" in names:
         said["now"] = str(asked.level)
-    if isinstance(asked, pb.SetDefaultQuota):
+    if isinstance(asked, pb.SetDefaultQuota | pb.SetSessionTimes):
         said["now"] = ", ".join(f"{field.name} {value}" for field, value in asked.ListFields())
     for field in ("nodeId", "node"):
         if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
@@ -218,6 +219,8 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                 yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
                 yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+            case SessionTimesSet(times) if before.session_times is not None:
+                yield "session_times", {"was": before.session_times.words, "now": times.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed
