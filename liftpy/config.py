@@ -12,6 +12,7 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 MAX_QUOTA_TOKEN = 256
 """Of a subject: by a token that stands farther back no quota is told apart."""
 
@@ -115,6 +116,71 @@ class DefaultQuota:
 
 
 NO_QUOTA = DefaultQuota()
+
+MIN_SESSION_MS, MAX_SESSION_MS = 100, 3_600_000
+MIN_LEASE_MS = 50
+
+
+def check_session_times(session_ms: int, lease_ms: int) -> None:
+    """Raise ConfigError unless a metadata leader may end sessions and grant leases by them: a lease ends before the session does, so
+    that no node speaks for what was given to another one. The same for settings, at the door and when it is applied."""
+    for name, value, least in (("session", session_ms, MIN_SESSION_MS), ("lease", lease_ms, MIN_LEASE_MS)):
+        if not least <= value <= MAX_SESSION_MS:
+            raise ConfigError(f"a {name} of {value / 1000:g} s is outside {least / 1000:g}..{MAX_SESSION_MS / 1000:g} s")
+    if not lease_ms < session_ms:
+        raise ConfigError(f"a lease of {lease_ms / 1000:g} s has to be shorter than the session, {session_ms / 1000:g} s")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """By which nodes are fenced and may speak, in the whole cluster. Those before a change count until it is settled: until nothing
+    that was granted by them can still count."""
+
+    session_ms: int
+    lease_ms: int
+    session_before_ms: int = 0
+    """0: settled."""
+    lease_before_ms: int = 0
+    change: int = 0
+    """Grows with each change."""
+
+    def __post_init__(self) -> None:
+        check_session_times(self.session_ms, self.lease_ms)
+        if not self.is_settled:
+            check_session_times(self.session_before_ms, self.lease_before_ms)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether those before count no more."""
+        return not (self.session_before_ms or self.lease_before_ms)
+
+    @property
+    def longest_session_ns(self) -> int:
+        """Of a session that may have begun by them, or by those before."""
+        return max(self.session_ms, self.session_before_ms) * NS_PER_MS
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """That anybody may hold."""
+        return max(self.lease_ms, self.lease_before_ms) * NS_PER_MS
+
+    def changed(self, session_ms: int, lease_ms: int) -> SessionTimes:
+        """After a change; raise ConfigError where they can't be."""
+        return SessionTimes(session_ms, lease_ms, self.session_ms, self.lease_ms, self.change + 1)
+
+    def settled(self) -> SessionTimes:
+        """Once those before count no more."""
+        return replace(self, session_before_ms=0, lease_before_ms=0)
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        said = f"session {self.session_ms / 1000:g} s, lease {self.lease_ms / 1000:g} s"
+        if self.is_settled:
+            return said
+        return (
+            f"{said} (not settled: {self.session_before_ms / 1000:g} s and {self.lease_before_ms / 1000:g} s may still count)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +470,17 @@ class ReplicationConfig:
         )
         if not self.heartbeat_s < self.lease_s < self.session_s:
             raise ConfigError("heartbeat_s < lease_s < session_s must hold: a leader gives up before it is replaced")
+        check_session_times(*self._session_ms)
         if not self.max_idle_wait_s < self.max_lag_time_s:
             raise ConfigError("max_idle_wait_s must be below max_lag_time_s, or idle followers would leave the ISR")
         if not self.max_idle_wait_s < self.max_leader_timeout_s:
             raise ConfigError("max_idle_wait_s must be below max_leader_timeout_s, or idle followers would depose their leader")
+
+    @property
+    def _session_ms(self) -> tuple[int, int]:
+        return round(self.session_s * 1000), round(self.lease_s * 1000)
+
+    @property
+    def session_times(self) -> SessionTimes:
+        """What a cluster begins with whose metadata leader has these settings."""
+        return SessionTimes(*self._session_ms)

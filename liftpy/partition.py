@@ -233,6 +233,8 @@ class HeldPartition:
     state: PartitionState
     partition_count: int = 1
     """Of the stream."""
+    longest_lease_ns: int = 0
+    """That another node may hold; 0: what this node's settings say."""
     isr: frozenset[str] = field(init=False)
     min_isr: int = field(init=False)
     """The effective one: at least 1, never more than there are replicas."""

@@ -47,6 +47,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.node", "%s: suspect: %s; %d bytes that were not known to be on the d"): "log.suspect",
     ("liftpy.membership", "handing over: %s"): "membership.hands_over",
     ("liftpy.membership", "heartbeat not answered: %s"): "membership.heartbeat_unanswered",
+    ("liftpy.membership", "the settings say %s, and the cluster has %s: that holds"): "membership.session_times_differ",
     ("liftpy.membership", "leaderships are not handed over: %s"): "membership.not_handed_over",
     ("liftpy.membership", "not registered yet: %s"): "membership.not_registered",
     ("liftpy.membership", "registered, but %s"): "membership.registered_but",

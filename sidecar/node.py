@@ -316,7 +316,7 @@ class Node:
             registered=self.incarnation > 0,
             nats=self._links is not None and self._links.are_up,
             metadata_heard_s=self._metadata_heard.age_s,
-            session_s=self.settings.replication.session_s,
+            session_s=self._membership.session_s if self._membership else self.settings.replication.session_s,
             opening=self.partitions.opening_count if self.partitions is not None else 0,
             opened=self._opened,
             stopped_for_space=sum(worker.executor.no_space for worker in workers),
@@ -498,11 +498,11 @@ class Node:
         if services is not None:
             services.reported(report)
 
-    def _heard(self, sent_ns: int) -> None:
+    def _heard(self, sent_ns: int, lease_ns: int) -> None:
         self._metadata_heard.now()
         if self.partitions is not None:
-            self.partitions.metadata_heard(sent_ns)
-        self._workers.metadata_heard(sent_ns)
+            self.partitions.metadata_heard(sent_ns, lease_ns)
+        self._workers.metadata_heard(sent_ns, lease_ns)
 
     # ---- end ---------------------------------------------------------------------------------------------------------------
     def fatal(self, error: Exception) -> None:

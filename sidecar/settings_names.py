@@ -85,8 +85,11 @@ def with_cluster(found: Sequence[dict[str, Any]], image: ClusterImage) -> list[d
         "feature_level": (image.feature_level, FIRST),
         **{f"default_quota.{f.name}": (getattr(quota, f.name), f.default) for f in fields(quota)},
     }
+    without, times = defaults(), image.session_times
+    if times is not None:
+        in_s = {"replication.session_s": times.session_ms / 1000, "replication.lease_s": times.lease_ms / 1000}
+        said |= {name: (value, without[name]) for name, value in in_s.items()}
     if image.rules is not None:
-        without = defaults()
         said |= {name: (getattr(image.rules, name), without[name]) for name in ("namespace", "elections")}
     shared = [
         {"name": name, "value": value, "source": CLUSTER, "default": default, "applies": CLUSTER}

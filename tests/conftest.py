@@ -46,6 +46,9 @@ SPARK = (
 """These wait for Spark, and for few elections: they begin the fourth worker's part."""
 
 
+SHARED_CLUSTER = "shared_cluster"
+"""The fixture of tests that break nothing (``tests/integration/conftest.py``)."""
+
 LONG = ("tests/simulation/", "tests/model/", "tests/scripts/")
 """Files with few tests, each of which takes long: behind those, before all that is short, so that no worker has one at the end."""
 
@@ -71,8 +74,9 @@ def place_of(nodeid: str) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever the number of workers: the order of files stays within each place."""
-    items.sort(key=lambda item: place_of(item.nodeid))
+    """Whatever the number of workers: the order of files stays within each place, but those that share a cluster come first."""
+    sharing = {item.path for item in items if SHARED_CLUSTER in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: (place_of(item.nodeid), item.path not in sharing))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,11 +17,12 @@ from liftpy.client.this_host import this_host
 from liftpy.client.transport import Transport
 from liftpy.cluster import codec
 from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
+from liftpy.cluster.codec import times_from_pb
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
 from liftpy.cluster.stream_config import camel_case, config_to_pb, quota_from_pb
-from liftpy.config import ALTERABLE, DefaultQuota, StreamConfig
+from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import (
     AlreadyExistsError,
@@ -305,6 +306,24 @@ class Admin:
                 setattr(request, name, value)
         return quota_from_pb((await self._command(cluster_pb2.ControlRequest(setDefaultQuota=request))).defaultQuota)
 
+    async def session_times(self) -> SessionTimes | None:
+        """By which nodes are fenced and may speak; None: as their own settings say, below level 5. Raises UnavailableError."""
+        asked = cluster_pb2.ControlRequest(describeCluster=cluster_pb2.DescribeCluster(maxBytes=1))
+        image = (await self._read(asked)).cluster.image
+        return times_from_pb(image.sessionTimes) if image.HasField("sessionTimes") else None
+
+    async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
+        """Change them, while nodes run; None: as it is. Returns what holds then: a further change waits until it is settled. Raises
+        ConfigError (they can't be, or the cluster's feature level is below 5), StaleEpochError (another change is not settled, or came
+        first), UnavailableError."""
+        held = await self.session_times() or ReplicationConfig().session_times
+        request = cluster_pb2.SetSessionTimes(
+            sessionMs=held.session_ms if session_s is None else _milliseconds(session_s),
+            leaseMs=held.lease_ms if lease_s is None else _milliseconds(lease_s),
+            change=held.change,
+        )
+        return times_from_pb((await self._command(cluster_pb2.ControlRequest(setSessionTimes=request))).sessionTimes)
+
     async def elect_leader(
         self, stream: StreamImage, partition: int, node_id: str = "", *, unclean: bool = False
     ) -> PartitionState:
@@ -554,3 +573,7 @@ def control_error(response: cluster_pb2.ControlResponse) -> LiftError:
     name = _Error.Name(response.error) if response.error in _Error.values() else str(response.error)
     kind = _ERRORS.get(response.error, LiftError)
     return kind(response.detail or f"the metadata group answered {name}")
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(0, round(seconds * 1000)), (1 << 32) - 1)

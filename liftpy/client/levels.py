@@ -1,10 +1,10 @@
-"""What a Client has to do with what holds for the whole cluster: its feature level, its default quota."""
+"""What a Client has to do with what holds for the whole cluster: its feature level, its default quota, its session times."""
 
 from __future__ import annotations
 
 from liftpy.client.admin import Admin
 from liftpy.cluster.level_range import FeatureLevels
-from liftpy.config import DefaultQuota
+from liftpy.config import DefaultQuota, SessionTimes
 
 
 class Levels:
@@ -29,3 +29,11 @@ class Levels:
     ) -> DefaultQuota:
         """Change it, while leaders run; see ``Admin.set_default_quota``."""
         return await self._admin.set_default_quota(records_per_s=records_per_s, bytes_per_s=bytes_per_s, by_token=by_token)
+
+    async def session_times(self) -> SessionTimes | None:
+        """Of the whole cluster; see ``Admin.session_times``."""
+        return await self._admin.session_times()
+
+    async def set_session_times(self, *, session_s: float | None = None, lease_s: float | None = None) -> SessionTimes:
+        """Change them, while nodes run; see ``Admin.set_session_times``."""
+        return await self._admin.set_session_times(session_s=session_s, lease_s=lease_s)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from liftpy.cluster.codec import rules_to_pb
+from liftpy.cluster.codec import rules_to_pb, times_to_pb
 from liftpy.cluster.controller_list import GroupView
 from liftpy.cluster.draft import Rules
-from liftpy.cluster.features import range_of
+from liftpy.cluster.features import SESSION_TIMES, range_of
 from liftpy.cluster.image import ClusterImage, Counters
 from liftpy.cluster.level_range import FIRST, LevelRange
-from liftpy.config import NS_PER_S
+from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.wire._pb import cluster_pb2 as pb
 
 HEARD_WITHIN_NS = 3 * NS_PER_S
@@ -49,16 +49,20 @@ def level_at_birth(own: LevelRange, others: Mapping[str, LevelRange | None], *, 
     return level
 
 
-def begin_at(level: int, rules: Rules) -> pb.ControlRequest:
-    """The request that has a new group begin at ``level``."""
-    return pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared)))
+def begin_at(level: int, rules: Rules, times: SessionTimes) -> pb.ControlRequest:
+    """The request that has a new group begin at ``level``, with what the settings of its leader say."""
+    begin = pb.SetFeatureLevel(level=level, rules=rules_to_pb(rules.shared))
+    if level >= SESSION_TIMES:
+        begin.sessionTimes.CopyFrom(times_to_pb(times))
+    return pb.ControlRequest(setFeatureLevel=begin)
 
 
 class Birth:
     """Of one metadata leader. ``why``: while it is not '', nothing else may go into the log, for people."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, times: SessionTimes) -> None:
         self._rules = rules
+        self._times = times
         self._spoken = range_of(rules.features)
         self._since_ns = 0
         self._is_ordered = False
@@ -88,7 +92,7 @@ class Birth:
             self.why = ""
             return None
         self._is_ordered = True
-        return begin_at(level, self._rules)
+        return begin_at(level, self._rules, self._times)
 
     def ended(self) -> None:
         """The order is applied, or is known not to be: where nothing came of it, it is due again."""

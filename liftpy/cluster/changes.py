@@ -19,6 +19,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    SessionTimesSet,
     StreamAltered,
     StreamCreated,
     StreamDeleted,
@@ -101,6 +102,8 @@ def _group(old: ClusterImage, new: ClusterImage) -> Iterator[Record]:
             raise _Unsayable
         yield ControllersChanged(new.controllers)
     if old.feature_level != new.feature_level:
-        yield FeatureLevelSet(new.feature_level, new.rules)
+        yield FeatureLevelSet(new.feature_level, new.rules, new.session_times)
+    elif old.session_times != new.session_times and new.session_times is not None:
+        yield SessionTimesSet(new.session_times)
     if old.default_quota != new.default_quota:
         yield DefaultQuotaSet(new.default_quota)

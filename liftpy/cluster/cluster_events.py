@@ -28,6 +28,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    SessionTimesSet,
     StreamAltered,
     StreamCreated,
     StreamDeleted,
@@ -42,7 +43,7 @@ KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
     "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
-    "default_quota", "data_loss",
+    "default_quota", "session_times", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -107,15 +108,15 @@ def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
-def in_words(event: dict[str, Any]) -> str:
-    """An event as ``as_object`` made it, in one line, for people."""
-    what = str(event.get("kind", "?"))
+def in_words(event: dict[str, Any], *, named: bool = True) -> str:
+    """An event as ``as_object`` made it, in one line, for people; not ``named``: beside its kind."""
+    what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
         where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
     else:
         where = str(event.get("node", ""))
     change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
-    if what == "request":
+    if event.get("kind") == "request":
         what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
         change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)
@@ -172,7 +173,7 @@ def _about(asked: Any) -> dict[str, Any]:
         said["partition"] = asked.partition
     if "level" in names:
         said["now"] = str(asked.level)
-    if isinstance(asked, pb.SetDefaultQuota):
+    if isinstance(asked, pb.SetDefaultQuota | pb.SetSessionTimes):
         said["now"] = ", ".join(f"{field.name} {value}" for field, value in asked.ListFields())
     for field in ("nodeId", "node"):
         if field in names and isinstance(getattr(asked, field), str) and getattr(asked, field):
@@ -218,6 +219,8 @@ def _done(before: ClusterImage, records: Iterable[Record]) -> Iterator[_Found]:
                 yield "feature_level", {"was": str(before.feature_level), "now": str(feature_level)}
             case DefaultQuotaSet(quota):
                 yield "default_quota", {"was": before.default_quota.words, "now": quota.words}
+            case SessionTimesSet(times) if before.session_times is not None:
+                yield "session_times", {"was": before.session_times.words, "now": times.words}
             case ControllersChanged(changed):
                 yield "controllers_changed", {"was": " ".join(controllers.members), "now": " ".join(changed.members)}
                 controllers = changed

@@ -16,7 +16,7 @@ from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, LeaderRep
 from liftpy.cluster.level_range import FIRST
 from liftpy.cluster.operations import Operation, OperationWindow
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb
-from liftpy.config import NO_QUOTA
+from liftpy.config import NO_QUOTA, SessionTimes
 from liftpy.errors import UnspokenError
 from liftpy.partition import MoveReason, PartitionState, PartitionStatus, Pause, Purge, PurgedBy
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -301,6 +301,20 @@ def rules_from_pb(message: pb.ClusterRules) -> ClusterRules:
     return ClusterRules(message.namespace, message.elections)
 
 
+def times_to_pb(times: SessionTimes) -> pb.SessionTimes:
+    """SessionTimes -> its protobuf."""
+    return pb.SessionTimes(
+        sessionMs=times.session_ms, leaseMs=times.lease_ms, sessionBeforeMs=times.session_before_ms,
+        leaseBeforeMs=times.lease_before_ms, change=times.change,
+    )  # fmt: skip
+
+
+def times_from_pb(message: pb.SessionTimes) -> SessionTimes:
+    """SessionTimes of a protobuf; raise ConfigError for those that can't be."""
+    before = message.sessionBeforeMs, message.leaseBeforeMs
+    return SessionTimes(message.sessionMs, message.leaseMs, *before, message.change)
+
+
 def image_to_bytes(image: ClusterImage, *, operations: bool = True) -> bytes:
     """The canonical serialized Image; ``operations`` False leaves the deduplication out, for nodes that decide nothing.
 
@@ -323,6 +337,8 @@ def _head_to_pb(image: ClusterImage, operations: bool) -> pb.Image:
         head.rules.CopyFrom(rules_to_pb(image.rules))
     if image.default_quota != NO_QUOTA:
         head.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
+    if image.session_times is not None:
+        head.sessionTimes.CopyFrom(times_to_pb(image.session_times))
     if image.controllers.index:
         head.controllers.CopyFrom(list_to_pb(image.controllers))
     if operations:
@@ -360,5 +376,6 @@ def image_from_pb(message: pb.Image) -> ClusterImage:
         feature_level=message.featureLevel or FIRST,
         rules=rules_from_pb(message.rules) if message.HasField("rules") else None,
         default_quota=quota_from_pb(message.defaultQuota),
+        session_times=times_from_pb(message.sessionTimes) if message.HasField("sessionTimes") else None,
         digest=message.digest,
     )

@@ -49,9 +49,11 @@ class ImageDiff:
     """Streams that are gone; one made again under its name is in both, the deleted one first in time [R9, M11]."""
     partitions: tuple[PartitionChange, ...] = ()
     """Of deleted streams first, then of the others."""
+    lease_changed: bool = False
+    """So has the longest lease that any node may hold: every replica is told."""
 
     def __bool__(self) -> bool:
-        return bool(self.nodes or self.created or self.deleted or self.partitions)
+        return bool(self.nodes or self.created or self.deleted or self.partitions or self.lease_changed)
 
     def for_node(self, node_id: str) -> Iterator[PartitionChange]:
         """The changes of partitions that the node holds or held."""
@@ -64,8 +66,9 @@ def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
     """What changed between two images of one cluster; cheap when they share most of their parts."""
     nodes = () if old.nodes is new.nodes else tuple(_nodes(old.nodes, new.nodes))
     has_same_default = old.default_quota == new.default_quota
+    lease_changed = old.longest_lease_ns != new.longest_lease_ns
     if old.streams is new.streams and has_same_default:
-        return ImageDiff(nodes=nodes)
+        return ImageDiff(nodes=nodes, lease_changed=lease_changed)
     created: list[StreamImage] = []
     deleted: list[StreamImage] = []
     changed: list[PartitionChange] = []
@@ -85,7 +88,7 @@ def diff(old: ClusterImage, new: ClusterImage) -> ImageDiff:
             created.append(after)
     gone = [PartitionChange(stream, partition, None) for stream in deleted for partition in stream.partitions]
     come = [PartitionChange(stream, None, partition) for stream in created for partition in stream.partitions]
-    return ImageDiff(nodes, tuple(created), tuple(deleted), (*gone, *changed, *come))
+    return ImageDiff(nodes, tuple(created), tuple(deleted), (*gone, *changed, *come), lease_changed)
 
 
 def _nodes(old: Map[str, NodeImage], new: Map[str, NodeImage]) -> Iterator[NodeChange]:

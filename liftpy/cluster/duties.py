@@ -41,6 +41,7 @@ Proposable = (
     | pb.PlaceStream
     | pb.Reassign
     | pb.BeginCopy
+    | pb.SettleSessionTimes
 )
 
 
@@ -65,6 +66,8 @@ def control_request(message: Proposable) -> pb.ControlRequest:
             return pb.ControlRequest(reassign=message)
         case pb.BeginCopy():
             return pb.ControlRequest(beginCopy=message)
+        case pb.SettleSessionTimes():
+            return pb.ControlRequest(settleSessionTimes=message)
     assert_never(message)
 
 
@@ -163,7 +166,7 @@ class MetadataDuties:
                 beat = request.heartbeat
                 lease = self._sessions.heartbeat(beat.nodeId, beat.incarnation, now_ns, confirmed_ns)
                 self.levels.heard(beat, image)
-                response = pb.ControlResponse(error=lease.error, detail=lease.detail)
+                response = pb.ControlResponse(error=lease.error, detail=lease.detail, leaseMs=lease.lease_ms)
             case "reportPromotion" if not request.reportPromotion.finished:
                 self._timers.progress(request.reportPromotion, now_ns)
                 response = pb.ControlResponse()

@@ -43,6 +43,13 @@ DEFAULT_QUOTA_NEEDS = (
     "the cluster is at level {level}: liftpy upgrade finalize"
 )
 
+SESSION_TIMES = 5
+"""From this level on session and lease are in the image, and the answer to a heartbeat says how long a lease it grants."""
+SESSION_TIMES_NEED = (
+    f"{UNSUPPORTED}session times of the whole cluster need feature level {SESSION_TIMES}, "
+    "the cluster is at level {level}: liftpy upgrade finalize"
+)
+
 
 def _with_quotas(image: ClusterImage) -> list[str]:
     """``liftpy upgrade revert`` waits until these have none."""
@@ -54,6 +61,12 @@ def _with_default_quota(image: ClusterImage) -> list[str]:
     said = ["the cluster has a default quota"] if image.default_quota != NO_QUOTA else []
     exempt = (name for name, stream in sorted(image.streams.items()) if stream.config.quota_exempt)
     return said + [f"stream {name} is exempt from the default quota" for name in exempt]
+
+
+def _with_unsettled_times(image: ClusterImage) -> list[str]:
+    """``liftpy upgrade revert`` waits until nothing that was granted by others than the last ones may count."""
+    times = image.session_times
+    return [] if times is None or times.is_settled else [f"the session times were only just changed: {times.words}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,13 @@ FEATURES: tuple[Feature, ...] = (
         has_way_back=True,
         in_use=_with_default_quota,
     ),
+    Feature(
+        SESSION_TIMES,
+        "0.1.0",
+        "session and lease are the cluster's, in the image: a node's own settings count no more",
+        has_way_back=True,
+        in_use=_with_unsettled_times,
+    ),
 )
 
 
@@ -116,9 +136,13 @@ def check_level(image: ClusterImage, spoken: LevelRange) -> None:
 
 def why_not_yet(request: pb.ControlRequest, level: int) -> str:
     """Why what is asked for must not be logged at ``level``, '' if it may: a controller of a version before would not know it."""
-    if level >= DEFAULT_QUOTA:
+    if level >= SESSION_TIMES:
         return ""
     for part in (request, *(item.request for item in request.batch.requests)):
+        if part.HasField("setSessionTimes") or part.HasField("settleSessionTimes"):
+            return SESSION_TIMES_NEED.format(level=level)
+        if level >= DEFAULT_QUOTA:
+            continue
         asked = part.alterStream if part.HasField("alterStream") else part.createStream
         config = asked.config
         if level < QUOTAS and (config.quotaRecordsPerS or config.quotaBytesPerS or config.quotaByToken):

@@ -17,7 +17,7 @@ from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.operations import OperationWindow
 from liftpy.cluster.subject_index import SubjectIndex
 from liftpy.cluster.trail import Trail
-from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, StreamConfig
+from liftpy.config import NO_QUOTA, AckPolicy, CommitPolicy, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.partition import HeldPartition, PartitionState, PartitionStatus
@@ -114,10 +114,11 @@ class StreamImage:
         """Whether its cluster's default quota holds for it, if there is one."""
         return self.config.takes_default_quota and not is_internal(self.name)
 
-    def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA) -> HeldPartition:
-        """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default."""
+    def held(self, partition: PartitionState, quota: DefaultQuota = NO_QUOTA, longest_lease_ns: int = 0) -> HeldPartition:
+        """What the replicas of ``partition`` are told, where ``quota`` is the cluster's default; the lease as in HeldPartition."""
         key, count = self.key(partition.partition), len(self.partitions)
-        return HeldPartition(key=key, config=self.config_under(quota), state=partition, partition_count=count)
+        config = self.config_under(quota)
+        return HeldPartition(key=key, config=config, state=partition, partition_count=count, longest_lease_ns=longest_lease_ns)
 
     def with_isr(self, partition: PartitionState, isr: Iterable[str], lost: Iterable[str] = ()) -> PartitionState:
         """``partition`` with another ISR; who leaves stays complete if HW can't move any more. ``lost``: who lacks something."""
@@ -207,6 +208,8 @@ class ClusterImage:
     """None: as the settings of each controller say, which must not differ."""
     default_quota: DefaultQuota = NO_QUOTA
     """Of streams without one of their own; from level 4 on."""
+    session_times: SessionTimes | None = None
+    """None, below level 5: as the settings of each process say, which must not differ."""
     digest: bytes = field(default=b"", compare=False)
     """Of the records of all entries since level 2; b'': of a level before, or on a node that only follows the feed."""
     hosted: Hosted = field(default_factory=Map)
@@ -228,6 +231,15 @@ class ClusterImage:
         if found is None or (uid and found.uid != uid) or not 0 <= partition < len(found.partitions):
             return None
         return found, found.partitions[partition]
+
+    def held(self, stream: StreamImage, partition: PartitionState) -> HeldPartition:
+        """What the replicas of a partition of this image are told."""
+        return stream.held(partition, self.default_quota, self.longest_lease_ns)
+
+    @property
+    def longest_lease_ns(self) -> int:
+        """That any node may hold; 0: as the settings of each process say."""
+        return 0 if self.session_times is None else self.session_times.longest_lease_ns
 
     def partitions_of(self, node_id: str) -> Iterator[tuple[StreamImage, PartitionState]]:
         """Every partition that ``node_id`` holds, as a replica or as a learner, by stream name and partition number."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from liftpy.cluster.codec import rules_to_pb
+from liftpy.cluster.codec import rules_to_pb, times_to_pb
 from liftpy.cluster.draft import Rules, refuse
-from liftpy.cluster.features import range_of, refused_level, why_no_way_back
+from liftpy.cluster.features import SESSION_TIMES, range_of, refused_level, why_no_way_back
 from liftpy.cluster.fsm import again
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_range import LevelRange, said
+from liftpy.config import SessionTimes
 from liftpy.wire._pb import cluster_pb2 as pb
 
 _ERROR = pb.ControlResponse
@@ -57,16 +58,19 @@ def levels_answer(
     heard: HeardLevels,
     controllers: Mapping[str, LevelRange | None],
     rules: Rules,
+    times: SessionTimes,
 ) -> pb.ControlResponse | None:
     """The metadata leader's answer to a SetFeatureLevel; None: it may be logged, and says now whom it was asked of.
-    ``controllers``: the other members of the group, and what they say of themselves; None: nothing in this session."""
+    ``controllers``: the other members of the group, and what they say of themselves; None: nothing in this session. ``times``: of
+    this leader's settings."""
     asked = request.setFeatureLevel
     held = image.operations.get(request.operationId)
     if held is not None:
         return pb.ControlResponse.FromString(again(image, held))
-    reasons = _reasons_against(image, asked.level or image.feature_level, heard, controllers, rules)
+    level = asked.level or image.feature_level
+    reasons = [*_reasons_against(image, level, heard, controllers, rules), *_other_times(image, level, times)]
     if not asked.dryRun and not reasons:
-        _fill(asked, image, rules)
+        _fill(asked, image, rules, times)
         return None
     response = _described(image, heard, reasons) if asked.dryRun else refuse(_ERROR.INVALID, "; ".join(reasons)).response
     response.operationId, response.index = request.operationId, image.index
@@ -103,6 +107,14 @@ def _reasons_against(
     return reasons
 
 
+def _other_times(image: ClusterImage, level: int, own: SessionTimes) -> list[str]:
+    """On the way back to where each process goes by its own settings, those must say what the cluster has."""
+    held = image.session_times
+    if level >= SESSION_TIMES or held is None or (held.session_ms, held.lease_ms) == (own.session_ms, own.lease_ms):
+        return []
+    return [f"the cluster has {held.words}, and the settings of the metadata leader say {own.words}: make them the same first"]
+
+
 def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> pb.ControlResponse:
     """The answer to a dry run."""
     levels = pb.FeatureLevels(level=image.feature_level, reasons=reasons)
@@ -114,8 +126,11 @@ def _described(image: ClusterImage, heard: HeardLevels, reasons: list[str]) -> p
     return pb.ControlResponse(levels=levels)
 
 
-def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules) -> None:
+def _fill(request: pb.SetFeatureLevel, image: ClusterImage, rules: Rules, times: SessionTimes) -> None:
     """Say in the request what was looked at, before it is logged."""
     del request.checked[:]
     request.checked.extend(pb.CheckedNode(nodeId=i, incarnation=image.nodes[i].incarnation) for i in sorted(image.nodes))
     request.rules.CopyFrom(rules_to_pb(image.rules or rules.shared))
+    request.ClearField("sessionTimes")
+    if request.level >= SESSION_TIMES:
+        request.sessionTimes.CopyFrom(times_to_pb(image.session_times or times))

@@ -175,7 +175,8 @@ class MetadataMember:
         self._step_is_ordered = False
         """Of a change of the controllers."""
         self._hand_over_at_ns = 0
-        self._birth = Birth(rules)
+        self._times = config.session_times
+        self._birth = Birth(rules, self._times)
 
     @property
     def in_office(self) -> bool:
@@ -335,7 +336,7 @@ class MetadataMember:
             here, rest = self._duties.divide(request, log.image, now_ns, log.confirmed_ns())
             return here if rest is None else Order(rest, timeout_ns, here)
         if request.HasField("setFeatureLevel"):
-            answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules)
+            answer = levels_answer(request, log.image, self._duties.levels, log.view().levels, self._rules, self._times)
         elif request.HasField("changeControllers"):
             answer = self._about_controllers(request)
         else:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import NamedTuple
 
 from liftpy.cluster.features import UNSUPPORTED
+from liftpy.config import NS_PER_MS
 from liftpy.wire._pb import cluster_pb2 as pb
 
 MAX_WAITING = 64
@@ -40,25 +42,34 @@ def registered(response: pb.ControlResponse) -> Registered:
     return Registered.AGAIN
 
 
+class Granted(NamedTuple):
+    """A lease."""
+
+    sent_ns: int
+    """When the heartbeat was sent, monotonic: from there it runs."""
+    lease_ns: int
+    """As its answer says; 0: as the node's settings say."""
+
+
 class AnsweredHeartbeats:
-    """Those whose answers were made on an image that is not seen here yet. Both methods return when the heartbeat that extends the
-    leases was sent, monotonic ns; 0: none does."""
+    """Those whose answers were made on an image that is not seen here yet. Both return the lease that counts now; None: none."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, int]] = deque(maxlen=MAX_WAITING)
-        """(when it was sent, index of the image that the answer was made on)."""
+        self._waiting: deque[tuple[Granted, int]] = deque(maxlen=MAX_WAITING)
+        """Each with the index of the image that the answer was made on."""
 
-    def answered(self, sent_ns: int, index: int, seen_index: int) -> int:
-        """A lease was granted on the image ``index``; here the newest one that everybody was shown is ``seen_index``."""
-        if seen_index >= index:
+    def answered(self, sent_ns: int, answer: pb.ControlResponse, seen_index: int) -> Granted | None:
+        """A lease was granted; here the newest image that everybody was shown is ``seen_index``."""
+        granted = Granted(sent_ns, answer.leaseMs * NS_PER_MS)
+        if seen_index >= answer.index:
             self._waiting.clear()
-            return sent_ns
-        self._waiting.append((sent_ns, index))
-        return 0
+            return granted
+        self._waiting.append((granted, answer.index))
+        return None
 
-    def image_seen(self, index: int) -> int:
+    def image_seen(self, index: int) -> Granted | None:
         """Everybody here was shown the image ``index``."""
-        sent_ns = 0
+        granted = None
         while self._waiting and self._waiting[0][1] <= index:
-            sent_ns, _ = self._waiting.popleft()
-        return sent_ns
+            granted, _ = self._waiting.popleft()
+        return granted

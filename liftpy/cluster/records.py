@@ -13,7 +13,7 @@ from liftpy.cluster.controller_list import ControllerList, list_from_pb, list_to
 from liftpy.cluster.image import ClusterRules, Counters, LeaderReport, NodeImage, StreamImage
 from liftpy.cluster.operations import Operation
 from liftpy.cluster.stream_config import config_from_pb, config_to_pb, quota_from_pb, quota_to_pb
-from liftpy.config import DefaultQuota, StreamConfig
+from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
 from liftpy.partition import PartitionState
@@ -118,6 +118,8 @@ class FeatureLevelSet:
     level: int
     rules: ClusterRules | None = None
     """What the image holds of them from now on."""
+    times: SessionTimes | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,13 @@ class DefaultQuotaSet:
     """What streams without a quota of their own have from now on."""
 
     quota: DefaultQuota
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimesSet:
+    """By which sessions and leases are granted from now on."""
+
+    times: SessionTimes
 
 
 Record: TypeAlias = (
@@ -141,6 +150,7 @@ Record: TypeAlias = (
     | ControllersChanged
     | FeatureLevelSet
     | DefaultQuotaSet
+    | SessionTimesSet
 )
 
 
@@ -175,11 +185,15 @@ def record_to_pb(record: Record) -> pb.Record:
             return pb.Record(leaderReported=codec.report_to_pb(uid, number, report))
         case ControllersChanged(controllers):
             return pb.Record(controllersChanged=list_to_pb(controllers))
-        case FeatureLevelSet(level, rules):
+        case FeatureLevelSet(level, rules, times):
             message = pb.FeatureLevelSet(level=level, rules=None if rules is None else codec.rules_to_pb(rules))
+            if times is not None:
+                message.sessionTimes.CopyFrom(codec.times_to_pb(times))
             return pb.Record(featureLevelSet=message)
         case DefaultQuotaSet(quota):
             return pb.Record(defaultQuotaSet=quota_to_pb(quota))
+        case SessionTimesSet(times):
+            return pb.Record(sessionTimesSet=codec.times_to_pb(times))
     assert_never(record)
 
 
@@ -220,7 +234,10 @@ def record_from_pb(message: pb.Record) -> Record:
             return ControllersChanged(list_from_pb(message.controllersChanged))
         case "featureLevelSet":
             level = message.featureLevelSet
-            return FeatureLevelSet(level.level, codec.rules_from_pb(level.rules) if level.HasField("rules") else None)
+            times = codec.times_from_pb(level.sessionTimes) if level.HasField("sessionTimes") else None
+            return FeatureLevelSet(level.level, codec.rules_from_pb(level.rules) if level.HasField("rules") else None, times)
         case "defaultQuotaSet":
             return DefaultQuotaSet(quota_from_pb(message.defaultQuotaSet))
+        case "sessionTimesSet":
+            return SessionTimesSet(codec.times_from_pb(message.sessionTimesSet))
     raise ProtocolError("a record of a kind that this version does not know")

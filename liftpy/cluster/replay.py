@@ -23,6 +23,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    SessionTimesSet,
     StreamAltered,
     StreamCreated,
     StreamDeleted,
@@ -74,11 +75,14 @@ def replay(image: ClusterImage, record: Record) -> ClusterImage:
         case ControllersChanged(controllers):
             check(controllers.index > image.controllers.index, "M10", controllers, image.controllers)
             return replace(image, controllers=controllers)
-        case FeatureLevelSet(level, rules):
+        case FeatureLevelSet(level, rules, times):
             check(level > 0 and level != image.feature_level, "M5", "feature level", level, "after", image.feature_level)
-            return replace(image, feature_level=level, rules=rules)
+            return replace(image, feature_level=level, rules=rules, session_times=times)
         case DefaultQuotaSet(quota):
             return replace(image, default_quota=quota)
+        case SessionTimesSet(times):
+            check(image.session_times is not None, "M5", "session times at level", image.feature_level)
+            return replace(image, session_times=times)
     assert_never(record)
 
 

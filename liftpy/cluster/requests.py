@@ -25,6 +25,7 @@ from liftpy.cluster.decisions import (
     pausing,
     purging,
     streams,
+    times,
 )
 from liftpy.cluster.draft import Decision, Draft, refuse
 from liftpy.cluster.pages import describe, describe_stream
@@ -98,6 +99,7 @@ REQUESTS: dict[str, RequestKind] = {
     "reassign": RequestKind(decide=moving.reassign, asked_by=_BY.OPERATORS, batched=True),
     "changeControllers": RequestKind(decide=controllers.change, asked_by=_BY.OPERATORS, looked_at_first=True),
     "setDefaultQuota": RequestKind(decide=defaults.set_default_quota, asked_by=_BY.OPERATORS),
+    "setSessionTimes": RequestKind(decide=times.set_session_times, asked_by=_BY.OPERATORS),
     "setFeatureLevel": RequestKind(decide=levels.set_feature_level, asked_by=_BY.OPERATORS, looked_at_first=True),
     "electLeader": RequestKind(decide=elections.elect_leader, asked_by=_BY.OPERATORS, batched=True),
     "barrier": RequestKind(decide=_nothing, asked_by=_BY.NODES, read_only=True),
@@ -119,6 +121,7 @@ REQUESTS: dict[str, RequestKind] = {
     "placeStream": RequestKind(decide=streams.place_stream, asked_by=_BY.NOBODY),
     "beginCopy": RequestKind(decide=moving.begin_copy, asked_by=_BY.NOBODY, batched=True),
     "passOver": RequestKind(decide=elections.pass_over, asked_by=_BY.NOBODY, batched=True),
+    "settleSessionTimes": RequestKind(decide=times.settle_session_times, asked_by=_BY.NOBODY),
     "concludeElection": RequestKind(decide=elections.conclude_election, asked_by=_BY.NOBODY, batched=True),
 }
 """Name in ``ControlRequest.request`` -> what it is."""

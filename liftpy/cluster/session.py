@@ -10,6 +10,14 @@ metadata leader that has been replaced without knowing must not go on granting: 
 was confirmed by a majority less than ``confirmed_within_s`` ago. Its successor needs an election time-out (0.5 s or
 more) to appear and then waits a whole session: confirmed_within_s + lease_s <= election time-out + session_s.
 
+From feature level 5 on both times are the image's, and each answer says how long a lease it grants: a node counts no other one,
+whatever its own image or settings say. They may change while nodes run. A session's deadline never shrinks: an answer before may have
+granted a longer lease. A metadata leader that begins counts with the times before the last change too, until that is settled: its
+predecessor may have granted by them, if it had not applied the change yet, so for each pair confirmed_within_s + lease_s (old) <=
+election time-out + session_s (the longer one). Who has led for the longest session since it
+applied the change knows that no lease of the times before can still run, neither its own nor a predecessor's, and proposes
+SettleSessionTimes. The next change is refused until then.
+
 A node that is late is asked for on the bus (``overdue``). If the bus says that nobody is there (``gone``: its process died, or
 its connection did), its session ends as soon as its lease has, and not ``session_s`` after its last heartbeat: what the rest
 of the session is for, a node that is slow but there, is ruled out. The next heartbeat makes it whole again. What the metadata
@@ -29,7 +37,7 @@ either: nobody's session ends before the first heartbeat came, and from it on th
 from __future__ import annotations
 
 from liftpy.cluster.image import ClusterImage
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.dataclass import dataclass
 from liftpy.wire._pb import cluster_pb2 as pb
 
@@ -45,6 +53,8 @@ PLACE_KEPT_S = 5.0
 _DRIFT_SHARE = 50
 """1/50 of a lease: more than two monotonic clocks drift apart meanwhile."""
 _NEVER = -1
+BEATS_PER_LEASE = 3
+"""At least so often a node beats within a lease of the image's, whatever its own settings say."""
 COLD_START_S = 15.0
 """At most so much later than the first node the others may be heard, after a start that took as long."""
 
@@ -56,6 +66,13 @@ class LeaseAnswer:
     granted: bool
     error: pb.ControlResponse.Error = pb.ControlResponse.OK
     detail: str = ""
+    lease_ms: int = 0
+    """That is granted; 0: as the node's own settings say."""
+
+
+def heartbeat_every_s(own_s: float, times: SessionTimes | None) -> float:
+    """How often a node beats whose own settings say ``own_s``; ``times``: the image's."""
+    return own_s if times is None else min(own_s, times.lease_ms / 1000 / BEATS_PER_LEASE)
 
 
 @dataclass(slots=True)
@@ -67,6 +84,10 @@ class _NodeSession:
     """When it registered, or this metadata leader began."""
     deadline_ns: int
     """Silence until then ends the session."""
+    lasts_ns: int
+    """So long it lasts by what has been granted: an earlier answer may have granted a longer lease than the last one."""
+    leased_ns: int
+    """Until then a lease may run, by this clock."""
     heard_ns: int = _NEVER
     """Of the last heartbeat of this incarnation to this metadata leader."""
     proposed_ns: int = _NEVER
@@ -85,14 +106,16 @@ class NodeSessions:
     """All sessions, while this node leads the metadata group; ``now_ns`` is monotonic and this node's own."""
 
     def __init__(self, config: ReplicationConfig, confirmed_within_s: float = DEFAULT_CONFIRMED_WITHIN_S) -> None:
-        self._session_ns = round(config.session_s * NS_PER_S)
-        self._lease_ns = round(config.lease_s * NS_PER_S)
+        self._config = config
         self._confirmed_within_ns = round(confirmed_within_s * NS_PER_S)
-        self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * config.heartbeat_s * NS_PER_S)
-        self._late_ns = _LATE_AFTER_HEARTBEATS * round(config.heartbeat_s * NS_PER_S)
-        self._retry_ns = self._session_ns // 2
         self._cold_start_ns = round(COLD_START_S * NS_PER_S)
-        self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._session_ns)
+        self._times: SessionTimes | None = None
+        """The image's; None: as the settings say."""
+        self._times_ns = 0
+        """When this metadata leader began to go by them."""
+        self._settling_ns = _NEVER
+        """Of the last proposal to settle them."""
+        self._go_by(None, 0)
         self._sessions: dict[str, _NodeSession] = {}
         self._nodes: object = None
         self._leading = False
@@ -106,6 +129,7 @@ class NodeSessions:
         """This node has become the metadata leader: every session starts now."""
         self._leading = True
         self._began_ns, self._anybody_heard = now_ns, False
+        self._go_by(image.session_times, now_ns)
         self._sessions.clear()
         self._nodes = None
         self.image_changed(image, now_ns)
@@ -118,7 +142,11 @@ class NodeSessions:
 
     def image_changed(self, image: ClusterImage, now_ns: int) -> None:
         """Take over registrations, fencing and removals; a new incarnation begins a session of its own."""
-        if not self._leading or image.nodes is self._nodes:
+        if not self._leading:
+            return
+        if image.session_times != self._times:
+            self._go_by(image.session_times, now_ns)
+        if image.nodes is self._nodes:
             return
         self._nodes = image.nodes
         for node_id in [held for held in self._sessions if held not in image.nodes]:
@@ -126,7 +154,8 @@ class NodeSessions:
         for node_id, node in image.nodes.items():
             held = self._sessions.get(node_id)
             if held is None or held.incarnation != node.incarnation:
-                self._sessions[node_id] = _NodeSession(node.incarnation, node.fenced, now_ns, now_ns + self._session_ns)
+                ends_ns, leased_ns = now_ns + self._longest_session_ns, now_ns + self._longest_lease_ns
+                self._sessions[node_id] = _NodeSession(node.incarnation, node.fenced, now_ns, ends_ns, ends_ns, leased_ns)
             elif held.fenced != node.fenced:
                 held.fenced, held.proposed_ns, held.ending = node.fenced, _NEVER, False
                 if node.fenced:
@@ -151,11 +180,29 @@ class NodeSessions:
             self._first_heard(now_ns)
         session.heard_ns = session.beat_ns = now_ns
         session.absent = False
-        session.deadline_ns = now_ns + self._session_ns
+        session.deadline_ns = session.lasts_ns = max(session.lasts_ns, now_ns + self._session_ns)
+        session.leased_ns = max(session.leased_ns, now_ns + self._lease_ns)
         if session.fenced or session.ending:
             self._earliest_ns = now_ns
             return LeaseAnswer(False, error=pb.ControlResponse.FENCED, detail="the session had ended; it begins again")
-        return LeaseAnswer(True)
+        return LeaseAnswer(True, lease_ms=0 if self._times is None else self._times.lease_ms)
+
+    def _go_by(self, times: SessionTimes | None, now_ns: int) -> None:
+        """From now on, for what is granted; sessions that have begun keep their deadlines."""
+        config = self._config
+        own_ns = round(config.session_s * NS_PER_S), round(config.lease_s * NS_PER_S)
+        self._times, self._times_ns, self._settling_ns = times, now_ns, _NEVER
+        if times is None:
+            self._session_ns, self._lease_ns = self._longest_session_ns, self._longest_lease_ns = own_ns
+        else:
+            self._session_ns, self._lease_ns = times.session_ms * NS_PER_MS, times.lease_ms * NS_PER_MS
+            self._longest_session_ns, self._longest_lease_ns = times.longest_session_ns, times.longest_lease_ns
+        every_ns = round(heartbeat_every_s(config.heartbeat_s, times) * NS_PER_S)
+        self._missed_ns = round(_MISSED_AFTER_HEARTBEATS * every_ns)
+        self._late_ns = _LATE_AFTER_HEARTBEATS * every_ns
+        self._retry_ns = self._session_ns // 2
+        self._place_kept_ns = max(round(PLACE_KEPT_S * NS_PER_S), self._longest_session_ns)
+        self._earliest_ns = now_ns
 
     def _starts_cold(self, now_ns: int) -> bool:
         return not self._anybody_heard and now_ns - self._began_ns < self._cold_start_ns
@@ -164,10 +211,11 @@ class NodeSessions:
         """The sessions of all others begin, as late as this first one comes."""
         self._anybody_heard = True
         took_ns = min(now_ns - self._began_ns, self._cold_start_ns)
-        if took_ns > self._session_ns:
+        if took_ns > self._longest_session_ns:
             for session in self._sessions.values():
-                session.began_ns = max(session.began_ns, now_ns + took_ns - self._session_ns)
-                session.deadline_ns = session.began_ns + self._session_ns
+                session.began_ns = max(session.began_ns, now_ns + took_ns - self._longest_session_ns)
+                session.deadline_ns = max(session.deadline_ns, session.began_ns + self._longest_session_ns)
+                session.leased_ns = max(session.leased_ns, session.began_ns + self._longest_lease_ns)
         self._earliest_ns = now_ns
 
     def overdue(self, now_ns: int) -> list[str]:
@@ -209,19 +257,20 @@ class NodeSessions:
         session.absent = True
         if session.fenced or not self._anybody_heard:
             return  # it may be starting, as all others are
-        granted_ns = max(session.heard_ns, session.began_ns)
-        session.deadline_ns = min(session.deadline_ns, granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)
+        session.deadline_ns = min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)
         self._earliest_ns = min(self._earliest_ns, session.deadline_ns)
 
-    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode]:
+    def due(self, now_ns: int) -> list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes]:
         """What to propose now, by node id. A proposal that the image does not answer is made again after half a session."""
         if not self._leading or now_ns < self._earliest_ns:
             return []
         if self._starts_cold(now_ns):
             self._earliest_ns = self._began_ns + self._cold_start_ns
             return []
-        proposals: list[pb.FenceNode | pb.UnfenceNode] = []
+        proposals: list[pb.FenceNode | pb.UnfenceNode | pb.SettleSessionTimes] = []
         self._earliest_ns = now_ns + self._session_ns
+        if self._times is not None and not self._times.is_settled:
+            proposals += self._settle(self._times, now_ns)
         for node_id in sorted(self._sessions):
             session = self._sessions[node_id]
             heard = now_ns < session.deadline_ns and (session.heard_ns != _NEVER or not session.fenced)
@@ -236,6 +285,17 @@ class NodeSessions:
                 proposals.append(kind(nodeId=node_id, incarnation=session.incarnation))
             self._earliest_ns = min(self._earliest_ns, session.proposed_ns + self._retry_ns)
         return proposals
+
+    def _settle(self, times: SessionTimes, now_ns: int) -> list[pb.SettleSessionTimes]:
+        """Say that those before count no more, once they can't."""
+        at_ns = self._times_ns + self._longest_session_ns
+        if self._settling_ns != _NEVER:
+            at_ns = max(at_ns, self._settling_ns + self._retry_ns)
+        is_due = now_ns >= at_ns
+        if is_due:
+            self._settling_ns, at_ns = now_ns, now_ns + self._retry_ns
+        self._earliest_ns = min(self._earliest_ns, at_ns)
+        return [pb.SettleSessionTimes(change=times.change)] if is_due else []
 
     def next_deadline_ns(self) -> int | None:
         """When ``due`` has to be asked again at the latest, or None while this node does not lead."""

@@ -76,7 +76,7 @@ def origin_of(reply: bytes, value: bytes | None) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingRules:
-    """What sorting goes by. ``doubt_ns``: a lease; ``origin`` of (reply, value)."""
+    """What sorting goes by. ``doubt_ns``: a lease, where the image does not say; ``origin`` of (reply, value)."""
 
     doubt_ns: int
     credit_ns: int = _CREDIT_NS
@@ -92,7 +92,7 @@ class Seen:
 
     def __init__(self, now_ns: int, offset: int, reach_ns: int) -> None:
         self._samples = deque(((now_ns, offset),))
-        self._reach_ns = reach_ns
+        self.reach_ns = reach_ns
 
     def note(self, now_ns: int, offset: int) -> None:
         """It is ``offset`` now."""
@@ -101,7 +101,7 @@ class Seen:
             samples[-1] = now_ns, offset
             return
         samples.append((now_ns, offset))
-        while len(samples) > 1 and samples[1][0] < now_ns - self._reach_ns:
+        while len(samples) > 1 and samples[1][0] < now_ns - self.reach_ns:
             samples.popleft()
 
     def cut(self, offset: int) -> None:

@@ -16,7 +16,8 @@ turn the order round. So it is where a later message of the same connection is i
 came into the log long after it and was not heard at all. A connection is known by the prefix of the inboxes that answers go to.
 
 Who has been answered? HW that this node has heard of is what the leader had committed, and acks leave with the same stroke. A leader
-that is gone may have committed without a lease, or died between the two: what was committed in its last ``doubt_ns`` is answered again.
+that is gone may have committed without a lease, or died between the two: what was committed in its last ``doubt_ns``, or within the
+longest lease that anybody may hold, is answered again.
 A second answer names the same sequence. One that lives and was deposed has answered what it committed.
 
 Sorting is done in slices, in between the node does everything else: what comes meanwhile has just come, and stands behind it.
@@ -71,6 +72,8 @@ class Standby:
     """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
     _settings: tuple[bool, int, bool, int] | None = None
     """Of the stream: for which publishes are refused; and how often the partition was paused, or they were altered."""
+    _doubt_ns: int = field(init=False)
+    """The longest lease that anybody may hold, as of the last ``review``."""
     _waits: int = 0
     """Number of the last ``take_over``."""
     _reading: list[RawMessage] = field(default_factory=list)
@@ -80,16 +83,24 @@ class Standby:
     """The same of HW, inclusive; until it leads."""
 
     def __post_init__(self) -> None:
+        self._doubt_ns = self.rules.doubt_ns
         self._begin()
 
     def _begin(self) -> None:
-        reach_ns = self.heard.age_ns + self.rules.credit_ns + self.rules.doubt_ns
-        self._ends = Seen(self.now_ns(), self.log.log_end_offset, reach_ns)
-        self._marks = Seen(self.now_ns(), self.log.high_watermark, reach_ns)
+        self._ends = Seen(self.now_ns(), self.log.log_end_offset, self._reach_ns)
+        self._marks = Seen(self.now_ns(), self.log.high_watermark, self._reach_ns)
+
+    @property
+    def _reach_ns(self) -> int:
+        return self.heard.age_ns + self.rules.credit_ns + self._doubt_ns
 
     def review(self) -> None:
         """The role or the partition has changed. Who has begun to lead keeps what it has until ``take_over``."""
         replica = self.replica
+        doubt_ns = replica.longest_lease_ns or self.rules.doubt_ns
+        if doubt_ns != self._doubt_ns:
+            self._doubt_ns = doubt_ns
+            self._ends.reach_ns = self._marks.reach_ns = self._reach_ns
         if not replica.stands_by:
             self.stop()
             return
@@ -243,6 +254,6 @@ class Standby:
             log=self.log,
             ids=self.ids,
             ends=self._ends,
-            answered_through=marks.last if lives else marks.at(marks.last_ns - self.rules.doubt_ns),
+            answered_through=marks.last if lives else marks.at(marks.last_ns - self._doubt_ns),
             wall_ns=self.wall_ns(),
         )

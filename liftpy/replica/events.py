@@ -65,6 +65,8 @@ class MetadataHeard:
 
     sent_ns: int
     """Monotonic ns, of this node."""
+    lease_ns: int = 0
+    """The lease that the answer granted, in ns, whatever this node's image or settings say; 0: it is as the settings say."""
 
 
 @value

@@ -4,7 +4,8 @@ Goal: a leader that has been replaced, but has not heard of it (paused, cut off)
 Constraint: the metadata leader gives a node's leaderships away only when its session has ended, ``session_s`` after the last
 heartbeat that it RECEIVED. The lease runs ``lease_s < session_s`` from when that heartbeat was SENT, on this node's own
 monotonic clock, so it ends before the session does, whatever the answer's way back took. An answer counts only when the
-local image shows everything that the answer was made on (``MetadataHeard``).
+local image shows everything that the answer was made on (``MetadataHeard``). From feature level 5 on the answer says how long the
+lease is: whoever answered knows of no other one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ class Lease:
         self._length_ns = length_ns
         self._until_ns: int | None = None  # exclusive; None: never granted
 
-    def heard(self, sent_ns: int) -> None:
-        """A heartbeat sent at ``sent_ns`` was answered; answers may arrive in any order."""
-        until_ns = sent_ns + self._length_ns
+    def heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+        """A heartbeat sent at ``sent_ns`` was answered, with a lease of ``lease_ns``; 0: of this node's own length. Answers may arrive
+        in any order."""
+        until_ns = sent_ns + (lease_ns or self._length_ns)
         if self._until_ns is None or until_ns > self._until_ns:
             self._until_ns = until_ns
 

@@ -98,6 +98,11 @@ class Replica:
         return self._shared.held.min_isr
 
     @property
+    def longest_lease_ns(self) -> int:
+        """That another node may hold, as of the last PartitionChanged; 0: what the settings say."""
+        return self._shared.held.longest_lease_ns
+
+    @property
     def log(self) -> LocalLog:
         """What the core knows of its log; not to be changed."""
         return self._shared.log
@@ -272,7 +277,7 @@ class Replica:
             case ev.WokenUp():
                 role.woken_up(now_ns, out)
             case ev.MetadataHeard():
-                self._shared.lease.heard(event.sent_ns)
+                self._shared.lease.heard(event.sent_ns, event.lease_ns)
                 role.metadata_heard(now_ns, out)
             case ev.DataPathChanged():
                 self._data_path_changed(event, now_ns, out)
@@ -367,7 +372,7 @@ class Replica:
             return  # this node is a candidate of a later epoch, the image has not caught up with that
         epoch_rose = state.epoch > shared.state.epoch
         old, shared.held, shared.live = shared.state, event.held, dict(event.incarnations)
-        shared.succession.partition_changed(state, shared.live, now_ns)
+        shared.succession.partition_changed(state, shared.live, now_ns, event.held.longest_lease_ns)
         role = self._role_for(state, now_ns)
         if isinstance(self._role, FailedRole):
             self._role.partition_changed(epoch_rose, now_ns, out)

@@ -4,6 +4,8 @@ Goal: one speaker at a time. A leader that was deposed while its session lasted 
 that does not know it yet may acknowledge, refuse and answer "latest" until its lease ends.
 Constraint: its lease can only come from answers made before the change that deposed it was recorded: later ones count only with
 the image that shows the change. So it has ended ``lease_s`` after anybody heard of that change.
+The lease is the longest that anybody may hold by the image that shows the change: those from before a change of the cluster's session
+times count until that is settled.
 Algorithm: every replica remembers whose leaderships have ended, each for ``lease_s`` from when it heard. It does not take the next
 leader's word for it: leaderships may change faster than leases end, and a leader that was deposed before it opened knows
 nothing of the one before. The metadata counts the leaderships of a partition; where this replica has missed one (it was down, or
@@ -37,17 +39,20 @@ class Succession:
         self._suspects: dict[str, tuple[int, int]] = {}
         """Node -> (incarnation, until when it may speak)."""
 
-    def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int) -> None:
-        """The metadata shows the partition in ``state``; ``live``: node -> incarnation."""
+    def partition_changed(self, state: PartitionState, live: Mapping[str, int], now_ns: int, longest_lease_ns: int = 0) -> None:
+        """The metadata shows the partition in ``state``; ``live``: node -> incarnation; the lease as in HeldPartition."""
         online = state.status is PartitionStatus.ONLINE
         ended = state.leaderships - online
         if ended > self._ended:
             number, leader, incarnation = self._last
             seen = ended == self._ended + 1 == number
             suspects = {leader: incarnation} if seen else {node: live.get(node, 0) for node in state.replicas}
+            until_ns = now_ns + (longest_lease_ns or self._lease_ns)
             for node, held in suspects.items():
                 if node != self._node_id:
-                    self._suspects[node] = (held, now_ns + self._lease_ns)
+                    known = self._suspects.get(node)
+                    until = until_ns if known is None or known[0] != held else max(until_ns, known[1])
+                    self._suspects[node] = (held, until)
             self._ended = ended
         if online:
             self._last = (state.leaderships, state.leader, live.get(state.leader, 0))

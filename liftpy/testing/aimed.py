@@ -4,6 +4,7 @@ The edge of a session: a leader is cut off from the metadata group, or its host 
 ended; publishes wait for it then. On a clock that runs slow its lease has lasted longest. HW that stands still: one member of an ISR
 fetches no more, whole segments lie above HW, and housekeeping looks at them with a wall clock that has jumped; then those that hold
 what is committed may die. Publishes cut off: of a leader's connections the one that carries them is gone, and nothing else is.
+Times that change: the cluster's session and lease become others while one of these stories is told, or another metadata leader begins.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from liftpy.config import AckPolicy
 from liftpy.replica.data_path import INGEST
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
-from liftpy.testing.plan import CUT_PUBLISHES, HW_STALLS, SESSION_ENDS, Fault
+from liftpy.testing.plan import CUT_PUBLISHES, HW_STALLS, SESSION_ENDS, TIMES, Fault
 from liftpy.testing.sim_replica import SimReplica
+from liftpy.wire._pb import cluster_pb2 as pb
 
 _LOOK_NS = 5 * MS
 _LOOKS_S = 3.0
@@ -30,6 +32,8 @@ _SEGMENTS = 2
 _LAG_SHARE = 0.7
 """For so much of the time that a member of the ISR may lag it does."""
 _DIES = 0.5
+TIMES_TRIED = ((0.3, 0.2), (0.7, 0.5), (2.0, 1.5), (3.0, 1.0), (3.0, 2.9))
+"""(session, lease) that the cluster's become, in s."""
 
 
 def leaders(cluster: Cluster) -> list[SimReplica]:
@@ -50,15 +54,25 @@ def _publish(cluster: Cluster, leader: SimReplica, policy: AckPolicy, times: int
         publisher.publish(policy, count)
 
 
+def _times(cluster: Cluster) -> tuple[float, float]:
+    """Session and lease that may hold now, in s."""
+    times = cluster.group.image.session_times
+    if times is None:
+        return cluster.config.session_s, cluster.config.lease_s
+    return times.longest_session_ns / S, times.longest_lease_ns / S
+
+
 def session_ends(cluster: Cluster, fault: Fault) -> bool:
     """What it says of itself, and what it is told, gets lost from now on; see above."""
-    group, config = cluster.group, cluster.config
+    group = cluster.group
     leading = sorted(leaders(cluster), key=lambda leader: leader.process.node.clock.rate)
     slowest = [leader for leader in leading if leader.process.node.clock.rate == leading[0].process.node.clock.rate]
     leader = _chosen(slowest, fault)
     if leader is None or not group.available or leader.host in group.cut:
         return False
-    process, looks = leader.process, int(_LOOKS_S * config.session_s * S) // _LOOK_NS
+    process = leader.process
+    session_s, lease_s = _times(cluster)
+    looks = int(_LOOKS_S * session_s * S) // _LOOK_NS
     group.cut.add(leader.host)
 
     def stand_still() -> None:
@@ -66,7 +80,7 @@ def session_ends(cluster: Cluster, fault: Fault) -> bool:
             process.pause(suspended=fault.draw < _STILL)
 
     if fault.draw < _ASLEEP:
-        cluster.clock.after(int(_STANDS_FROM * config.lease_s * S), stand_still)
+        cluster.clock.after(int(_STANDS_FROM * lease_s * S), stand_still)
 
     def ends() -> None:
         if process.paused and not process.dead:
@@ -86,6 +100,28 @@ def session_ends(cluster: Cluster, fault: Fault) -> bool:
 
     cluster.clock.after(_LOOK_NS, partial(look, looks))
     return True
+
+
+def times_change(cluster: Cluster, fault: Fault) -> bool:
+    """The cluster's session and lease become others, often just before a leader is cut off from the metadata group until its session is
+    ended, and before another metadata leader begins."""
+    group, held = cluster.group, cluster.group.image.session_times
+    if held is None or not group.available:
+        return False
+    session_s, lease_s = TIMES_TRIED[int(fault.draw * 1000) % len(TIMES_TRIED)]
+    request = pb.SetSessionTimes(sessionMs=round(session_s * 1000), leaseMs=round(lease_s * 1000), change=held.change)
+    group.apply(pb.ControlRequest(setSessionTimes=request))
+    if fault.for_ns % 3:
+        session_ends(cluster, fault)
+    if fault.for_ns % 5 < 2:
+        cluster.clock.after(_LOOK_NS * (1 + fault.for_ns % 40), partial(_another_leads, cluster))
+    return group.image.session_times is not held
+
+
+def _another_leads(cluster: Cluster) -> None:
+    if cluster.group.available:
+        cluster.group.set_available(False)
+        cluster.group.set_available(True)
 
 
 def hw_stalls(cluster: Cluster, fault: Fault) -> bool:
@@ -134,5 +170,5 @@ def cut_publishes(cluster: Cluster, fault: Fault) -> bool:
     return True
 
 
-STRIKES = {SESSION_ENDS: session_ends, HW_STALLS: hw_stalls, CUT_PUBLISHES: cut_publishes}
+STRIKES = {SESSION_ENDS: session_ends, TIMES: times_change, HW_STALLS: hw_stalls, CUT_PUBLISHES: cut_publishes}
 """By kind."""

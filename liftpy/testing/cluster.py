@@ -90,7 +90,8 @@ class Cluster:
 
     def make_group(self) -> SimGroup:
         """The metadata group: one log without Raft underneath, and on none of the nodes."""
-        return SimGroup(self.clock, self.plan.seed, self.plan.config)
+        plan = self.plan
+        return SimGroup(self.clock, plan.seed, plan.own_config("group"), plan.config.session_times if plan.times else None)
 
     # ---- machines ----------------------------------------------------------------------------------------------------
     @property

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from functools import partial
 
 from liftpy.cluster.accusations import LeaderQuestion, Said
+from liftpy.cluster.birth import begin_at
 from liftpy.cluster.duties import MetadataDuties, joined
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
-from liftpy.config import ReplicationConfig
+from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.partition import PartitionState
 from liftpy.testing.clock import MS, Clock
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -25,14 +26,15 @@ from liftpy.wire._pb import cluster_pb2 as pb
 _TICK_NS = 50 * MS
 
 Answer = Callable[[pb.ControlResponse | None], None]
-Heard = Callable[[bool, int], None]
+Heard = Callable[[pb.ControlResponse], None]
 Gate = Callable[[str, str, Callable[[], None]], bool]
 
 
 class SimGroup:
-    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``."""
+    """``watch(old, new)`` is called at each change of the true image; nodes learn of it later through ``deliver``. ``times``: the group
+    begins at the newest feature level, with them in its image; None: at the first one."""
 
-    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig) -> None:
+    def __init__(self, clock: Clock, seed: int, config: ReplicationConfig, times: SessionTimes | None = None) -> None:
         self.clock = clock
         self.fsm = ClusterFsm(elections=True)
         self.duties = MetadataDuties(config, self.fsm.rules)
@@ -68,6 +70,8 @@ class SimGroup:
         self._index = 0
         self._term = 0
         self._rng = random.Random(f"{seed}/group")
+        if times is not None:
+            self.apply(begin_at(SPOKEN.most, self.fsm.rules, times))
         self.set_available(True)
         self._tick()
 
@@ -160,7 +164,7 @@ class SimGroup:
         self._travel(host, "image", lambda: self.deliver(host, image))
 
     def heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
-        """``on_heard(granted, index of the image that the answer was made on)``; a host that is behind gets the image again."""
+        """``on_heard(answer)``; a host that is behind gets the image again."""
         self._travel(host, "heartbeat", lambda: self._heartbeat(host, node, incarnation, seen_index, on_heard))
 
     def _heartbeat(self, host: str, node: str, incarnation: int, seen_index: int, on_heard: Heard) -> None:
@@ -171,10 +175,10 @@ class SimGroup:
         SPOKEN.tell(beat.heartbeat)
         response = self.duties.answer(beat, self.image, now_ns, now_ns)
         self.beats[node] = (incarnation, now_ns)
-        granted = response is not None and response.error == pb.ControlResponse.OK
+        assert response is not None
         if seen_index < index:
             self.send_image(host)
-        self._travel(host, "heartbeat answer", lambda: on_heard(granted, index))
+        self._travel(host, "heartbeat answer", lambda: on_heard(response))
 
     def _travel(self, host: str, what: str, arrive: Callable[[], None]) -> None:
         """One way between a host and the metadata leader."""

@@ -28,6 +28,8 @@ SESSION_ENDS, HW_STALLS, CUT_PUBLISHES, TWIN_DISK = "session-ends", "hw-stalls",
 TRUNCATE, PURGE, PAUSE_STREAM, BEHIND = "truncate", "purge", "pause-stream", "behind"
 """Drawn at a pace of their own."""
 DRAIN, WEIGHT, FACTOR = "drain", "weight", "factor"
+TIMES = "times"
+"""The cluster's session and lease become others, and a leader meets the end of its session; drawn by the profile ``times`` alone."""
 MOVE = "move"
 """Replicas are wanted elsewhere; drawn by the profile ``moves`` alone."""
 RARITY = {"power-all": 3.0, "metadata-down": 3.0, "flush-error": 3.0, "empty-last": 8.0, "flip-last": 8.0}
@@ -97,14 +99,30 @@ class Plan:
     """A producer for each partition, which is killed and comes back; drawn by no profile."""
     derives: bool = False
     """The same, that makes its records from those of another stream, which it reads again; drawn by no profile."""
+    times: bool = False
+    """The metadata group holds session and lease, and the settings of each node say something else."""
     moves: bool = False
     """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0
     """How often each node looks after retention and compaction; 0: never."""
 
+    def own_config(self, host: str) -> ReplicationConfig:
+        """What the settings of a machine say."""
+        return own_times(self.config, f"{self.seed}/{host}") if self.times else self.config
+
     def calm(self) -> Plan:
         """Without noise on the network."""
         return replace(self, noise=Noise(), metadata_loss=0.0)
+
+
+OWN_TIMES = ((0.3, 0.2), (2.0, 0.5), (9.0, 8.0), (60.0, 50.0))
+"""(session, lease), in s."""
+
+
+def own_times(config: ReplicationConfig, name: str) -> ReplicationConfig:
+    """With times that are nobody else's business: for the settings of a node that is not to go by them."""
+    session_s, lease_s = random.Random(f"{name}/own times").choice(OWN_TIMES)
+    return replace(config, session_s=session_s, lease_s=lease_s, heartbeat_s=min(config.heartbeat_s, lease_s / 2))
 
 
 PROFILES: dict[str, tuple[str, ...]] = {
@@ -136,6 +154,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
         "metadata-down", "pause", "transfer",
     ),
     "edges": ("kill", "cut", "pause", "transfer", "cut-metadata", "wall-clock"),
+    "times": ("kill", "pause", "suspend", "cut", "cut-metadata", "metadata-down", "transfer"),
 }  # fmt: skip
 """Which kinds of fault a plan draws from: some bugs need many of one sort. ``lasting`` is drawn by name only: few faults, on a
 network that loses nothing, each for longer than a cluster may need to commit again while it lasts [L10]. ``lasting-many``: the
@@ -143,9 +162,10 @@ same with several streams of several partitions. ``lasting-leaders``: the same, 
 connection of publishes nothing but its own judgement tells the others; disks may drag. ``edges``, by name too: clocks never run alike,
 streams expire by age and by bytes, and leaders are struck at the end of a session, and while HW stands still. ``moves``
 and ``drains``, by name too: replicas move, as an operator names them, or as the planner does for nodes that are drained, or gone for
-longer than the grace, or for another factor."""
+longer than the grace, or for another factor. ``times``, by name too: session and lease are the image's and change, while each node's
+own settings say something else."""
 _MANY, _LEADERS, _EDGES = "lasting-many", "lasting-leaders", "edges"
-_MOVES, _DRAINS = "moves", "drains"
+_MOVES, _DRAINS, _TIMES = "moves", "drains", "times"
 _MOVE_GAPS_S = (0.3, 1.0, 4.0)
 _SOMETIMES: dict[str, dict[str, float]] = {
     OTHER_LOGS: {"": 0.12, "disks": 0.12, "folders": 0.6},
@@ -154,6 +174,7 @@ _SOMETIMES: dict[str, dict[str, float]] = {
     HALF_OPEN: {"": 0.12, "elections": 0.12},
     TWIN_DISK: {"folders": 0.7},
     SESSION_ENDS: {"": 0.18, _EDGES: 1.0},
+    TIMES: {_TIMES: 1.0},
     HW_STALLS: {"": 0.12, _EDGES: 1.0},
     TRUNCATE: {"": 0.12, "disks": 0.25, "moves": 0.25, _EDGES: 0.5},
     PURGE: {"": 0.15, "disks": 0.3, "moves": 0.3, _EDGES: 0.5},
@@ -256,6 +277,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         streams=_STREAMS_OF[profile] if profile in _STREAMS_OF else () if lasting else _draw_streams(drawn("streams")),
         clock_ppm=_draw_clocks(drawn("clocks"), nodes, 1.0 if profile == _EDGES else _CLOCKS_SHARE),
         moves=moving,
+        times=profile == _TIMES,
         housekeeping_ns=drawn("housekeeping").choice((500 * MS, 2 * S)),
         faults=_draw_lasting(seed, nodes, profile, horizon_s) if lasting else _draw_schedule(seed, nodes, profile, horizon_s),
     )

@@ -18,7 +18,8 @@ from liftpy.cluster.accusations import Said
 from liftpy.cluster.diff import diff
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.cluster.membership import AnsweredHeartbeats
+from liftpy.cluster.membership import AnsweredHeartbeats, Granted
+from liftpy.cluster.session import heartbeat_every_s
 from liftpy.cluster.wishes import Answer, Wishes
 from liftpy.errors import CorruptionError, NoSpaceError
 from liftpy.ids import PartitionKey
@@ -128,6 +129,8 @@ class Process:
         self.node = node
         self.cluster = node.cluster
         self.node_id = node.node_id
+        self.config = node.cluster.plan.own_config(node.host)
+        """Its settings."""
         self.disk = node.disk
         self.incarnation = 0
         """0 until the metadata group has answered the registration."""
@@ -374,9 +377,9 @@ class Process:
                 replica = self._open(stream, partition)
                 if self.dead:
                     return
-            elif key not in changed and not changes.nodes:
+            elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.update(stream.held(partition, image.default_quota), live)
+            replica.update(image.held(stream, partition), live)
             replica.reads.advanced()
         self._extend(self._heartbeats.image_seen(image.index))
 
@@ -396,7 +399,7 @@ class Process:
             key = stream.key(partition.partition)
             if key not in self.replicas and folder_of(key) not in self.leaving.ending and not self.dead:
                 replica = self._open(stream, partition)
-                replica.update(stream.held(partition, image.default_quota), live)
+                replica.update(image.held(stream, partition), live)
 
     def _open(self, stream: StreamImage, partition: PartitionState) -> SimReplica:
         name = folder_of(PartitionKey(stream.name, stream.uid, partition.partition))
@@ -450,18 +453,19 @@ class Process:
         sent_ns = self.now_ns()
         self.cluster.group.heartbeat(
             self.host, self.node_id, self.incarnation, self.image.index,
-            lambda granted, index: self.run(lambda: self._heard(granted, index, sent_ns)),
+            lambda answer: self.run(lambda: self._heard(answer, sent_ns)),
         )  # fmt: skip
-        self.later(round(self.cluster.config.heartbeat_s * S), self._heartbeat)
+        every_s = heartbeat_every_s(self.config.heartbeat_s, self.image.session_times)
+        self.later(round(every_s * S), self._heartbeat)
 
-    def _heard(self, granted: bool, index: int, sent_ns: int) -> None:
-        if granted:
-            self._extend(self._heartbeats.answered(sent_ns, index, self.image.index))
+    def _heard(self, answer: pb.ControlResponse, sent_ns: int) -> None:
+        if answer.error == pb.ControlResponse.OK:
+            self._extend(self._heartbeats.answered(sent_ns, answer, self.image.index))
 
-    def _extend(self, sent_ns: int) -> None:
-        if sent_ns:
+    def _extend(self, granted: Granted | None) -> None:
+        if granted is not None:
             for replica in self.replicas.values():
-                replica.feed(ev.MetadataHeard(sent_ns=sent_ns))
+                replica.feed(ev.MetadataHeard(sent_ns=granted.sent_ns, lease_ns=granted.lease_ns))
 
     def _checkpoint(self) -> None:
         for replica in self.replicas.values():

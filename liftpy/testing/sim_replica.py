@@ -59,7 +59,7 @@ class SimReplica(Asking):
         self.cluster = cluster
         seed = hash((cluster.seed, process.incarnation, partition.partition))
         self.replica = Replica(
-            process.node_id, process.incarnation, cluster.config, seed, process.intake, copy_pace=process.copy_pace
+            process.node_id, process.incarnation, process.config, seed, process.intake, copy_pace=process.copy_pace
         )
         self.failed = ""
         self.state: PartitionState | None = None

@@ -76,6 +76,7 @@ class Life(Protocol):
     """One process of a node."""
 
     node_id: str
+    config: ReplicationConfig
     disk: Disk
     derived: NodeDerived
     incarnation: int

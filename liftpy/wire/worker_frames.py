@@ -18,6 +18,8 @@ from liftpy.errors import ProtocolError
 
 _CRC = struct.Struct(">I")
 _REST = struct.Struct(">IBQ")
+LEASE = struct.Struct(">Q")
+"""Body of HEARD: ns; 0: as the settings say."""
 HEAD_BYTES = _CRC.size + _REST.size
 MOST_BODY_BYTES = 64 * 1024 * 1024
 MOST_IMAGE_BYTES = 512 * 1024 * 1024
@@ -36,7 +38,7 @@ class FrameKind(IntEnum):
     ENTRY = 4
     """pb.FeedEntry: what has changed in the image."""
     HEARD = 5
-    """Token: when the heartbeat was sent that the metadata group has answered, ns."""
+    """Token: when the heartbeat was sent that the metadata group has answered, ns; the lease that the answer grants (``LEASE``)."""
     PING = 6
     ANSWER = 7
     """pb.ControlResponse."""

@@ -1,7 +1,8 @@
-"""``liftpy settings``: what holds on a node and where it comes from; have a node read them again; the cluster's default quota."""
+"""``liftpy settings``: what holds on a node and where it comes from; have a node read them again; what holds for the whole cluster."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from typing import Any
@@ -11,18 +12,21 @@ from rich.console import Console
 from rich.markup import escape
 
 from liftpy.client import Client
-from liftpy.config import DefaultQuota
-from liftpy.errors import ConfigError
+from liftpy.config import NS_PER_S, DefaultQuota, SessionTimes
+from liftpy.errors import ConfigError, UnavailableError
 from liftpy.ids import check_name
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
 from sidecar.settings import Target
 
+_LOOK_S = 0.2
+_SETTLES_WITHIN_S = 30.0
+
 
 @click.group()
 def settings() -> None:
-    """Show a node's settings, and have it read them again while it runs; say the cluster's default quota."""
+    """Show a node's settings, and have it read them again while it runs; say the cluster's default quota and session times."""
 
 
 @settings.command()
@@ -92,6 +96,45 @@ def default_quota(
 
     quota = with_client(target, work)
     click.echo(json.dumps(asdict(quota)) if as_json else f"default quota: {quota.words}")
+
+
+@settings.command()
+@click.option(
+    "--session-s", type=float, help="A node that is not heard for so long is fenced, and what it leads gets other leaders."
+)
+@click.option(
+    "--lease-s", type=float, help="For so long a leader that hears nothing of the metadata group may answer; less than that."
+)
+@click.option("--no-wait", is_flag=True, help="Don't wait until the change is settled.")
+@json_option
+@connection_options
+def session(session_s: float | None, lease_s: float | None, no_wait: bool, as_json: bool, target: Target) -> None:
+    """Show the session and the lease of all nodes, or set them: they hold at once, whatever the nodes' own settings say. Ends when the
+    change is settled: when nothing that was granted before it can still count. Setting needs the rights of an operator."""
+    sets = session_s is not None or lease_s is not None
+
+    async def work(client: Client) -> SessionTimes | None:
+        if not sets:
+            return await client.session_times()
+        times = await client.set_session_times(session_s=session_s, lease_s=lease_s)
+        return times if no_wait else await _settled(client, times)
+
+    times = with_client(target, work)
+    if as_json:
+        click.echo(json.dumps(None if times is None else {**asdict(times), "settled": times.is_settled}))
+    else:
+        click.echo("as each node's own settings say: the feature level is below 5" if times is None else times.words)
+
+
+async def _settled(client: Client, times: SessionTimes) -> SessionTimes:
+    """Wait for it. Raises UnavailableError where it takes longer than two changes of the metadata leader would."""
+    deadline = asyncio.get_running_loop().time() + 3 * times.longest_session_ns / NS_PER_S + _SETTLES_WITHIN_S
+    while not times.is_settled:
+        if asyncio.get_running_loop().time() > deadline:
+            raise UnavailableError(f"it holds, but is not settled yet: {times.words}")
+        await asyncio.sleep(_LOOK_S)
+        times = await client.session_times() or times
+    return times
 
 
 def _value(row: dict[str, Any]) -> str:

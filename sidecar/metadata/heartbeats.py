@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar import clock
@@ -19,23 +20,20 @@ Answered = Callable[[int, pb.ControlResponse], None]
 """(monotonic ns at which the heartbeat was sent, the answer), on the node's loop."""
 
 
-class Heartbeats:
-    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this."""
+class HeartbeatPace(NamedTuple):
+    """How often a node beats, and how long its session is."""
 
-    def __init__(
-        self,
-        group: MetadataGroup,
-        heartbeat: pb.Heartbeat,
-        every_s: float,
-        timeout_s: float,
-        session_s: float,
-        answered: Answered,
-    ) -> None:
+    every_s: float
+    session_s: float
+
+
+class Heartbeats:
+    """``run`` on the loop of ``group``; ``answered`` is called on the loop that made this. ``pace`` may be changed at any time."""
+
+    def __init__(self, group: MetadataGroup, heartbeat: pb.Heartbeat, pace: HeartbeatPace, answered: Answered) -> None:
+        self.pace = pace
         self._group = group
         self._heartbeat = heartbeat
-        self._every_s = every_s
-        self._timeout_s = timeout_s
-        self._session_s = session_s
         self._answered = answered
         self._home = asyncio.get_running_loop()
         self._home_turned = time.monotonic()
@@ -45,15 +43,15 @@ class Heartbeats:
         """Until it is cancelled."""
         while True:
             started = time.monotonic()
-            if started - self._home_turned < self._session_s:
+            if started - self._home_turned < self.pace.session_s:
                 await self._one_beat()
             self._ask_home()
-            await asyncio.sleep(max(0.0, started + self._every_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, started + self.pace.every_s - time.monotonic()))
 
     async def _one_beat(self) -> None:
         request = pb.ControlRequest(heartbeat=self._heartbeat)
         sent_ns = clock.now_ns()
-        response = await self._group.propose(request, self._timeout_s)
+        response = await self._group.propose(request, self.pace.session_s / 2)
         with contextlib.suppress(RuntimeError):  # the node's loop has ended
             self._home.call_soon_threadsafe(self._answered, sent_ns, response)
 

@@ -19,11 +19,13 @@ from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
 from liftpy.cluster.predecessor import DEFAULT_WAIT_S
+from liftpy.cluster.session import heartbeat_every_s
 from liftpy.cluster.starts import FolderStarts
+from liftpy.config import SessionTimes
 from liftpy.errors import FencedError, LiftError, UnspokenError
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
-from sidecar.metadata.heartbeats import Heartbeats
+from sidecar.metadata.heartbeats import HeartbeatPace, Heartbeats
 from sidecar.metadata.thread import GroupThread
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn_in
@@ -38,10 +40,11 @@ _IMAGE_WAIT_S = 0.02
 
 
 class Membership:
-    """``heard(sent_ns)`` is called for every heartbeat that extends the lease; ``fatal`` when this process is replaced."""
+    """``heard(sent_ns, lease_ns)`` is called for every heartbeat that extends the lease, as ``Granted``; ``fatal`` when this process is
+    replaced."""
 
     def __init__(
-        self, settings: NodeSettings, group: GroupThread, heard: Callable[[int], None], fatal: Callable[[Exception], None]
+        self, settings: NodeSettings, group: GroupThread, heard: Callable[[int, int], None], fatal: Callable[[Exception], None]
     ) -> None:
         self._settings = settings
         self._group = group
@@ -49,6 +52,7 @@ class Membership:
         self._fatal = fatal
         self._end_heartbeats: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._heartbeats = AnsweredHeartbeats()
+        self._beats: Heartbeats | None = None
         self._changed = asyncio.Event()
         self._seen_index = group.image.index
         """Of the newest image that all watchers were shown: a member of the group may have applied more already."""
@@ -113,9 +117,15 @@ class Membership:
     def _image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._seen_index = new.index
         self._changed.set()
-        sent_ns = self._heartbeats.image_seen(new.index)
-        if sent_ns:  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
-            asyncio.get_running_loop().call_soon(self._heard, sent_ns)
+        if self._beats is not None and old.session_times != new.session_times:
+            self._beats.pace = self._pace(new)
+            if _values(old.session_times) != _values(new.session_times):
+                self._compare(new)
+        granted = self._heartbeats.image_seen(new.index)
+        if (
+            granted is not None
+        ):  # when the other watchers have seen it, too: a lease must not outrun what a leader is told [D22]
+            asyncio.get_running_loop().call_soon(self._heard, *granted)
 
     async def _image_at(self, index: int) -> None:
         """Wait until the watchers have been shown an image at or past ``index``."""
@@ -138,21 +148,38 @@ class Membership:
 
     def start(self) -> None:
         """Begin the heartbeats."""
-        config = self._settings.replication
         heartbeat = pb.Heartbeat(nodeId=self._settings.node_id, incarnation=self.incarnation)
         SPOKEN.tell(heartbeat)
-        timeout_s = config.session_s / 2
-        beats = Heartbeats(self._group.inner, heartbeat, config.heartbeat_s, timeout_s, config.session_s, self._answered)
+        pace = self._pace(self._group.image)
+        self._beats = beats = Heartbeats(self._group.inner, heartbeat, pace, self._answered)
+        self._compare(self._group.image)
         self._end_heartbeats = spawn_in(self._group.loop, beats.run(), "heartbeats", endless=True)
+
+    def _compare(self, image: ClusterImage) -> None:
+        """A setting that does not hold is said once, and again when the cluster's changes."""
+        own, held = self._settings.replication.session_times, image.session_times
+        if held is not None and _values(held) != _values(own):
+            logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.words)
+
+    def _pace(self, image: ClusterImage) -> HeartbeatPace:
+        """As the image's session times ask for."""
+        own, times = self._settings.replication, image.session_times
+        session_s = own.session_s if times is None else times.session_ms / 1000
+        return HeartbeatPace(heartbeat_every_s(own.heartbeat_s, times), session_s)
+
+    @property
+    def session_s(self) -> float:
+        """The cluster's, or what the settings say where the image says nothing."""
+        return self._pace(self._group.image).session_s
 
     def _answered(self, sent_ns: int, response: pb.ControlResponse) -> None:
         """A heartbeat's answer; it counts when the watchers have seen the image that it was made on."""
         if self._end_heartbeats is None:
             return
         if response.error == pb.ControlResponse.OK:
-            counts_ns = self._heartbeats.answered(sent_ns, response.index, self._seen_index)
-            if counts_ns:
-                self._heard(counts_ns)
+            granted = self._heartbeats.answered(sent_ns, response, self._seen_index)
+            if granted is not None:
+                self._heard(*granted)
         elif response.error == pb.ControlResponse.FENCED:
             own = self._group.image.nodes.get(self._settings.node_id)
             if own is not None and own.incarnation > self.incarnation:
@@ -206,3 +233,7 @@ class Membership:
         end, self._end_heartbeats = self._end_heartbeats, None
         if end is not None:
             await end()
+
+
+def _values(times: SessionTimes | None) -> tuple[int, int]:
+    return (0, 0) if times is None else (times.session_ms, times.lease_ms)

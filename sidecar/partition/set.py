@@ -83,7 +83,9 @@ class Partitions:
         self._heard: MetadataHeard | None = None
         """The last answered heartbeat."""
         self._passed_on_ns = 0
-        self._pass_on_every_ns = round(node.settings.replication.lease_s * NS_PER_S / _PARTS_OF_A_LEASE)
+        self._own_lease_ns = round(node.settings.replication.lease_s * NS_PER_S)
+        self._pass_on_every_ns = self._own_lease_ns // _PARTS_OF_A_LEASE
+        """A part of the lease that was passed on last."""
         self._data_path_is_up = True
         self._closing = False
         """Leaderships are being handed over; nothing opens again."""
@@ -173,15 +175,17 @@ class Partitions:
         self._departures.seen(change.deleted)
         holds = self._share.holds
         self._changed.add(c.key for c in change.for_node(self._node_id) if holds(c.key.stream, c.key.partition))
-        if nodes_changed:
+        if nodes_changed or change.lease_changed:
             self._changed.add(self._workers)
 
-    def metadata_heard(self, sent_ns: int) -> None:
-        """A heartbeat was answered and the image is as new as the answer: leases run on."""
-        self._heard = MetadataHeard(sent_ns=sent_ns)
+    def metadata_heard(self, sent_ns: int, lease_ns: int = 0) -> None:
+        """A heartbeat was answered, with a lease of ``lease_ns`` (0: as the settings say), and the image is as new as the answer: the
+        leases run on."""
+        self._heard = MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)
         if sent_ns - self._passed_on_ns < self._pass_on_every_ns:
             return
         self._passed_on_ns = sent_ns
+        self._pass_on_every_ns = (lease_ns or self._own_lease_ns) // _PARTS_OF_A_LEASE
         self._leases.add(self._leading.values())
 
     def _extend(self, worker: PartitionWorker) -> None:
@@ -309,7 +313,7 @@ class Partitions:
         if found is None:
             return
         stream, partition = found
-        worker.update(stream.held(partition, self._image.default_quota), self._live)
+        worker.update(self._image.held(stream, partition), self._live)
         if worker.leads:
             self._leading[worker.key] = worker
             if self._heard is not None:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from liftpy.errors import LiftError
 from liftpy.health import Synced
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import replication_pb2
-from liftpy.wire.worker_frames import Frame, FrameKind
+from liftpy.wire.worker_frames import LEASE, Frame, FrameKind
 from sidecar.bus.links import open_links
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import OpenMaps
@@ -144,7 +145,7 @@ class WorkerNode(Node):
         """A frame of the node's, in order, on the loop. One that can't be followed ends the node."""
         try:
             self._take(frame)
-        except (LiftError, DecodeError, ValueError, KeyError) as error:
+        except (LiftError, DecodeError, ValueError, KeyError, struct.error) as error:
             self.fatal(error)
 
     def _take(self, frame: Frame) -> None:
@@ -154,7 +155,7 @@ class WorkerNode(Node):
             case FrameKind.ENTRY:
                 self._relayed.entry_told(frame.body)
             case FrameKind.HEARD:
-                self._heard(frame.token)
+                self._heard(frame.token, *LEASE.unpack(frame.body))
             case FrameKind.ANSWER:
                 self._relayed.answered(frame.token, frame.body)
             case FrameKind.BEGIN:

@@ -22,7 +22,7 @@ from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.health import Signs
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.worker_frames import Frame, FrameKind, encode
+from liftpy.wire.worker_frames import LEASE, Frame, FrameKind, encode
 from sidecar.disk.data_folder import DataFolder
 from sidecar.metadata.group import MetadataGroup
 from sidecar.settings import NodeSettings
@@ -107,11 +107,11 @@ class Workers:
         for handle in self.handles:
             handle.send_bytes(frame)
 
-    def metadata_heard(self, sent_ns: int) -> None:
+    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
         """A heartbeat was answered, and what it showed has been told: leases run on. Each worker judges them by its own clock."""
         if self._has_begun:
             for handle in self.handles:
-                handle.send(FrameKind.HEARD, sent_ns)
+                handle.send(FrameKind.HEARD, sent_ns, LEASE.pack(lease_ns))
 
     def change_level(self, level: str, for_s: float) -> None:
         """Of the log, for a time."""

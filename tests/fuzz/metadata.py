@@ -166,6 +166,7 @@ def decoders() -> list[Decoder]:
                 *(f"liftpy.cluster.codec:{n}_from_pb" for n in _PARTS),
                 "liftpy.cluster.stream_config:config_from_pb",
                 "liftpy.cluster.stream_config:quota_from_pb",
+                "liftpy.cluster.codec:times_from_pb",
             ),
         ),
         Decoder(

@@ -19,6 +19,7 @@ from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import split_batches
 from sidecar.dev.cluster import DevCluster
+from tests.conftest import SHARED_CLUSTER
 
 _numbers = count(1)
 
@@ -34,11 +35,26 @@ def show(node: str, line: str) -> None:
     print(f"{node} | {line}")
 
 
-@pytest.fixture(scope="package")
-def shared_cluster() -> Iterator[DevCluster]:
-    """Three nodes for tests that break nothing."""
-    with DevCluster(3, on_line=show) as running:
-        yield running
+_shared: list[DevCluster] = []
+"""The cluster that runs for tests that break nothing, while there are any."""
+
+
+@pytest.fixture
+def shared_cluster() -> DevCluster:
+    """Three nodes for tests that break nothing. Files with such tests come first (``tests/conftest.py``): behind the last one it ends,
+    for even a cluster that idles takes a twelfth of a core."""
+    if not _shared:
+        running = DevCluster(3, on_line=show)
+        running.start()
+        _shared.append(running)
+    return _shared[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the shared cluster with the last test that uses it."""
+    if _shared and SHARED_CLUSTER not in getattr(nextitem, "fixturenames", ()):
+        _shared.pop().stop()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from liftpy.cluster import session as sessions
 from liftpy.cluster.session import NodeSessions
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.partition import PartitionStatus
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
@@ -33,7 +33,7 @@ NOW = 1000 * NS_PER_S
 TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
-_STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=())
+_STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=(ReplicationConfig, SessionTimes))
 _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 """What happened before it makes no difference any more: every bound below is shorter."""
 
@@ -137,8 +137,10 @@ class LeaseModel:
                 what._suspects = {n: (i, max(until - TICK_NS, NOW)) for n, (i, until) in what._suspects.items()}
             else:
                 what._began_ns, what._earliest_ns = _earlier(what._began_ns), _earlier(what._earliest_ns)
+                what._times_ns, what._settling_ns = _earlier(what._times_ns), _earlier(what._settling_ns)
                 for session in what._sessions.values():
                     session.began_ns, session.deadline_ns = _earlier(session.began_ns), _earlier(session.deadline_ns)
+                    session.lasts_ns, session.leased_ns = _earlier(session.lasts_ns), _earlier(session.leased_ns)
                     session.heard_ns, session.beat_ns = _earlier(session.heard_ns), _earlier(session.beat_ns)
                     session.proposed_ns = _earlier(session.proposed_ns)
             found = self._aged[number] = self._number(what)

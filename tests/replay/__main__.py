@@ -1,6 +1,6 @@
 """``python -m tests.replay check`` holds the code against what was recorded. For a level that is new, ``record LEVEL`` writes what the
 code that runs makes of the entries at it; what is recorded of others never changes. ``entries`` makes the histories anew,
-``entries 4`` those that came with level 4.
+``entries LEVEL`` those that came with a level.
 
 Level 1 was recorded by the code before there were levels.
 """
@@ -24,11 +24,12 @@ def main(arguments: list[str]) -> int:
             write_entries([history(seed, LENGTH) for seed in range(HISTORIES)])
             print(f"{ENTRIES.name}: {HISTORIES * LENGTH} entries, {ENTRIES.stat().st_size} bytes")
             return 0
-        case ["entries", "4"]:
-            from tests.replay.histories import QuotaWorld, history
+        case ["entries", level]:
+            from tests.replay.histories import LATER_WORLDS, history
 
-            write_entries([history(seed, LATER_LENGTH, QuotaWorld) for seed in range(LATER_HISTORIES)], LATER[4])
-            print(f"{LATER[4].name}: {LATER_HISTORIES * LATER_LENGTH} entries, {LATER[4].stat().st_size} bytes")
+            path, world = LATER[int(level)], LATER_WORLDS[int(level)]
+            write_entries([history(seed, LATER_LENGTH, world) for seed in range(LATER_HISTORIES)], path)
+            print(f"{path.name}: {LATER_HISTORIES * LATER_LENGTH} entries, {path.stat().st_size} bytes")
             return 0
         case ["record", level]:
             record(int(level))

@@ -32,7 +32,7 @@ History = list[bytes]
 
 
 ENTRIES = FOLDER / "entries.zst"
-LATER = {4: FOLDER / "entries-4.zst"}
+LATER = {4: FOLDER / "entries-4.zst", 5: FOLDER / "entries-5.zst"}
 """Level -> what came with it."""
 
 
@@ -62,6 +62,8 @@ def opening(level: int) -> History:
     request = pb.ControlRequest(
         operationId=b"feature level...", timeNs=1, setFeatureLevel=pb.SetFeatureLevel(level=level, rules=rules)
     )
+    if level >= 5:
+        request.setFeatureLevel.sessionTimes.CopyFrom(pb.SessionTimes(sessionMs=2000, leaseMs=900))
     return [request.SerializeToString()]
 
 

@@ -153,6 +153,34 @@ class QuotaWorld(RecordedWorld):
         self.ask(**rng.choice(choices))
 
 
+class TimesWorld(RecordedWorld):
+    """One in which the cluster's session times change: what came with level 5. The world's own image is of level 1, so it counts
+    the changes itself."""
+
+    change, settled = 0, True
+
+    def something(self) -> None:
+        """A third of it is about the times."""
+        rng = self.more
+        if rng.random() < 0.67:
+            super().something()
+            return
+        change = max(0, self.change + rng.choice((0, 0, 0, 0, 1, -1)))
+        if rng.random() < 0.4:
+            self.settled |= change == self.change
+            self.ask(settleSessionTimes=pb.SettleSessionTimes(change=change))
+            return
+        session_ms, lease_ms = rng.choice((700, 2000, 5000, 60_000)), rng.choice((500, 600, 900, 3000))
+        if rng.random() < 0.2:
+            session_ms, lease_ms = rng.choice(((0, 0), (1 << 31, 900), (900, 900), (2000, 3)))
+        elif self.settled and change == self.change and lease_ms < session_ms:
+            self.settled, self.change = False, self.change + 1
+        self.ask(setSessionTimes=pb.SetSessionTimes(sessionMs=session_ms, leaseMs=lease_ms, change=change))
+
+
+LATER_WORLDS = {4: QuotaWorld, 5: TimesWorld}
+"""Level -> what its own entries are of."""
+
 _BATCHED = {
     "reassign", "beginCopy", "truncateBefore", "purgeRecords", "reportPurged", "wakePartition", "electLeader", "leaveIsr",
     "giveUpLeadership", "passOver", "concludeElection",

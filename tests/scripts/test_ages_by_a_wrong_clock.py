@@ -34,6 +34,37 @@ def keep_house(s: Stage, *nodes: str) -> list[int]:
     return [s.replica(node).log.log_start_offset for node in nodes]
 
 
+@pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
+def test_a_leader_in_doubt_stamps_with_the_time_of_others(off_s: float) -> None:
+    """In the past they would be too old at once, on all replicas; in the future they would stay for as long."""
+    with Stage(stream=BY_AGE) as s:
+        a, b, c = s.leader, *s.followers
+        keep_house(s, a, b, c)
+        s.wall_clock(a, off_s)
+        s.publish(3)
+        s.settle()
+        assert keep_house(s, a, b, c) == [0, 0, 0], "they are new"
+        s.run(AGE_S)
+        s.settle()
+        assert keep_house(s, b, c) == [3, 3], "and now they are old"
+
+
+def test_a_clock_that_jumps_while_the_node_is_cut_off() -> None:
+    with Stage(stream=BY_AGE) as s:
+        a, b, c = s.leader, *s.followers
+        s.publish(3)
+        s.settle()
+        keep_house(s, a, b, c)
+        s.partition_off(c)
+        s.wall_clock(c, 10 * YEAR_S)
+        s.run(AGE_S / 2 + 10)
+        assert keep_house(s, c) == [0], "nobody can say that it is right"
+        s.wall_clock(c, 0)
+        s.run(AGE_S / 2)
+        assert keep_house(s, c) == [3], "it goes with the monotonic clock again, which a majority agreed with"
+        s.rejoin(c)
+
+
 @pytest.mark.parametrize("off_s", [10 * YEAR_S, 3600.0, -10 * YEAR_S])
 @pytest.mark.parametrize("whose", ["leader", "follower"])
 def test_a_clock_that_jumps_removes_nothing(off_s: float, whose: str) -> None:
@@ -54,21 +85,6 @@ def test_a_clock_that_jumps_removes_nothing(off_s: float, whose: str) -> None:
         assert keep_house(s, a, b, c) == [3, 3, 3], "it is right again, and they are old"
 
 
-@pytest.mark.parametrize("off_s", [10 * YEAR_S, -10 * YEAR_S])
-def test_a_leader_in_doubt_stamps_with_the_time_of_others(off_s: float) -> None:
-    """In the past they would be too old at once, on all replicas; in the future they would stay for as long."""
-    with Stage(stream=BY_AGE) as s:
-        a, b, c = s.leader, *s.followers
-        keep_house(s, a, b, c)
-        s.wall_clock(a, off_s)
-        s.publish(3)
-        s.settle()
-        assert keep_house(s, a, b, c) == [0, 0, 0], "they are new"
-        s.run(AGE_S)
-        s.settle()
-        assert keep_house(s, b, c) == [3, 3], "and now they are old"
-
-
 def test_the_others_go_on_beside_it() -> None:
     with Stage(stream=BY_AGE) as s:
         a, b, c = s.leader, *s.followers
@@ -87,22 +103,6 @@ def test_by_size_and_to_where_an_operator_asked_it_goes_on() -> None:
         s.settle()
         (start,) = keep_house(s, a)
         assert 0 < start < 80, "as many as there may be"
-
-
-def test_a_clock_that_jumps_while_the_node_is_cut_off() -> None:
-    with Stage(stream=BY_AGE) as s:
-        a, b, c = s.leader, *s.followers
-        s.publish(3)
-        s.settle()
-        keep_house(s, a, b, c)
-        s.partition_off(c)
-        s.wall_clock(c, 10 * YEAR_S)
-        s.run(AGE_S / 2 + 10)
-        assert keep_house(s, c) == [0], "nobody can say that it is right"
-        s.wall_clock(c, 0)
-        s.run(AGE_S / 2)
-        assert keep_house(s, c) == [3], "it goes with the monotonic clock again, which a majority agreed with"
-        s.rejoin(c)
 
 
 def test_a_host_that_slept_tells_ages_as_soon_as_it_is_awake() -> None:

@@ -6,11 +6,12 @@ log. What is in the log is whom it has found. So a node of an older version that
 
 from __future__ import annotations
 
-from liftpy.cluster.codec import rules_from_pb
+from liftpy.cluster.codec import rules_from_pb, times_from_pb
 from liftpy.cluster.draft import Decision, Draft, refuse
-from liftpy.cluster.features import STRICT, UNSUPPORTED, feature_of, range_of, why_no_way_back
+from liftpy.cluster.features import SESSION_TIMES, STRICT, UNSUPPORTED, feature_of, range_of, why_no_way_back
 from liftpy.cluster.records import FeatureLevelSet
-from liftpy.errors import UnspokenError
+from liftpy.config import SessionTimes
+from liftpy.errors import ConfigError, UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -32,8 +33,19 @@ def set_feature_level(draft: Draft, request: pb.SetFeatureLevel) -> Decision:
     if request.level not in spoken or feature_of(request.level, draft.features) is None:
         raise UnspokenError(f"{UNSUPPORTED}the feature level becomes {request.level}, this version speaks {spoken}")
     rules = image.rules or rules_from_pb(request.rules) if request.level >= STRICT else None
-    draft.add(FeatureLevelSet(request.level, rules))
+    try:
+        times = _times(draft, request)
+    except ConfigError as error:
+        return refuse(pb.ControlResponse.INVALID, str(error))
+    draft.add(FeatureLevelSet(request.level, rules, times))
     return draft.done(pb.ControlResponse(detail=f"the feature level is {request.level}, it was {image.feature_level}"))
+
+
+def _times(draft: Draft, request: pb.SetFeatureLevel) -> SessionTimes | None:
+    """That the image is to hold; raise ConfigError where the request says none that can be."""
+    if request.level < SESSION_TIMES:
+        return None
+    return draft.image.session_times or times_from_pb(request.sessionTimes)
 
 
 def _unchecked(draft: Draft, request: pb.SetFeatureLevel) -> list[str]:

@@ -59,7 +59,7 @@ class MemoryGroup:
         self._index = 0
         self.changed_index = 0
         """Of the newest image that nodes have to know: entries after it have changed nothing."""
-        birth = begin_at(SPOKEN.most, self._fsm.rules)
+        birth = begin_at(SPOKEN.most, self._fsm.rules, config.session_times)
         birth.operationId, self._index = secrets.token_bytes(_ID_BYTES), 1
         self._fsm.apply(birth.SerializeToString(), self._index)
         self._duties.lead(self._fsm.image, time.monotonic_ns(), 1)
@@ -100,7 +100,7 @@ class MemoryGroup:
             response = here if rest is None else joined(here, self.apply(rest))
         else:
             if request.HasField("setFeatureLevel"):
-                answer = levels_answer(request, image, self._duties.levels, {}, self._fsm.rules)
+                answer = levels_answer(request, image, self._duties.levels, {}, self._fsm.rules, self._config.session_times)
             else:
                 answer = self._duties.answer(request, image, now_ns, now_ns)
             response = self.apply(request) if answer is None else answer

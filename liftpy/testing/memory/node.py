@@ -11,7 +11,7 @@ from liftpy.cluster.diff import diff
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.starts import FolderStarts
-from liftpy.config import ReplicationConfig
+from liftpy.config import NS_PER_MS, ReplicationConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
@@ -110,7 +110,9 @@ class MemoryNode:
     def _heard(self, replica: MemoryReplica) -> None:
         """Only with the newest image: a node must first see what it has lost [D22]."""
         if self._group is not None and self._image.index >= self._group.changed_index:
-            replica.feed(ev.MetadataHeard(sent_ns=self.now_ns()))
+            times = self._image.session_times
+            lease_ns = 0 if times is None else times.lease_ms * NS_PER_MS
+            replica.feed(ev.MetadataHeard(sent_ns=self.now_ns(), lease_ns=lease_ns))
 
     def keep_house(self, dirty_ratio: float | None = None) -> None:
         """Retention and compaction of all its logs."""
@@ -134,9 +136,9 @@ class MemoryNode:
             replica = self.replicas.get(key)
             if replica is None:
                 replica = self._open(stream, partition.partition)
-            elif key not in changed and not changes.nodes:
+            elif key not in changed and not (changes.nodes or changes.lease_changed):
                 continue
-            replica.update(stream.held(partition, image.default_quota), live)
+            replica.update(image.held(stream, partition), live)
             self._heard(replica)
 
     def _holds(self, key: PartitionKey, image: ClusterImage) -> bool:

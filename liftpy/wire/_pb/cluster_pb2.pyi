@@ -505,16 +505,48 @@ class Heartbeat(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., incarnation: _Optional[int] = ..., minLevel: _Optional[int] = ..., maxLevel: _Optional[int] = ...) -> None: ...
 
 class SetFeatureLevel(_message.Message):
-    __slots__ = ("level", "dryRun", "checked", "rules")
+    __slots__ = ("level", "dryRun", "checked", "rules", "sessionTimes")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     DRYRUN_FIELD_NUMBER: _ClassVar[int]
     CHECKED_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
     level: int
     dryRun: bool
     checked: _containers.RepeatedCompositeFieldContainer[CheckedNode]
     rules: ClusterRules
-    def __init__(self, level: _Optional[int] = ..., dryRun: _Optional[bool] = ..., checked: _Optional[_Iterable[_Union[CheckedNode, _Mapping]]] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ...) -> None: ...
+    sessionTimes: SessionTimes
+    def __init__(self, level: _Optional[int] = ..., dryRun: _Optional[bool] = ..., checked: _Optional[_Iterable[_Union[CheckedNode, _Mapping]]] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., sessionTimes: _Optional[_Union[SessionTimes, _Mapping]] = ...) -> None: ...
+
+class SessionTimes(_message.Message):
+    __slots__ = ("sessionMs", "leaseMs", "sessionBeforeMs", "leaseBeforeMs", "change")
+    SESSIONMS_FIELD_NUMBER: _ClassVar[int]
+    LEASEMS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONBEFOREMS_FIELD_NUMBER: _ClassVar[int]
+    LEASEBEFOREMS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    sessionMs: int
+    leaseMs: int
+    sessionBeforeMs: int
+    leaseBeforeMs: int
+    change: int
+    def __init__(self, sessionMs: _Optional[int] = ..., leaseMs: _Optional[int] = ..., sessionBeforeMs: _Optional[int] = ..., leaseBeforeMs: _Optional[int] = ..., change: _Optional[int] = ...) -> None: ...
+
+class SetSessionTimes(_message.Message):
+    __slots__ = ("sessionMs", "leaseMs", "change")
+    SESSIONMS_FIELD_NUMBER: _ClassVar[int]
+    LEASEMS_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    sessionMs: int
+    leaseMs: int
+    change: int
+    def __init__(self, sessionMs: _Optional[int] = ..., leaseMs: _Optional[int] = ..., change: _Optional[int] = ...) -> None: ...
+
+class SettleSessionTimes(_message.Message):
+    __slots__ = ("change",)
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    change: int
+    def __init__(self, change: _Optional[int] = ...) -> None: ...
 
 class SetDefaultQuota(_message.Message):
     __slots__ = ("recordsPerS", "bytesPerS", "byToken")
@@ -800,7 +832,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "setDefaultQuota", "changeControllers")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "setDefaultQuota", "setSessionTimes", "settleSessionTimes", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -840,6 +872,8 @@ class ControlRequest(_message.Message):
     OPENGROUPS_FIELD_NUMBER: _ClassVar[int]
     SETFEATURELEVEL_FIELD_NUMBER: _ClassVar[int]
     SETDEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
+    SETSESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
+    SETTLESESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
     CHANGECONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     timeNs: int
@@ -880,8 +914,10 @@ class ControlRequest(_message.Message):
     openGroups: OpenGroups
     setFeatureLevel: SetFeatureLevel
     setDefaultQuota: SetDefaultQuota
+    setSessionTimes: SetSessionTimes
+    settleSessionTimes: SettleSessionTimes
     changeControllers: ChangeControllers
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., setDefaultQuota: _Optional[_Union[SetDefaultQuota, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., setDefaultQuota: _Optional[_Union[SetDefaultQuota, _Mapping]] = ..., setSessionTimes: _Optional[_Union[SetSessionTimes, _Mapping]] = ..., settleSessionTimes: _Optional[_Union[SettleSessionTimes, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
 
 class ChangeControllers(_message.Message):
     __slots__ = ("what", "node", "replaced", "list", "after")
@@ -920,7 +956,7 @@ class ControllerList(_message.Message):
     def __init__(self, voters: _Optional[_Iterable[str]] = ..., learner: _Optional[str] = ..., leaving: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ControlResponse(_message.Message):
-    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "retryAfterMs", "stream", "node", "partition", "cluster", "batch", "plan", "levels", "defaultQuota")
+    __slots__ = ("operationId", "error", "detail", "index", "metadataLeader", "nextPartition", "retryAfterMs", "leaseMs", "stream", "node", "partition", "cluster", "batch", "plan", "levels", "defaultQuota", "sessionTimes")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ControlResponse.Error]
@@ -952,6 +988,7 @@ class ControlResponse(_message.Message):
     METADATALEADER_FIELD_NUMBER: _ClassVar[int]
     NEXTPARTITION_FIELD_NUMBER: _ClassVar[int]
     RETRYAFTERMS_FIELD_NUMBER: _ClassVar[int]
+    LEASEMS_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -960,6 +997,7 @@ class ControlResponse(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     DEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
     operationId: bytes
     error: ControlResponse.Error
     detail: str
@@ -967,6 +1005,7 @@ class ControlResponse(_message.Message):
     metadataLeader: str
     nextPartition: int
     retryAfterMs: int
+    leaseMs: int
     stream: Stream
     node: Node
     partition: Partition
@@ -975,7 +1014,8 @@ class ControlResponse(_message.Message):
     plan: PlacementPlan
     levels: FeatureLevels
     defaultQuota: DefaultQuota
-    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., retryAfterMs: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ...) -> None: ...
+    sessionTimes: SessionTimes
+    def __init__(self, operationId: _Optional[bytes] = ..., error: _Optional[_Union[ControlResponse.Error, str]] = ..., detail: _Optional[str] = ..., index: _Optional[int] = ..., metadataLeader: _Optional[str] = ..., nextPartition: _Optional[int] = ..., retryAfterMs: _Optional[int] = ..., leaseMs: _Optional[int] = ..., stream: _Optional[_Union[Stream, _Mapping]] = ..., node: _Optional[_Union[Node, _Mapping]] = ..., partition: _Optional[_Union[Partition, _Mapping]] = ..., cluster: _Optional[_Union[ClusterDescription, _Mapping]] = ..., batch: _Optional[_Union[BatchAnswers, _Mapping]] = ..., plan: _Optional[_Union[PlacementPlan, _Mapping]] = ..., levels: _Optional[_Union[FeatureLevels, _Mapping]] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ..., sessionTimes: _Optional[_Union[SessionTimes, _Mapping]] = ...) -> None: ...
 
 class FeatureLevels(_message.Message):
     __slots__ = ("level", "nodes", "reasons")
@@ -1070,7 +1110,7 @@ class ControllerStatus(_message.Message):
     def __init__(self, nodeId: _Optional[str] = ..., leader: _Optional[bool] = ..., term: _Optional[int] = ..., commitIndex: _Optional[int] = ..., appliedIndex: _Optional[int] = ..., lag: _Optional[int] = ..., connected: _Optional[bool] = ..., learner: _Optional[bool] = ..., leaving: _Optional[bool] = ..., waitsFor: _Optional[str] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged", "featureLevelSet", "defaultQuotaSet")
+    __slots__ = ("streamCreated", "streamDeleted", "nodeRegistered", "nodeRemoved", "partitionChanged", "operationDone", "countersMoved", "leaderReported", "partitionsAdded", "streamAltered", "controllersChanged", "featureLevelSet", "defaultQuotaSet", "sessionTimesSet")
     STREAMCREATED_FIELD_NUMBER: _ClassVar[int]
     STREAMDELETED_FIELD_NUMBER: _ClassVar[int]
     NODEREGISTERED_FIELD_NUMBER: _ClassVar[int]
@@ -1084,6 +1124,7 @@ class Record(_message.Message):
     CONTROLLERSCHANGED_FIELD_NUMBER: _ClassVar[int]
     FEATURELEVELSET_FIELD_NUMBER: _ClassVar[int]
     DEFAULTQUOTASET_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMESSET_FIELD_NUMBER: _ClassVar[int]
     streamCreated: Stream
     streamDeleted: StreamDeleted
     nodeRegistered: Node
@@ -1097,15 +1138,18 @@ class Record(_message.Message):
     controllersChanged: ControllerList
     featureLevelSet: FeatureLevelSet
     defaultQuotaSet: DefaultQuota
-    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ..., featureLevelSet: _Optional[_Union[FeatureLevelSet, _Mapping]] = ..., defaultQuotaSet: _Optional[_Union[DefaultQuota, _Mapping]] = ...) -> None: ...
+    sessionTimesSet: SessionTimes
+    def __init__(self, streamCreated: _Optional[_Union[Stream, _Mapping]] = ..., streamDeleted: _Optional[_Union[StreamDeleted, _Mapping]] = ..., nodeRegistered: _Optional[_Union[Node, _Mapping]] = ..., nodeRemoved: _Optional[_Union[NodeRemoved, _Mapping]] = ..., partitionChanged: _Optional[_Union[PartitionStateChanged, _Mapping]] = ..., operationDone: _Optional[_Union[OperationDone, _Mapping]] = ..., countersMoved: _Optional[_Union[CountersMoved, _Mapping]] = ..., leaderReported: _Optional[_Union[LeaderReported, _Mapping]] = ..., partitionsAdded: _Optional[_Union[PartitionsAdded, _Mapping]] = ..., streamAltered: _Optional[_Union[StreamAltered, _Mapping]] = ..., controllersChanged: _Optional[_Union[ControllerList, _Mapping]] = ..., featureLevelSet: _Optional[_Union[FeatureLevelSet, _Mapping]] = ..., defaultQuotaSet: _Optional[_Union[DefaultQuota, _Mapping]] = ..., sessionTimesSet: _Optional[_Union[SessionTimes, _Mapping]] = ...) -> None: ...
 
 class FeatureLevelSet(_message.Message):
-    __slots__ = ("level", "rules")
+    __slots__ = ("level", "rules", "sessionTimes")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     RULES_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
     level: int
     rules: ClusterRules
-    def __init__(self, level: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ...) -> None: ...
+    sessionTimes: SessionTimes
+    def __init__(self, level: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., sessionTimes: _Optional[_Union[SessionTimes, _Mapping]] = ...) -> None: ...
 
 class PartitionsAdded(_message.Message):
     __slots__ = ("stream", "uid", "partitions")
@@ -1210,7 +1254,7 @@ class LeaderReported(_message.Message):
     def __init__(self, uid: _Optional[str] = ..., partition: _Optional[int] = ..., witness: _Optional[str] = ..., witnessIncarnation: _Optional[int] = ..., leader: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., newestOffset: _Optional[int] = ..., highWatermark: _Optional[int] = ..., timeNs: _Optional[int] = ..., stampNs: _Optional[int] = ..., stampTerm: _Optional[int] = ...) -> None: ...
 
 class Image(_message.Message):
-    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "featureLevel", "rules", "digest", "defaultQuota", "controllers")
+    __slots__ = ("index", "nodes", "streams", "counters", "operations", "timeNs", "reports", "featureLevel", "rules", "digest", "defaultQuota", "sessionTimes", "controllers")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     STREAMS_FIELD_NUMBER: _ClassVar[int]
@@ -1222,6 +1266,7 @@ class Image(_message.Message):
     RULES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DEFAULTQUOTA_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMES_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
     index: int
     nodes: _containers.RepeatedCompositeFieldContainer[Node]
@@ -1234,8 +1279,9 @@ class Image(_message.Message):
     rules: ClusterRules
     digest: bytes
     defaultQuota: DefaultQuota
+    sessionTimes: SessionTimes
     controllers: ControllerList
-    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., featureLevel: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., digest: _Optional[bytes] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., streams: _Optional[_Iterable[_Union[Stream, _Mapping]]] = ..., counters: _Optional[_Union[CountersMoved, _Mapping]] = ..., operations: _Optional[_Iterable[_Union[OperationDone, _Mapping]]] = ..., timeNs: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[LeaderReported, _Mapping]]] = ..., featureLevel: _Optional[int] = ..., rules: _Optional[_Union[ClusterRules, _Mapping]] = ..., digest: _Optional[bytes] = ..., defaultQuota: _Optional[_Union[DefaultQuota, _Mapping]] = ..., sessionTimes: _Optional[_Union[SessionTimes, _Mapping]] = ..., controllers: _Optional[_Union[ControllerList, _Mapping]] = ...) -> None: ...
 
 class FeedEntry(_message.Message):
     __slots__ = ("index", "previousIndex", "records")

@@ -178,7 +178,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/session.py",
-        ("a node that is gone loses its lease too soon", "granted_ns + self._lease_ns + self._lease_ns // _DRIFT_SHARE)", "granted_ns)", "a paused leader and its successor acknowledge at once"),
+        ("a node that is gone loses its lease too soon", "min(session.deadline_ns, session.leased_ns + self._longest_lease_ns // _DRIFT_SHARE)", "max(session.heard_ns, session.began_ns)", "a paused leader and its successor acknowledge at once"),
         ("fenced nodes are overdue", "            return not (session.fenced or session.ending) and", "            return", "nodes that have stopped are asked for ever"),
         ("a lapsed session gives the place away", "return not session.absent and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns", "return False", "on a starved machine a stranger's registration takes a running node out"),
         ("a suspended host keeps its place for ever", " and now_ns - max(session.beat_ns, session.began_ns) <= self._place_kept_ns", "", "a node on a dead host behind a half-open connection can't be replaced"),
@@ -344,7 +344,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/membership.py",
-        ("a lease is told before the image", "        if seen_index >= index:\n", "        if index:\n", "a deposed leader extends its lease before it hears that it was deposed"),
+        ("a lease is told before the image", "        if seen_index >= answer.index:\n", "        if answer.index:\n", "a deposed leader extends its lease before it hears that it was deposed"),
         ("leases wait for an image of the next change", "self._waiting[0][1] <= index:", "self._waiting[0][1] < index:", "leaders lose their lease in a quiet cluster"),
         ("a refusal is asked again", "case pb.ControlResponse.INVALID | pb.ControlResponse.STALE:", "case pb.ControlResponse.STALE:", "a node that can never join asks for ever, in silence"),
     ),

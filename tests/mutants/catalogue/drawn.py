@@ -492,8 +492,8 @@ _DRAWN = {
     "sidecar/metadata/membership.py": [
         (
             "a lease outruns the image",
-            "counts_ns = self._heartbeats.answered(sent_ns, response.index, self._seen_index)",
-            "counts_ns = self._heartbeats.answered(sent_ns, 0, self._seen_index)",
+            "granted = self._heartbeats.answered(sent_ns, response, self._seen_index)",
+            "granted = self._heartbeats.answered(sent_ns, pb.ControlResponse(leaseMs=response.leaseMs), self._seen_index)",
             "a leader that was deposed answers publishers",
         ),
         (

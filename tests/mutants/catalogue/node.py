@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/metadata/heartbeats.py",
-        ("a loop that hangs is alive", "if started - self._home_turned < self._session_s:", "if True:", "a node whose loop hangs keeps its leaderships"),
-        ("the lease begins with the answer", "        sent_ns = clock.now_ns()\n        response = await self._group.propose(request, self._timeout_s)", "        response = await self._group.propose(request, self._timeout_s)\n        sent_ns = clock.now_ns()",
+        ("a loop that hangs is alive", "if started - self._home_turned < self.pace.session_s:", "if True:", "a node whose loop hangs keeps its leaderships"),
+        ("the lease begins with the answer", "        sent_ns = clock.now_ns()\n        response = await self._group.propose(request, self.pace.session_s / 2)", "        response = await self._group.propose(request, self.pace.session_s / 2)\n        sent_ns = clock.now_ns()",
          "a leader believes its lease longer than the metadata leader does"),
     ),
     *rows(

@@ -230,7 +230,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/replica/succession.py",
-        ("half a lease is waited for", "(held, now_ns + self._lease_ns)", "(held, now_ns + self._lease_ns // 2)", "two leaders acknowledge at once"),
+        ("half a lease is waited for", "(longest_lease_ns or self._lease_ns)", "(longest_lease_ns or self._lease_ns) // 2", "two leaders acknowledge at once"),
         ("a leadership that was missed is nobody's", "suspects = {leader: incarnation} if seen else {node: live.get(node, 0) for node in state.replicas}", "suspects = {leader: incarnation}",
          "a leader that was never heard of still acknowledges"),
     ),

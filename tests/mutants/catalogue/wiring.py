@@ -19,7 +19,7 @@ MUTANTS = [
         ("a process that failed hands over", "if registered is not None and self._hand_over and clean:", "if registered is not None and clean:", "the stop of a whole cluster moves every leadership around"),
         ("nobody is told of the stop", "            await registered.leave(_LEAVE_TIMEOUT_S)\n", "            pass\n", "a planned stop costs publishers a session"),
         ("the image of the start is not shown", "        self.partitions.image_changed(ClusterImage(), self.group.image)\n", "", "a node that starts opens nothing until something changes"),
-        ("heartbeats that were answered are kept back", "            self.partitions.metadata_heard(sent_ns)\n", "            pass\n", "no leader ever holds a lease"),
+        ("heartbeats that were answered are kept back", "            self.partitions.metadata_heard(sent_ns, lease_ns)\n", "            pass\n", "no leader ever holds a lease"),
         tests=("tests/unit/node/test_life_of_a_node.py",),
     ),
     *rows(
@@ -35,17 +35,17 @@ MUTANTS = [
         ("a registration has an id of each attempt", "            response = await self._group.propose(request, _REGISTER_TIMEOUT_S)\n            came_to", "            request.operationId = b\"\"\n            response = await self._group.propose(request, _REGISTER_TIMEOUT_S)\n            came_to", "an attempt whose answer was lost makes another incarnation: the node fences itself"),
         ("the start does not wait for the image", "                await self._image_at(response.index)\n                return self.incarnation", "                return self.incarnation", "a node opens partitions by an image from before it registered"),
         ("a clean stop is always told", "            cleanStop=clean_stop,\n", "            cleanStop=True,\n", "a process that crashed keeps its place in every ISR"),
-        ("what a refusal says is an answer", "if response.error == pb.ControlResponse.OK:\n            counts_ns", "if response.error in (pb.ControlResponse.OK, pb.ControlResponse.FENCED):\n            counts_ns", "a node whose session has ended goes on acknowledging"),
-        ("a lease by an answer that nobody gave", "if response.error == pb.ControlResponse.OK:\n            counts_ns", "if response.error in (pb.ControlResponse.OK, pb.ControlResponse.OUTCOME_UNKNOWN):\n            counts_ns", "a node that is cut off goes on acknowledging"),
+        ("what a refusal says is an answer", "if response.error == pb.ControlResponse.OK:\n            granted", "if response.error in (pb.ControlResponse.OK, pb.ControlResponse.FENCED):\n            granted", "a node whose session has ended goes on acknowledging"),
+        ("a lease by an answer that nobody gave", "if response.error == pb.ControlResponse.OK:\n            granted", "if response.error in (pb.ControlResponse.OK, pb.ControlResponse.OUTCOME_UNKNOWN):\n            granted", "a node that is cut off goes on acknowledging"),
         ("heartbeats that end go on counting", "        if self._end_heartbeats is None:\n            return\n", "", "a node that has given up its leases takes one more"),
-        ("the own image counts as shown", "counts_ns = self._heartbeats.answered(sent_ns, response.index, self._seen_index)", "counts_ns = self._heartbeats.answered(sent_ns, response.index, self._group.image.index)", "a leader's lease runs on before it is told that it was replaced"),
+        ("the own image counts as shown", "granted = self._heartbeats.answered(sent_ns, response, self._seen_index)", "granted = self._heartbeats.answered(sent_ns, response, self._group.image.index)", "a leader's lease runs on before it is told that it was replaced"),
         ("a drain does not wait", "            while self._moving():", "            while False:", "a planned stop closes logs that it leads"),
         ("a node is removed by an old image", "self.incarnation > 0 and self._seen_index >= index and", "self.incarnation > 0 and", "a new metadata leader that has not applied all ends a node"),
         tests=("tests/unit/metadata/test_membership_driven.py",),
     ),
     *rows(
         "sidecar/metadata/heartbeats.py",
-        ("another beat before the answer of one", "response = await self._group.propose(request, self._timeout_s)", "response = await self._group.propose(request, 1000 * self._timeout_s)", "one answer that is lost costs the session"),
+        ("another beat before the answer of one", "self._group.propose(request, self.pace.session_s / 2)", "self._group.propose(request, 1000 * self.pace.session_s / 2)", "one answer that is lost costs the session"),
         tests=("tests/unit/metadata/test_membership_driven.py",),
     ),
     *rows(
@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/cluster/membership.py",
-        ("a lease on an image that is not seen", "        if seen_index >= index:\n", "        if True:\n", "a node that was paused acknowledges as the leader that it was"),
+        ("a lease on an image that is not seen", "        if seen_index >= answer.index:\n", "        if True:\n", "a node that was paused acknowledges as the leader that it was"),
         tests=("tests/unit/cluster/test_membership_rules.py",),
     ),
 ]  # fmt: skip

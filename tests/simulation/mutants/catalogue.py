@@ -12,7 +12,7 @@ from typing import Any
 
 from liftpy.cluster import election
 from liftpy.cluster.decisions import isr, leadership, nodes
-from liftpy.cluster.membership import AnsweredHeartbeats
+from liftpy.cluster.membership import AnsweredHeartbeats, Granted
 from liftpy.cluster.starts import Descent
 from liftpy.ingest.acks import PendingAcks
 from liftpy.log.epochs import EpochCache
@@ -379,7 +379,11 @@ def no_lease() -> Patches:
 
 
 def lease_on_an_old_image() -> Patches:
-    return [method(AnsweredHeartbeats, "answered", lambda self, sent_ns, index, seen_index: sent_ns)]
+    return [
+        method(
+            AnsweredHeartbeats, "answered", lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6)
+        )
+    ]
 
 
 def lease_from_the_answer() -> Patches:

@@ -21,7 +21,7 @@ from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.forwarding import Forwarding
 from liftpy.cluster.member import EntryOutcome, MetadataMember, Order
-from liftpy.cluster.membership import AnsweredHeartbeats
+from liftpy.cluster.membership import AnsweredHeartbeats, Granted
 from liftpy.cluster.session import NodeSessions
 from liftpy.config import NS_PER_S
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -90,7 +90,11 @@ def leases_without_a_majority() -> Patches:
 
 
 def lease_on_an_old_image() -> Patches:
-    return [patch.object(AnsweredHeartbeats, "answered", lambda self, sent_ns, index, seen_index: sent_ns)]
+    return [
+        patch.object(
+            AnsweredHeartbeats, "answered", lambda self, sent_ns, answer, seen_index: Granted(sent_ns, answer.leaseMs * 10**6)
+        )
+    ]
 
 
 def session_ended_with_the_connection() -> Patches:

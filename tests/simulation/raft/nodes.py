@@ -17,7 +17,7 @@ from liftpy.cluster.deletion import Departures, question
 from liftpy.cluster.diff import diff
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.feed_subscription import FeedSubscription
-from liftpy.cluster.membership import AnsweredHeartbeats, Registered, registered
+from liftpy.cluster.membership import AnsweredHeartbeats, Granted, Registered, registered
 from liftpy.config import NS_PER_S
 from liftpy.errors import StorageError
 from liftpy.ids import PartitionKey
@@ -186,12 +186,12 @@ class NodeProcess:
         every_ns = round(self._sim.config.heartbeat_s * NS_PER_S)
         self._later(max(1, sent_ns + every_ns - self._sim.now_ns()), self._beat)
         if response.error == pb.ControlResponse.OK:
-            self._extend(self._heartbeats.answered(sent_ns, response.index, self.subscription.image.index))
+            self._extend(self._heartbeats.answered(sent_ns, response, self.subscription.image.index))
 
-    def _extend(self, sent_ns: int) -> None:
-        if sent_ns:
+    def _extend(self, granted: Granted | None) -> None:
+        if granted is not None:
             self._sim.seen["leases extended"] += 1
-            self.lease.heard(sent_ns)
+            self.lease.heard(*granted)
             self._check_lease()
 
     def _check_lease(self) -> None:

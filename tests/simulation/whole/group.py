@@ -462,7 +462,7 @@ class RaftGroup(SimGroup):
         beat.operationId = self.new_operation_id()
 
         def done(response: pb.ControlResponse) -> None:
-            on_heard(response.error == pb.ControlResponse.OK, response.index)
+            on_heard(response)
 
         self._ask_group(host, beat, round(self.config.session_s / 2 * S), done)
 

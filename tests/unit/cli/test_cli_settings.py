@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from liftpy.config import DefaultQuota, StreamConfig
+from liftpy.config import DefaultQuota, SessionTimes, StreamConfig
 from sidecar.cli import settings as module
 from tests.unit.cli.test_cli_with_a_cluster import Cluster, cluster, run
 
@@ -35,6 +35,19 @@ class Asked:
     async def set_default_quota(self, **given: int) -> DefaultQuota:
         self.set_to = given
         return replace(self.quota, **given)
+
+    times: SessionTimes | None = SessionTimes(2000, 900)
+    asked_times = 0
+
+    async def session_times(self) -> SessionTimes | None:
+        self.asked_times += 1
+        assert self.times is not None or not self.set_to
+        return self.times if self.times is None or self.asked_times < 3 else self.times.settled()
+
+    async def set_session_times(self, **given: Any) -> SessionTimes:
+        self.set_to = given
+        self.times = SessionTimes(5000, 900, 2000, 900, 1)
+        return self.times
 
     async def node_settings(self, node_id: str) -> list[dict[str, Any]]:
         assert node_id == "n1"
@@ -87,6 +100,27 @@ def test_the_default_quota_is_shown_set_in_part_and_ended(client: Asked, capsys:
     code, _, err = run(capsys, *words, "--none", "--records", "1")
     assert (code, client.set_to) == (2, None)
     assert "name nothing beside it" in err
+
+
+def test_session_times_are_shown_and_set_and_a_change_is_waited_for(
+    client: Asked, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0)
+    words = ("settings", "session")
+    assert run(capsys, *words) == (0, "session 2 s, lease 0.9 s\n", "")
+    said = json.loads(run(capsys, *words, "--session-s", "5", "--no-wait", "--json")[1])
+    assert (said["session_ms"], said["session_before_ms"], said["settled"]) == (5000, 2000, False)
+    assert (client.set_to, client.asked_times) == ({"session_s": 5.0, "lease_s": None}, 1)
+    assert run(capsys, *words, "--session-s", "5") == (0, "session 5 s, lease 0.9 s\n", "")
+    assert client.asked_times == 3, "until it is settled"
+    client.asked_times = -(1 << 40)
+    monkeypatch.setattr(module, "_SETTLES_WITHIN_S", -1000.0)
+    code, _, err = run(capsys, *words, "--session-s", "5")
+    assert code != 0
+    assert "it holds, but is not settled yet: session 5 s" in err
+    client.times, client.set_to = None, None
+    assert run(capsys, *words) == (0, "as each node's own settings say: the feature level is below 5\n", "")
+    assert run(capsys, *words, "--json") == (0, "null\n", "")
 
 
 def test_a_stream_that_has_the_clusters_quota_says_so(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage, ClusterRules, Counters, NodeImage
 from liftpy.cluster.level_range import LevelRange
 from liftpy.cluster.member import EntryOutcome, Order
-from liftpy.config import NS_PER_S
+from liftpy.config import NS_PER_S, SessionTimes
 from liftpy.wire._pb import cluster_pb2 as pb
 
 OLD, BOTH = LevelRange(1, 1), LevelRange(1, 2)
@@ -146,7 +146,10 @@ def test_a_leader_that_is_not_in_office_yet_lets_nothing_pass_the_birth() -> Non
 
 def test_who_registers_before_the_entry_keeps_the_group_at_its_level() -> None:
     log = Log(fsm=ClusterFsm())
-    requests = [pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="old"), operationId=bytes(16)), begin_at(2, Rules())]
+    requests = [
+        pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="old"), operationId=bytes(16)),
+        begin_at(2, Rules(), SessionTimes(2000, 900)),
+    ]
     requests[1].operationId = bytes(15) + b"1"
     answers = [pb.ControlResponse.FromString(log.apply(request.SerializeToString())) for request in requests]
     assert [answer.error for answer in answers] == [Error.OK, Error.STALE]

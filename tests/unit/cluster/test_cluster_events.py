@@ -10,11 +10,14 @@ import pytest
 from cluster_driver import MS, Driver, Error
 from election_driver import Cluster
 
+from liftpy.cluster.birth import begin_at
 from liftpy.cluster.cluster_events import KINDS, ClusterEvent, EventTrail, events_of, in_words, is_recent
+from liftpy.cluster.draft import Rules
 from liftpy.cluster.fsm import ClusterFsm
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.records import PartitionStateChanged
 from liftpy.cluster.requests import REQUESTS, AskedBy
+from liftpy.config import SessionTimes
 from liftpy.wire._pb import cluster_pb2 as pb
 
 
@@ -170,9 +173,22 @@ def test_what_operators_may_ask_for_names_what_it_is_about() -> None:
         if row.asked_by is AskedBy.OPERATORS and name != "changeControllers":
             field = pb.ControlRequest.DESCRIPTOR.fields_by_name[name].message_type
             names = {one.name for one in field.fields}
-            assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS"}, (
+            assert names & {"stream", "name", "nodeId", "node", "level", "recordsPerS", "sessionMs"}, (
                 f"{name}: an event of it would not say what it is about"
             )
+
+
+def test_a_change_of_the_session_times_is_told_and_when_it_is_settled() -> None:
+    driver = Driver()
+    begin = begin_at(5, Rules(), SessionTimes(2000, 900))
+    driver.ask(setFeatureLevel=begin.setFeatureLevel)
+    driver.ask(setSessionTimes=pb.SetSessionTimes(sessionMs=5000, leaseMs=900))
+    driver.ask(settleSessionTimes=pb.SettleSessionTimes(change=1))
+    found = [(event.was, event.now) for event in all_events(driver.log) if event.kind == "session_times"]
+    unsettled = "session 5 s, lease 0.9 s (not settled: 2 s and 0.9 s may still count)"
+    assert found == [("session 2 s, lease 0.9 s", unsettled), (unsettled, "session 5 s, lease 0.9 s")]
+    asked = [event.now for event in all_events(driver.log) if event.request == "setSessionTimes"]
+    assert asked == ["sessionMs 5000, leaseMs 900"]
 
 
 def test_each_kind_is_documented_and_is_made_somewhere() -> None:

@@ -45,9 +45,9 @@ def test_the_whole_table() -> None:
     assert by[AskedBy.READERS] == "describeCluster describeStream openGroups"
     assert by[AskedBy.OPERATORS] == (
         "addPartitions alterStream changeControllers createStream deleteStream electLeader pausePartitions purgeRecords "
-        "reassign removeNode setDefaultQuota setFeatureLevel setNode truncateBefore"
+        "reassign removeNode setDefaultQuota setFeatureLevel setNode setSessionTimes truncateBefore"
     )
-    assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream unfenceNode"
+    assert by[AskedBy.NOBODY] == "beginCopy concludeElection passOver placeStream settleSessionTimes unfenceNode"
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "

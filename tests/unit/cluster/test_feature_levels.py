@@ -34,7 +34,7 @@ from liftpy.cluster.level_range import LevelRange, said
 from liftpy.cluster.membership import Registered, registered
 from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.snapshot import LEVELLED, VERSION, decode_snapshot, encode_snapshot
-from liftpy.config import DefaultQuota, ReplicationConfig, StreamConfig
+from liftpy.config import DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.errors import CorruptionError, UnspokenError
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.unknown import has_unknown_fields
@@ -44,6 +44,7 @@ NEWER = (*FEATURES, Feature(NEXT, "9.0", "something", has_way_back=True, in_use=
 UNKNOWN_FIELD = bytes.fromhex("c23e0161")  # number 1000, one byte
 UNKNOWN_KIND = bytes.fromhex("921f00")  # number 498, an empty message
 Error = pb.ControlResponse
+TIMES = SessionTimes(2000, 900)
 
 
 def a_driver(*nodes: str, features: tuple[Feature, ...] = FEATURES) -> Driver:
@@ -70,7 +71,7 @@ def asked(
 ) -> pb.ControlResponse:
     """As the metadata leader does it."""
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level, dryRun=dry_run))
-    answer = levels_answer(request, driver.fsm.image, heard, controllers, driver.fsm.rules)
+    answer = levels_answer(request, driver.fsm.image, heard, controllers, driver.fsm.rules, TIMES)
     return driver.ask(setFeatureLevel=request.setFeatureLevel) if answer is None else answer
 
 
@@ -148,7 +149,7 @@ def test_who_was_not_heard_since_it_registered_is_in_the_way() -> None:
 def test_who_registers_between_the_look_and_the_entry_is_in_the_way() -> None:
     driver = a_driver("a", "b")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2))
-    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules) is None
+    assert levels_answer(request, driver.fsm.image, heard_of(driver), {}, driver.fsm.rules, TIMES) is None
     driver.restart("b")
     driver.register("c")
     answer = driver.ask(setFeatureLevel=request.setFeatureLevel)
@@ -495,10 +496,10 @@ def test_the_digest_goes_on_with_every_entry_and_over_snapshots_and_tells_record
 def test_a_repeated_finalization_is_answered_as_before() -> None:
     driver = a_driver("a")
     request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=2), operationId=b"f" * 16, timeNs=5)
-    assert level_check.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True)) is None
+    assert level_check.levels_answer(request, driver.fsm.image, heard_of(driver), {}, Rules("shop", True), TIMES) is None
     driver.apply(request.SerializeToString())
     driver.restart("a")
-    answer = level_check.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules)
+    answer = level_check.levels_answer(request, driver.fsm.image, HeardLevels(), {}, driver.fsm.rules, TIMES)
     assert answer is not None
     assert answer.detail == "the feature level is 2, it was 1"
 

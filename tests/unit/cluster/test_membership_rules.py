@@ -16,24 +16,28 @@ from liftpy.wire._pb import cluster_pb2 as pb
 E = pb.ControlResponse
 
 
+def granted(index: int, lease_ms: int = 0) -> pb.ControlResponse:
+    return pb.ControlResponse(index=index, leaseMs=lease_ms)
+
+
 def test_an_answer_on_an_image_that_is_not_seen_here_counts_later_and_from_when_it_was_asked_for() -> None:
     heartbeats = AnsweredHeartbeats()
-    assert heartbeats.answered(100, 7, 7) == 100
-    assert heartbeats.answered(200, 9, 7) == 0
-    assert heartbeats.answered(300, 10, 7) == 0
-    assert heartbeats.image_seen(8) == 0
-    assert heartbeats.image_seen(9) == 200
-    assert heartbeats.image_seen(12) == 300
-    assert heartbeats.image_seen(13) == 0
+    assert heartbeats.answered(100, granted(7), 7) == (100, 0)
+    assert heartbeats.answered(200, granted(9, 5), 7) is None
+    assert heartbeats.answered(300, granted(10, 4), 7) is None
+    assert heartbeats.image_seen(8) is None
+    assert heartbeats.image_seen(9) == (200, 5_000_000), "with the length that its answer said"
+    assert heartbeats.image_seen(12) == (300, 4_000_000)
+    assert heartbeats.image_seen(13) is None
 
 
 def test_answers_that_wait_are_bounded_and_forgotten_with_a_newer_one_that_counts() -> None:
     heartbeats = AnsweredHeartbeats()
     for number in range(MAX_WAITING + 10):
-        heartbeats.answered(1 + number, 9, 7)
+        heartbeats.answered(1 + number, granted(9), 7)
     assert len(heartbeats._waiting) == MAX_WAITING
-    assert heartbeats.answered(1000, 7, 7) == 1000
-    assert heartbeats.image_seen(9) == 0
+    assert heartbeats.answered(1000, granted(7), 7) == (1000, 0)
+    assert heartbeats.image_seen(9) is None
 
 
 @pytest.mark.parametrize(

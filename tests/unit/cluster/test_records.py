@@ -21,6 +21,7 @@ from liftpy.cluster.records import (
     PartitionsAdded,
     PartitionStateChanged,
     Record,
+    SessionTimesSet,
     StreamAltered,
     StreamCreated,
     StreamDeleted,
@@ -28,7 +29,7 @@ from liftpy.cluster.records import (
     record_to_pb,
 )
 from liftpy.cluster.replay import replay, replay_all
-from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
+from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.errors import InvariantError, ProtocolError
 from liftpy.wire._pb import cluster_pb2 as pb
 from tests.unit.cluster.small_images import a_partition, a_stream, an_image
@@ -56,6 +57,8 @@ RECORDS: list[Record] = [
     FeatureLevelSet(2),
     DefaultQuotaSet(DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)),
     DefaultQuotaSet(NO_QUOTA),
+    FeatureLevelSet(5, ClusterRules("shop", True), SessionTimes(2000, 900)),
+    SessionTimesSet(SessionTimes(5000, 3000, 2000, 900, 7)),
 ]
 
 
@@ -85,7 +88,26 @@ def test_one_that_says_more_than_is_understood_is_an_error(record: Record) -> No
 def test_what_each_does_to_an_image() -> None:
     image = an_image(a_stream())
     stream = image.streams["s"]
-    created, deleted, added, altered, set_anew, changed, _, state, done, counters, reported, led, level, _, quota, _ = RECORDS
+    (
+        created,
+        deleted,
+        added,
+        altered,
+        set_anew,
+        changed,
+        _,
+        state,
+        done,
+        counters,
+        reported,
+        led,
+        level,
+        _,
+        quota,
+        _,
+        timed,
+        times,
+    ) = RECORDS
     assert set(replay(image, created).streams) == {"s", "t"}
     assert not replay(image, deleted).streams
     assert replay(image, added).streams["s"].partitions == (*stream.partitions, *MORE)
@@ -102,6 +124,9 @@ def test_what_each_does_to_an_image() -> None:
     assert replay(image, level).feature_level == 2
     assert replay(image, level).rules == ClusterRules("shop", True)
     assert replay(image, quota).default_quota == DefaultQuota(records_per_s=5, bytes_per_s=6, by_token=7)
+    assert replay(image, timed).session_times == SessionTimes(2000, 900)
+    assert replay_all(image, (timed, times)).session_times == SessionTimes(5000, 3000, 2000, 900, 7)
+    assert replay_all(image, (timed, level)).session_times is None
     newer, other = replace(REPORT, newest_offset=10), replace(REPORT, witness="c")
     following = (reported, LeaderReported("u1", 0, other), LeaderReported("u1", 0, newer))
     assert replay_all(image, following).reports["u1", 0] == (other, newer), "the newest of each witness"
@@ -122,6 +147,7 @@ def test_what_each_does_to_an_image() -> None:
         ("M11", StreamAltered("t", "u1", 2)),
         ("M10", ControllersChanged(ControllerList(("a",)))),
         ("M5", NodeRemoved("x")),
+        ("M5", SessionTimesSet(SessionTimes(2000, 900))),
         ("M5", NodeRemoved("a")),
         ("M5", PartitionStateChanged("s", "old", a_partition(epoch=7))),
         ("M5", PartitionStateChanged("s", "u1", a_partition(epoch=7, partition=1))),

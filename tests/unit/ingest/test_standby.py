@@ -61,7 +61,8 @@ class Bench:
         self.lost: list[int] = []
         self.live = {"n2": 5}
         self.replica = SimpleNamespace(
-            stands_by=True, node_id="n1", role=RoleName.FOLLOWER, live_incarnation=lambda node: self.live.get(node, 0),
+            stands_by=True, node_id="n1", longest_lease_ns=0, role=RoleName.FOLLOWER,
+            live_incarnation=lambda node: self.live.get(node, 0),
             state=SimpleNamespace(status=PartitionStatus.ONLINE, leader="n2", leader_epoch=3, pauses=0),
         )  # fmt: skip
         self.ids = RecentIds(120 * S, 1 << 20, lambda: self.now_ns)
@@ -158,6 +159,27 @@ def test_a_leader_that_lives_has_answered_what_it_committed_and_one_that_is_gone
         taken = bench.leads(gone=gone)
         assert [stored.offset for stored, _ in taken.known] == answered
         assert values(taken) == []
+
+
+@pytest.mark.parametrize(("lease_s", "answered"), [(0, [1, 2]), (3, [0, 1, 2]), (1, [1, 2])])
+def test_in_doubt_is_what_was_committed_within_the_longest_lease_of_the_cluster(lease_s: int, answered: list[int]) -> None:
+    bench = Bench()
+    bench.replica.longest_lease_ns = lease_s * S
+    bench.standby.review()
+    for number in range(3):
+        bench.heard(b"%d" % number, reply=b"_INBOX.c%d." % number, after_ns=2 * S)
+        bench.shows(b"%d" % number, after_ns=MS)
+        if number < 2:
+            bench.commits(number, after_ns=MS)
+    assert [stored.offset for stored, _ in bench.leads(gone=True).known] == answered
+
+
+def test_a_longer_lease_lets_a_standby_remember_for_longer() -> None:
+    bench = Bench()
+    before = bench.standby._marks.reach_ns
+    bench.replica.longest_lease_ns = 60 * S
+    bench.standby.review()
+    assert bench.standby._marks.reach_ns == bench.standby._ends.reach_ns == before - 1500 * MS + 60 * S
 
 
 def test_a_leader_whose_process_is_another_one_is_gone() -> None:

@@ -23,7 +23,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import Subjects
 from sidecar.dev.embedded import NatsServer
 from sidecar.disk.data_folder import DataFolder
-from sidecar.metadata.heartbeats import Heartbeats
+from sidecar.metadata.heartbeats import HeartbeatPace, Heartbeats
 from sidecar.metadata.joining import GroupLink
 from sidecar.metadata.membership import Membership
 from sidecar.metadata.thread import GroupThread, _read
@@ -91,7 +91,7 @@ async def test_the_session_lives_while_the_nodes_loop_stands_still(group: GroupT
     assert (await _register(group)).error == pb.ControlResponse.OK
     beats: list[tuple[int, pb.ControlResponse]] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 5.0, lambda *answer: beats.append(answer))
+    running = Heartbeats(group.inner, heartbeat, HeartbeatPace(0.02, 5.0), lambda *answer: beats.append(answer))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:
@@ -112,7 +112,7 @@ async def test_a_loop_that_stands_still_for_a_session_is_not_kept_alive(group: G
     await _register(group)
     beats: list[int] = []
     heartbeat = pb.Heartbeat(nodeId="n1", incarnation=1)
-    running = Heartbeats(group.inner, heartbeat, 0.02, 1.0, 0.2, lambda sent_ns, _: beats.append(sent_ns))
+    running = Heartbeats(group.inner, heartbeat, HeartbeatPace(0.02, 0.2), lambda sent_ns, _: beats.append(sent_ns))
     task = asyncio.run_coroutine_threadsafe(running.run(), group.loop)
     async with asyncio.timeout(30):
         while not beats:
@@ -178,7 +178,7 @@ def test_what_can_not_be_read_is_given_up() -> None:
 def _membership(heard: list[int]) -> Any:
     settings = SimpleNamespace(node_id="n1", replication=ReplicationConfig())
     group = SimpleNamespace(image=ClusterImage(), watch=lambda _: None)
-    made = Membership(settings, group, heard.append, pytest.fail)  # type: ignore[arg-type]
+    made = Membership(settings, group, lambda sent_ns, _: heard.append(sent_ns), pytest.fail)  # type: ignore[arg-type]
     made._end_heartbeats = lambda: asyncio.sleep(0)  # type: ignore[assignment,return-value]
     return made
 

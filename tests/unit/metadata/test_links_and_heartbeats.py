@@ -104,7 +104,7 @@ async def test_a_heartbeat_leaves_at_each_time_and_none_while_the_nodes_loop_sta
     group: Any = Beaten()
     answered: list[Any] = []
     beat = pb.Heartbeat(nodeId="n1", incarnation=2)
-    running = heartbeats.Heartbeats(group, beat, 0.5, 1.0, 3.0, lambda *what: answered.append(what))
+    running = heartbeats.Heartbeats(group, beat, heartbeats.HeartbeatPace(0.5, 3.0), lambda *what: answered.append(what))
     home: list[Any] = []
     loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: home.append((call, *given)))
     running._home = loop
@@ -122,7 +122,7 @@ async def test_a_heartbeat_leaves_at_each_time_and_none_while_the_nodes_loop_sta
     with pytest.raises(Over):
         await running.run()
     assert [seen for seen, _ in group.asked] == [beat] * 6, "for as long as a session"
-    assert {timeout_s for _, timeout_s in group.asked} == {1.0}
+    assert {timeout_s for _, timeout_s in group.asked} == {1.5}
     assert slept == [0.5] * 8
     turned = [call for call, *given in home if not given]
     assert len(turned) == 1, "it is asked once, until it says that it turns"

@@ -63,7 +63,7 @@ class Driven:
         self.heard: list[int] = []
         self.fatal: list[Exception] = []
         self.settings = NodeSettings("n4", Path("/nowhere"))
-        self.member = Membership(self.settings, self.group, self.heard.append, self.fatal.append)
+        self.member = Membership(self.settings, self.group, lambda sent_ns, _: self.heard.append(sent_ns), self.fatal.append)
 
     async def register(self, **given: Any) -> int:
         said: dict[str, Any] = {

@@ -171,7 +171,7 @@ async def test_a_heartbeat_that_takes_long_is_followed_by_a_shorter_pause(monkey
             raise Over
 
     group: Any = Slow()
-    running = heartbeats.Heartbeats(group, pb.Heartbeat(), 0.5, 1.0, 3.0, lambda *_: None)
+    running = heartbeats.Heartbeats(group, pb.Heartbeat(), heartbeats.HeartbeatPace(0.5, 2.0), lambda *_: None)
     monkeypatch.setattr(heartbeats, "asyncio", SimpleNamespace(sleep=sleep))
     with pytest.raises(Over):
         await running.run()

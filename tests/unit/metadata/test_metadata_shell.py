@@ -90,7 +90,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_member(tmp_path: Path, *answers: pb.ControlResponse) -> tuple[Membership, Any, list[int], list[Exception]]:
     settings = NodeSettings("n4", tmp_path, rack="r1", weight=2.0)
     group, heard, fatal = Group(*answers), [], []
-    return Membership(settings, group, heard.append, fatal.append), group, heard, fatal  # type: ignore[arg-type]
+    return Membership(settings, group, lambda sent_ns, _: heard.append(sent_ns), fatal.append), group, heard, fatal  # type: ignore[arg-type]
 
 
 STARTS: Any = SimpleNamespace(tell=lambda registration: setattr(registration, "start", 9))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from liftpy.cluster.image import ClusterRules, StreamImage
-from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
+from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes, StreamConfig
 from liftpy.history import History, question
 from liftpy.ids import PartitionKey
 from liftpy.page_view import checked_row, checked_stream, stream_rows
@@ -284,6 +284,7 @@ def test_settings_are_told_as_rows() -> None:
     reporter = a_cluster()
     image = reporter.group.image
     image.feature_level, image.rules, image.default_quota = 4, None, DefaultQuota(bytes_per_s=9)
+    image.session_times = None
     answers = the_answers(reporter)
     own = [{"name": "rack", "value": "a"}, {"name": "elections", "value": True, "source": "file"}]
     answers.settings = lambda: own
@@ -299,7 +300,8 @@ def test_settings_are_told_as_rows() -> None:
 def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files() -> None:
     reporter = a_cluster()
     image = reporter.group.image
-    image.feature_level, image.rules, image.default_quota = 2, ClusterRules("shop", False), NO_QUOTA
+    image.feature_level, image.rules, image.default_quota = 5, ClusterRules("shop", False), NO_QUOTA
+    image.session_times = SessionTimes(5000, 3000, 2000, 900, 1)
     answers = the_answers(reporter)
     answers.settings = lambda: [{"name": "elections", "value": True, "source": "file"}, {"name": "rack", "value": "a"}]
     rows = {row["name"]: row for row in asked(answers, {"settings": True})}
@@ -308,6 +310,10 @@ def test_what_the_image_holds_of_the_settings_is_the_clusters_and_not_the_files(
         "name": "elections", "value": False, "source": "cluster", "default": True, "applies": "cluster",
     }  # fmt: skip
     assert (rows["namespace"]["value"], rows["namespace"]["source"]) == ("shop", "cluster")
+    assert rows["replication.session_s"] == {
+        "name": "replication.session_s", "value": 5.0, "source": "cluster", "default": 2.0, "applies": "cluster",
+    }  # fmt: skip
+    assert (rows["replication.lease_s"]["value"], rows["replication.lease_s"]["default"]) == (3.0, 0.9)
 
 
 async def test_a_question_that_fails_keeps_no_other_from_its_answer_and_there_is_room_for_so_many(

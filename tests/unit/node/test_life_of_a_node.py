@@ -115,7 +115,7 @@ class Held:
     def image_changed(self, old: ClusterImage, new: ClusterImage) -> None:
         self._world.say(f"image {old.index} to {new.index}")
 
-    def metadata_heard(self, sent_ns: int) -> None:
+    def metadata_heard(self, sent_ns: int, lease_ns: int) -> None:
         self.heard.append(sent_ns)
 
     def leading(self) -> list[Any]:
@@ -326,7 +326,7 @@ async def test_a_start_that_failed_leaves_no_marker(world: World) -> None:
 
 async def test_heartbeats_that_were_answered_reach_the_partitions(world: World) -> None:
     node = await started(world)
-    node._heard(5)
+    node._heard(5, 7)
     held: Any = node.partitions
     assert held.heard == [5]
     await node.stop()

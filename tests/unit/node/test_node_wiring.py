@@ -174,7 +174,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
     node._went_past(PartitionKey("s", "U1", 3))
     assert node._testify(question)
     node._service_reported(report)
-    node._heard(55)
+    node._heard(55, 7)
     assert told == [
         ("Partitions.deliver", "s", 3, "U1", event),
         ("Partitions.step_aside", "s", 3, "U1", 9, done),
@@ -183,7 +183,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
         ("Partitions.serves", question),
         ("Partitions.services_of", "s", 3),
         ("services.reported", report),
-        ("Partitions.metadata_heard", 55),
+        ("Partitions.metadata_heard", 55, 7),
     ]
     assert services.given == ()
     told.clear()
@@ -197,7 +197,7 @@ async def test_what_comes_for_a_partition_reaches_it_with_all_that_names_it(buil
     node._make_way(PartitionKey("s", "U1", 3), 9, done)
     node._went_past(PartitionKey("s", "U1", 3))
     node._service_reported(report)
-    node._heard(55)
+    node._heard(55, 7)
     assert (node._testify(question), told) == (False, []), "before it has any"
 
 

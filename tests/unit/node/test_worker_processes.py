@@ -401,13 +401,13 @@ def test_a_lease_is_passed_on_behind_the_image_that_it_was_given_for() -> None:
     (hand,) = workers.handles
     channel = _Channel()
     hand.connection_made(channel)  # type: ignore[arg-type]
-    workers.metadata_heard(1)
+    workers.metadata_heard(1, 7)
     assert channel.said == [], "before it knows of anything there are no leases"
     group: Any = _Group()
     workers.begin(9, group)
     (watcher,) = group.watchers
     watcher(group.image, ClusterImage(index=5))
-    workers.metadata_heard(2)
+    workers.metadata_heard(2, 7)
     watcher(None, ClusterImage(index=4))
     said = [(frame.kind, frame.token) for frame in channel.said]
     assert said == [

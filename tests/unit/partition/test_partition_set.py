@@ -115,7 +115,7 @@ async def test_who_has_everything(unclean_elected: bool, in_sync: bool, monkeypa
 async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    held = SimpleNamespace(held=lambda partition, quotas: partition)
+    held = SimpleNamespace(held=lambda partition, quotas, lease_ns: partition)
     monkeypatch.setattr(node, "_wanted", lambda key: (held, SimpleNamespace()))
     node.metadata_heard(7)
     node._tell(one)
@@ -127,6 +127,26 @@ async def test_leaders_and_only_they_hear_of_heartbeats(monkeypatch: pytest.Monk
     node.metadata_heard(1 << 62)
     await asyncio.sleep(0)
     assert one.events[3:] == []
+
+
+async def test_leases_are_passed_on_as_often_as_the_one_that_was_passed_on_last_needs() -> None:
+    one = Fed(KEY, leads=True)
+    node = partitions(one)
+    node._leading[KEY] = one
+
+    async def heard(sent_ms: int, lease_ms: int) -> int:
+        before = len(one.events)
+        node.metadata_heard(sent_ms * 1_000_000, lease_ms * 1_000_000)
+        await asyncio.sleep(0)
+        return len(one.events) - before
+
+    assert await heard(1000, 400) == 1
+    assert one.events[-1] == MetadataHeard(sent_ns=1_000_000_000, lease_ns=400_000_000)
+    assert await heard(1199, 400) == 0
+    assert await heard(1200, 5000) == 1, "whatever the settings say"
+    assert await heard(3699, 400) == 0
+    assert await heard(3700, 400) == 1
+    assert await heard(3900, 400) == 1
 
 
 @pytest.mark.parametrize("is_up", [True, False])

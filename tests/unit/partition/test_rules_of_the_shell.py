@@ -47,7 +47,7 @@ async def test_a_partition_that_the_image_has_no_more_is_told_nothing() -> None:
 async def test_a_worker_hears_the_last_heartbeat_when_it_leads_and_no_other_when_it_does_not() -> None:
     one = Fed(KEY, leads=True)
     node = partitions(one)
-    node._wanted = lambda key: (SimpleNamespace(held=lambda state, quotas: ("held", state)), "state")
+    node._wanted = lambda key: (SimpleNamespace(held=lambda state, quotas, lease_ns: ("held", state)), "state")
     node._tell(one)
     assert (one.events, node._leading) == (["told"], {KEY: one})
     node._heard = events.MetadataHeard(sent_ns=5)

@@ -131,6 +131,10 @@ def test_a_lease_runs_from_when_it_was_asked_for_and_only_grows() -> None:
     lease.heard(20)
     assert [lease.is_current(now) for now in (149, 150)] == [True, False]
     assert (lease.until_ns(10), lease.until_ns(150), lease.until_ns(200)) == (150, 150, 200)
+    lease.heard(60, 30)
+    assert lease.until_ns(10) == 150, "an answer before has granted more"
+    lease.heard(60, 300)
+    assert lease.until_ns(10) == 360, "as long as the answer says, whatever the own length is"
 
 
 def test_waits_grow_to_their_bound_and_differ() -> None:

@@ -49,6 +49,21 @@ def test_a_lease_ends_by_itself_and_with_the_session() -> None:
         assert succession.is_over(S)
 
 
+def test_a_lease_of_others_is_the_longest_of_the_cluster_and_is_not_cut_short() -> None:
+    succession = Succession("b", S)
+    succession.partition_changed(state("a"), LIVE, 0, 3 * S)
+    succession.partition_changed(candidate("b", 2, 1), LIVE, 0, 3 * S)
+    assert succession.until_ns() == 3 * S
+    again = state("a", leader_epoch=3, leaderships=2)
+    succession.partition_changed(again, LIVE, 1, S // 2)
+    succession.partition_changed(candidate("b", 4, 2), LIVE, 1, S // 2)
+    assert succession.until_ns() == 3 * S, "the lease that it was suspected of before"
+    succession.partition_changed(candidate("b", 4, 2), {**LIVE, "a": 2}, 2, S // 2)
+    succession.partition_changed(state("a", leader_epoch=5, leaderships=3), {**LIVE, "a": 2}, 3, S // 2)
+    succession.partition_changed(candidate("b", 6, 3), {**LIVE, "a": 2}, 3, S // 2)
+    assert succession.until_ns() == 3 + S // 2, "another process was granted none of it"
+
+
 def test_the_word_of_a_leader_that_never_opened_does_not_clear_the_one_before_it() -> None:
     """Seed 10303: a leads and is cut off; the leadership goes to c and at once on to b, which c follows."""
     succession = Succession("b", S)

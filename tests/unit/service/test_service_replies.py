@@ -266,6 +266,7 @@ async def test_replies_leave_from_the_leader_alone_and_wait_for_the_connection()
     await asyncio.sleep(0.05)
     assert bus.sent == [], "a FOLLOWER answers nobody"
     bus.deaf = leads[0] = True
+    replier.wake()  # as its host does when the leadership comes
     await asyncio.sleep(0.02)
     bus.deaf = False
     await until(lambda: bus.sent)

@@ -1,0 +1,371 @@
+"""Session and lease of the whole cluster: what decides them, what a metadata leader grants by them, and when a change is settled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cluster_driver import MS, Driver, Error
+
+from liftpy.cluster import features
+from liftpy.cluster.birth import begin_at
+from liftpy.cluster.changes import entry_between
+from liftpy.cluster.codec import image_from_bytes, image_to_bytes
+from liftpy.cluster.diff import diff
+from liftpy.cluster.draft import Rules
+from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
+from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.level_check import HeardLevels, levels_answer
+from liftpy.cluster.records import SessionTimesSet, record_from_pb
+from liftpy.cluster.replay import replay
+from liftpy.cluster.session import NodeSessions, heartbeat_every_s
+from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
+from liftpy.config import ReplicationConfig, SessionTimes
+from liftpy.errors import ConfigError
+from liftpy.wire._pb import cluster_pb2 as pb
+
+OWN = SessionTimes(2000, 900)
+START = 10_000 * MS
+
+
+def a_driver(*nodes: str, level: int = SESSION_TIMES) -> Driver:
+    driver = Driver(elections=True)
+    if level > 1:
+        request = begin_at(level, Rules(elections=True), OWN)
+        driver.ask(setFeatureLevel=request.setFeatureLevel)
+    for node in nodes:
+        register = pb.RegisterNode(nodeId=node)
+        SPOKEN.tell(register)
+        driver.ask(registerNode=register)
+    return driver
+
+
+def set_times(driver: Driver, session_ms: int, lease_ms: int, change: int | None = None) -> pb.ControlResponse:
+    held = times_of(driver)
+    asked = pb.SetSessionTimes(sessionMs=session_ms, leaseMs=lease_ms, change=held.change if change is None else change)
+    return driver.ask(setSessionTimes=asked)
+
+
+def settle(driver: Driver) -> pb.ControlResponse:
+    return driver.ask(settleSessionTimes=pb.SettleSessionTimes(change=times_of(driver).change))
+
+
+def times_of(driver: Driver) -> SessionTimes:
+    times = driver.fsm.image.session_times
+    assert times is not None
+    return times
+
+
+# ---- what can be ----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("times", [(100, 50), (3_600_000, 3_599_999), (2000, 900)])
+def test_times_within_their_bounds(times: tuple[int, int]) -> None:
+    assert SessionTimes(*times).is_settled
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        ((99, 50), "a session of 0.099 s is outside 0.1..3600 s"),
+        ((3_600_001, 900), "a session of 3600 s is outside"),
+        ((2000, 49), "a lease of 0.049 s is outside 0.05..3600 s"),
+        ((2000, 2000), "a lease of 2 s has to be shorter than the session, 2 s"),
+        ((2000, 2001), "has to be shorter"),
+        ((0, 0), "outside"),
+    ],
+)
+def test_times_that_can_not_be(times: tuple[int, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SessionTimes(*times)
+    with pytest.raises(ConfigError):
+        SessionTimes(2000, 900, *(times if any(times) else (1, 0)))
+    driver = a_driver("a")
+    before = driver.fsm.image.session_times
+    assert set_times(driver, *times).error == Error.INVALID
+    assert driver.fsm.image.session_times == before
+    begin = begin_at(SESSION_TIMES, Rules(), OWN)
+    begin.setFeatureLevel.sessionTimes.sessionMs, begin.setFeatureLevel.sessionTimes.leaseMs = times
+    born = Driver()
+    assert born.ask(setFeatureLevel=begin.setFeatureLevel).error == Error.INVALID
+    assert born.fsm.image.feature_level == 1
+
+
+def test_settings_are_held_to_the_same() -> None:
+    assert ReplicationConfig(session_s=5.0, lease_s=3.0).session_times == SessionTimes(5000, 3000)
+    with pytest.raises(ConfigError, match=r"a session of 0\.09 s"):
+        ReplicationConfig(heartbeat_s=0.01, lease_s=0.05, session_s=0.09)
+    with pytest.raises(ConfigError, match="a lease of 2 s has to be shorter"):
+        ReplicationConfig(lease_s=1.9999, session_s=2.0)
+
+
+# ---- what is decided ------------------------------------------------------------------------------------------------------------
+def test_the_times_of_the_leaders_settings_come_with_the_level_and_hold_in_snapshots() -> None:
+    driver = a_driver("a")
+    assert times_of(driver) == OWN
+    set_times(driver, 5000, 3000)
+    for image in (image_from_bytes(image_to_bytes(driver.fsm.image)), decode_snapshot(encode_snapshot(driver.fsm.image))):
+        assert image.session_times == SessionTimes(5000, 3000, 2000, 900, 1)
+
+
+def test_a_change_keeps_those_before_until_it_is_settled_and_is_made_of_what_was_seen() -> None:
+    driver = a_driver("a")
+    answer = set_times(driver, 5000, 3000)
+    assert (answer.error, answer.sessionTimes.sessionBeforeMs, answer.sessionTimes.change) == (Error.OK, 2000, 1)
+    again = set_times(driver, 700, 500)
+    assert (again.error, again.detail) == (
+        Error.STALE,
+        "the change before is not settled yet, which takes 5 s of one metadata leader: "
+        "session 5 s, lease 3 s (not settled: 2 s and 0.9 s may still count)",
+    )
+    same = set_times(driver, 5000, 3000, change=0)
+    assert (same.error, same.sessionTimes.leaseMs) == (Error.OK, 3000), "as asked for already"
+    assert settle(driver).error == Error.OK
+    assert times_of(driver) == SessionTimes(5000, 3000, change=1)
+    assert settle(driver).error == Error.OK
+    late = set_times(driver, 700, 500, change=0)
+    assert (late.error, late.detail) == (Error.STALE, "the session times were changed meanwhile: session 5 s, lease 3 s")
+    set_times(driver, 700, 500)
+    old = driver.ask(settleSessionTimes=pb.SettleSessionTimes(change=1))
+    assert (old.error, times_of(driver).is_settled) == (Error.STALE, False), "that was about the change before"
+
+
+def test_below_its_level_nobody_asks_for_it_and_apply_refuses_it() -> None:
+    driver = a_driver("a", level=DEFAULT_QUOTA)
+    for request in (
+        pb.ControlRequest(setSessionTimes=pb.SetSessionTimes(sessionMs=5000, leaseMs=3000)),
+        pb.ControlRequest(settleSessionTimes=pb.SettleSessionTimes()),
+    ):
+        need = "UNSUPPORTED: session times of the whole cluster need feature level 5"
+        said = f"{need}, the cluster is at level 4: liftpy upgrade finalize"
+        assert why_not_yet(request, DEFAULT_QUOTA) == said
+        assert why_not_yet(request, SESSION_TIMES) == ""
+        answer = driver.ask(**{request.WhichOneof("request") or "": getattr(request, request.WhichOneof("request") or "")})
+        assert (answer.error, answer.detail) == (Error.INVALID, said)
+    assert driver.fsm.image.session_times is None
+
+
+def asked(driver: Driver, level: int, own: SessionTimes = OWN) -> pb.ControlResponse:
+    heard = HeardLevels()
+    for node in driver.fsm.image.nodes:
+        beat = pb.Heartbeat(nodeId=node, incarnation=driver.incarnation(node))
+        SPOKEN.tell(beat)
+        heard.heard(beat, driver.fsm.image)
+    request = pb.ControlRequest(setFeatureLevel=pb.SetFeatureLevel(level=level))
+    request.setFeatureLevel.sessionTimes.sessionMs = 1  # whoever asks does not say
+    answer = levels_answer(request, driver.fsm.image, heard, {}, driver.fsm.rules, own)
+    if answer is None:
+        assert request.setFeatureLevel.HasField("sessionTimes") is (level >= SESSION_TIMES)
+        return driver.ask(setFeatureLevel=request.setFeatureLevel)
+    return answer
+
+
+def test_finalizing_takes_the_metadata_leaders_own_and_the_way_back_needs_the_same_there() -> None:
+    driver = a_driver("a", level=DEFAULT_QUOTA)
+    assert asked(driver, SESSION_TIMES, SessionTimes(3000, 1500)).error == Error.OK
+    assert times_of(driver) == SessionTimes(3000, 1500)
+    refused = asked(driver, DEFAULT_QUOTA, OWN)
+    assert (refused.error, refused.detail) == (
+        Error.INVALID,
+        "the cluster has session 3 s, lease 1.5 s, and the settings of the metadata leader say session 2 s, lease 0.9 s: "
+        "make them the same first",
+    )
+    set_times(driver, 2000, 900)
+    assert asked(driver, DEFAULT_QUOTA).detail.startswith("the session times were only just changed: session 2 s")
+    assert why_no_way_back(driver.fsm.image, features.FEATURES) != []
+    settle(driver)
+    assert asked(driver, DEFAULT_QUOTA).error == Error.OK
+    assert driver.fsm.image.session_times is None
+    assert not pb.Image.FromString(image_to_bytes(driver.fsm.image)).HasField("sessionTimes")
+
+
+def test_nodes_and_their_worker_processes_are_told() -> None:
+    driver = a_driver("a")
+    before = driver.fsm.image
+    set_times(driver, 5000, 3000)
+    after = driver.fsm.image
+    entry = entry_between(before, after)
+    assert entry is not None
+    image = before
+    for record in entry.records:
+        image = replay(image, record_from_pb(record))
+    assert image.session_times == after.session_times
+    assert [type(record_from_pb(record)) for record in entry.records] == [SessionTimesSet]
+    assert (diff(before, after).lease_changed, bool(diff(before, after))) == (True, True)
+    settle(driver)
+    assert not diff(after, driver.fsm.image).lease_changed, "3 s is still the longest"
+    begun = entry_between(ClusterImage(), before)
+    assert begun is not None
+    assert record_from_pb(begun.records[-1]).times == OWN  # type: ignore[union-attr]
+
+
+def test_replicas_are_told_the_longest_lease_that_may_run() -> None:
+    driver = a_driver("a")
+    driver.create(replicationFactor=1)
+
+    def told() -> int:
+        image = driver.fsm.image
+        stream = image.streams["orders"]
+        return image.held(stream, stream.partitions[0]).longest_lease_ns
+
+    assert told() == 900 * MS
+    set_times(driver, 5000, 3000)
+    assert told() == 3000 * MS
+    settle(driver)
+    set_times(driver, 700, 500)
+    assert told() == 3000 * MS, "granted before the change, it may still run"
+    settle(driver)
+    assert told() == 500 * MS
+    assert replace(driver.fsm.image, session_times=None).longest_lease_ns == 0
+
+
+# ---- what is granted ------------------------------------------------------------------------------------------------------------
+def leading(driver: Driver, now_ns: int = START, own: ReplicationConfig | None = None) -> NodeSessions:
+    sessions = NodeSessions(own or ReplicationConfig(session_s=60.0, lease_s=50.0))
+    sessions.lead(driver.fsm.image, now_ns)
+    return sessions
+
+
+def beat(sessions: NodeSessions, driver: Driver, node: str, now_ns: int) -> int:
+    answer = sessions.heartbeat(node, driver.incarnation(node), now_ns, now_ns)
+    assert answer.granted
+    return answer.lease_ms
+
+
+def ends_ns(sessions: NodeSessions, node: str, from_ns: int, every_ns: int = 50 * MS) -> int:
+    """When the node is fenced, if nothing else is heard."""
+    for now_ns in range(from_ns, from_ns + 20_000 * MS, every_ns):
+        if any(isinstance(due, pb.FenceNode) and due.nodeId == node for due in sessions.due(now_ns)):
+            return now_ns - from_ns
+    raise AssertionError("never")
+
+
+def test_leases_and_sessions_go_by_the_image_whatever_the_settings_say() -> None:
+    driver = a_driver("a", "b")
+    sessions = leading(driver)
+    assert beat(sessions, driver, "a", START) == 900
+    assert ends_ns(sessions, "a", START) == 2000 * MS
+    below = a_driver("a", level=DEFAULT_QUOTA)
+    sessions = leading(below)
+    assert beat(sessions, below, "a", START) == 0, "the node's own"
+    with pytest.raises(AssertionError, match="never"):
+        ends_ns(sessions, "a", START)
+
+
+def test_the_answer_to_a_heartbeat_says_the_lease() -> None:
+    driver = a_driver("a")
+    duties = MetadataDuties(ReplicationConfig())
+    duties.lead(driver.fsm.image, START, 1)
+    heartbeat = pb.ControlRequest(heartbeat=pb.Heartbeat(nodeId="a", incarnation=driver.incarnation("a")))
+    answer = duties.answer(heartbeat, driver.fsm.image, START, START)
+    assert answer is not None
+    assert answer.leaseMs == 900
+    fresh = duties.answer(heartbeat, driver.fsm.image, START, START - 1000 * MS)
+    assert fresh is not None
+    assert (fresh.error, fresh.leaseMs) == (Error.UNAVAILABLE, 0)
+
+
+def test_what_is_granted_goes_with_what_the_session_is_ended_by() -> None:
+    """The image may be newer than what the sessions go by: an answer must say what its session waits for."""
+    driver = a_driver("a", "b")
+    sessions = leading(driver)
+    set_times(driver, 9000, 8000)
+    assert beat(sessions, driver, "a", START) == 900
+    sessions.image_changed(driver.fsm.image, START)
+    assert beat(sessions, driver, "a", START) == 8000
+    assert ends_ns(sessions, "a", START) == 9000 * MS
+
+
+def test_a_shorter_session_does_not_end_a_longer_lease() -> None:
+    driver = a_driver("a", "b")
+    sessions = leading(driver)
+    beat(sessions, driver, "a", START)
+    set_times(driver, 300, 200)
+    sessions.image_changed(driver.fsm.image, START)
+    beat(sessions, driver, "b", START + 1000 * MS)
+    assert beat(sessions, driver, "a", START + 100 * MS) == 200
+    assert ends_ns(sessions, "a", START) == 2000 * MS, "the answer before has granted 900 ms from START on"
+
+
+def test_who_is_gone_keeps_the_longest_lease_that_it_was_granted() -> None:
+    driver = a_driver("a", "b")
+    sessions = leading(driver)
+    beat(sessions, driver, "a", START)
+    beat(sessions, driver, "b", START)
+    set_times(driver, 300, 200)
+    sessions.image_changed(driver.fsm.image, START)
+    beat(sessions, driver, "a", START + 100 * MS)
+    sessions.gone("a")
+    assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
+
+
+def test_who_is_gone_may_hold_a_lease_of_the_metadata_leader_before() -> None:
+    driver = a_driver("a", "b")
+    set_times(driver, 300, 200)
+    sessions = leading(driver)
+    beat(sessions, driver, "b", START)
+    sessions.gone("a")
+    assert 900 * MS <= ends_ns(sessions, "a", START) < 1000 * MS
+
+
+def test_a_metadata_leader_that_begins_counts_with_those_before_until_they_are_settled() -> None:
+    driver = a_driver("a", "b")
+    set_times(driver, 300, 200)
+    sessions = leading(driver)
+    beat(sessions, driver, "b", START)
+    assert ends_ns(sessions, "a", START) == 2000 * MS
+    settle(driver)
+    sessions = leading(driver)
+    beat(sessions, driver, "b", START)
+    assert ends_ns(sessions, "a", START) == 300 * MS
+
+
+def settled_after_ms(sessions: NodeSessions, from_ms: int) -> list[int]:
+    """When, after START, settling is proposed."""
+    found = []
+    for ms in range(from_ms, from_ms + 8000, 100):
+        if any(isinstance(due, pb.SettleSessionTimes) for due in sessions.due(START + ms * MS)):
+            found.append(ms)
+    return found
+
+
+def test_a_change_is_settled_by_who_has_led_with_it_for_the_longest_session() -> None:
+    driver = a_driver("a", "b")
+    sessions = leading(driver)
+    beat(sessions, driver, "a", START)
+    assert settled_after_ms(sessions, 0) == []
+    set_times(driver, 300, 200)
+    sessions.image_changed(driver.fsm.image, START + 8000 * MS)
+    assert settled_after_ms(sessions, 8000)[:2] == [10_000, 10_200], "and again, until it is so"
+    sessions.resign()
+    sessions.lead(driver.fsm.image, START + 20_000 * MS)
+    beat(sessions, driver, "a", START + 20_000 * MS)
+    assert settled_after_ms(sessions, 20_000)[0] == 22_000, "whoever leads next does not know how long the one before did"
+    settle(driver)
+    sessions.image_changed(driver.fsm.image, START + 30_000 * MS)
+    assert settled_after_ms(sessions, 30_000) == []
+    set_times(driver, 4000, 200)
+    sessions.image_changed(driver.fsm.image, START + 40_000 * MS)
+    due = [due for due in sessions.due(START + 44_000 * MS) if isinstance(due, pb.SettleSessionTimes)]
+    assert [request.change for request in due] == [2]
+
+
+def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:
+    driver = a_driver("a", "b")
+    set_times(driver, 300, 200)
+    sessions = leading(driver)
+    beat(sessions, driver, "b", START + 1000 * MS)
+    assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
+
+
+def test_a_node_beats_often_enough_for_the_lease() -> None:
+    assert heartbeat_every_s(0.25, None) == 0.25
+    assert heartbeat_every_s(0.25, OWN) == 0.25
+    assert heartbeat_every_s(5.0, OWN) == pytest.approx(0.3)
+
+
+def test_who_beats_at_the_pace_of_the_lease_is_not_late_before() -> None:
+    driver = a_driver("a")
+    sessions = leading(driver, own=ReplicationConfig(heartbeat_s=10.0, session_s=60.0, lease_s=50.0))
+    beat(sessions, driver, "a", START)
+    assert sessions.overdue(START + 600 * MS) == []
+    assert sessions.overdue(START + 601 * MS) == ["a"]
