@@ -10,13 +10,14 @@ from cluster_driver import MS, Driver, Error
 from liftpy.cluster import features
 from liftpy.cluster.birth import begin_at
 from liftpy.cluster.changes import entry_between
-from liftpy.cluster.codec import image_from_bytes, image_to_bytes
+from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.cluster.diff import diff
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties
 from liftpy.cluster.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_check import HeardLevels, levels_answer
+from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.records import SessionTimesSet, record_from_pb
 from liftpy.cluster.replay import replay
 from liftpy.cluster.session import NodeSessions, heartbeat_every_s
@@ -193,6 +194,10 @@ def test_nodes_and_their_worker_processes_are_told() -> None:
     assert (diff(before, after).lease_changed, bool(diff(before, after))) == (True, True)
     settle(driver)
     assert not diff(after, driver.fsm.image).lease_changed, "3 s is still the longest"
+    pages = ClusterPages()
+    while pages.request is not None:
+        pages.add(describe(after, pages.request).cluster)
+    assert image_from_pb(pages.cluster.image).session_times == after.session_times, "and clients"
     begun = entry_between(ClusterImage(), before)
     assert begun is not None
     assert record_from_pb(begun.records[-1]).times == OWN  # type: ignore[union-attr]
