@@ -261,14 +261,17 @@ class PendingAcks:
                 )
                 return
             waits_ms = [waits_ms] * how_many
-        envelopes = publishers.envelopes or [None] * how_many
+        envelopes, alike = publishers.envelopes or [None] * how_many, None
         for reply, envelope, wait_ms in zip(publishers.replies, envelopes, waits_ms, strict=True):
             if reply:
-                if envelope is not None:
-                    body = self._negative_ack(envelope, unfit, leader, leader_epoch, epoch, wait_ms)
-                else:
-                    body = b'%b,"retry_after_ms":%d}' % (plain[:-1], wait_ms) if wait_ms else plain
-                lines.append(b"PUB %b  %d\r\n%b\r\n" % (reply, len(body), body))
+                if (envelope and id(envelope), wait_ms) != alike:
+                    alike = envelope and id(envelope), wait_ms
+                    if envelope is not None:
+                        body = self._negative_ack(envelope, unfit, leader, leader_epoch, epoch, wait_ms)
+                    else:
+                        body = b'%b,"retry_after_ms":%d}' % (plain[:-1], wait_ms) if wait_ms else plain
+                    rest = b"  %d\r\n%b\r\n" % (len(body), body)
+                lines.append(b"PUB %b%b" % (reply, rest))
         if lines:
             self._shell.send_lines(lines)
 

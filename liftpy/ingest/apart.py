@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from liftpy.ingest.columns import RawMessage
+from liftpy.ingest.columns import BATCH, TYPE_POSITION, RawMessage
+from liftpy.ingest.jetstream import FAST_BATCH_REPLY
 from liftpy.wire.envelope import MAGIC
 
 
@@ -18,6 +19,13 @@ def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[li
 def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
     """Who may be refused for having waited too long, in pieces that are read together, and the others: nobody waits for those."""
     waited_for = [message for message in messages if message[1]]
-    enveloped = [[message] for message in waited_for if message[2].startswith(MAGIC)]
-    plain = [message for message in waited_for if not message[2].startswith(MAGIC)] if enveloped else waited_for
-    return [*([plain] if plain else []), *enveloped], [message for message in messages if not message[1]]
+    alone = [[message] for message in waited_for if _is_alone(message)]
+    together = [message for message in waited_for if not _is_alone(message)] if alone else waited_for
+    return [*([together] if together else []), *alone], [message for message in messages if not message[1]]
+
+
+def _is_alone(message: RawMessage) -> bool:
+    """Whether others that are read with it would not be looked at: it may be a whole batch, or one of a fast batch."""
+    _, reply, payload, _ = message
+    kind = payload[TYPE_POSITION : TYPE_POSITION + 1]
+    return (kind == BATCH and payload.startswith(MAGIC)) or reply.endswith(FAST_BATCH_REPLY)

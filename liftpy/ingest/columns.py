@@ -40,9 +40,9 @@ RawMessage = tuple[bytes, bytes, bytes, bytes]
 
 _POLICIES = {client_pb2.LEADER: AckPolicy.LEADER, client_pb2.ALL: AckPolicy.ALL, client_pb2.NONE: AckPolicy.NONE}
 _BY_HEADER = {policy.value.encode(): policy for policy in AckPolicy}
-_TYPE_POSITION = 7
+TYPE_POSITION = 7
 """Of the envelope's message type."""
-_PUBLISH, _BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
+_PUBLISH, BATCH = bytes([MessageType.PUBLISH]), bytes([MessageType.BATCH_PUBLISH])
 _TEXT = ("utf-8", "surrogateescape")
 _TOO_MANY_HEADERS = Unfit(RejectReason.TOO_LARGE, f"more than {MAX_HEADERS} headers")
 _TOO_LARGE = "message size exceeds maximum allowed"
@@ -316,8 +316,8 @@ class MessageReader:
 
     def _is_protocol(self, message: RawMessage) -> bool:
         """Whether it is a frame between other clusters' nodes and clients: an answer of ours would be taken for their peer's."""
-        kind = message[2][_TYPE_POSITION : _TYPE_POSITION + 1]
-        return kind not in (_PUBLISH, _BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
+        kind = message[2][TYPE_POSITION : TYPE_POSITION + 1]
+        return kind not in (_PUBLISH, BATCH) and (self._own_is_protocol or message[0] != self._own_subject)
 
     def _opened(self, payload: bytes) -> client_pb2.Message | None:
         try:
@@ -366,7 +366,7 @@ class MessageReader:
     def _opened_batch(self, message: RawMessage) -> tuple[client_pb2.BatchPublish, memoryview] | None:
         """What a BatchPublish for this partition holds; None: it is none, or one that a stream that answers nobody keeps as it is."""
         payload = message[2]
-        if payload[_TYPE_POSITION : _TYPE_POSITION + 1] != _BATCH or not payload.startswith(envelope.MAGIC):
+        if payload[TYPE_POSITION : TYPE_POSITION + 1] != BATCH or not payload.startswith(envelope.MAGIC):
             return None
         try:
             head, batch = frames.decode_batch_publish(payload)

@@ -11,7 +11,7 @@ A message whose id is in the log within the window, or in hand, is left out: who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
@@ -24,7 +24,7 @@ from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand,
 from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
-from liftpy.ingest.overload import Overload
+from liftpy.ingest.overload import IDS_LOST, KnownIds, Overload
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after
@@ -41,8 +41,6 @@ from liftpy.wire.inboxes import InboxRule
 _UNDECIDED = Unfit(RejectReason.NOT_LEADER, "the leader has changed before this was decided; it is not stored")
 INGEST_OVERFLOW = "ingest_overflow"
 """Why publishes were dropped that no partition ever saw."""
-IDS_LOST = "message_ids_lost"
-"""Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
 _BATCH_OVERHEAD_BYTES = 4096
 """Headers of the batch, of the response that carries it and of NATS."""
 _NOBODY = Numbering(0, 0, 0, None)
@@ -87,9 +85,11 @@ class Ingest:
         self._takes = takes
         self.reader = MessageReader(acks.key, subject, policy, inboxes, codec)
         self.counters = IngestCounters(on_drop=on_drop, times=times or PublishTimes())
+        self._ids_in_hand: dict[bytes, tuple[InHand, int]] = {}
+        """Message id -> where it is, and the record's index there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            say_no=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._ids_in_hand, lambda: bool(self._raw)), say_no=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._listener: Subscription | None = None
         self._taken_over: TakenOver | None = None
@@ -103,8 +103,6 @@ class Ingest:
         self._raw_bytes = 0
         self._drain_scheduled = False
         self._tokens: dict[int, InHand] = {}
-        self._ids_in_hand: dict[bytes, tuple[InHand, int]] = {}
-        """Message id -> where it is, and the record's index there."""
         self._again_count = 0
         """Of all ``InHand.again``."""
         self._next_token = 1
@@ -519,11 +517,11 @@ class Ingest:
             self._submit(within)
         return True
 
-    def _known(self, columns: MessageColumns) -> Collection[int] | None:
-        """Indices of those messages that are stored, or in hand; None: it is a producer's batch, and it is."""
+    def _known(self, columns: MessageColumns) -> dict[int, Stored | None] | None:
+        """``_repeats``; None: it is a producer's batch that is stored already."""
         if columns.claim is not None and self._is_known(columns.claim, columns):
             return None
-        return self._repeats(columns, self.wall_ns()) if columns.ids else ()
+        return self._repeats(columns, self.wall_ns()) if columns.ids else {}
 
     def _given_up(self, count: int) -> None:
         """So many were left out unread: more came than the node's buffer and the server hold."""

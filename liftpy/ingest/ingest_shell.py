@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from liftpy.ingest.acks import AckShell
 from liftpy.ingest.node_room import PartitionRoom
-from liftpy.ingest.recent_ids import ID_NAME
+from liftpy.ingest.recent_ids import ID_NAME, MAX_ID_BYTES
 from liftpy.wire.envelope import MAGIC
 
+_ONE_ID = re.compile(rb"\r\n%b: ?([!-~]{1,%d})\r\n" % (ID_NAME, MAX_ID_BYTES)).search
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """``sink(subject, reply, payload, header block)`` takes one message."""
 
@@ -30,18 +32,24 @@ class Refuser(Protocol):
     def refuses(self) -> bool:
         """Whether ``is_refused_unread`` ones are to be, as of now."""
 
+    def is_new(self, message_id: bytes) -> bool:
+        """Whether nothing with that message id is stored, or on its way into the log: who sends it may be told no [A2]."""
+
     def refuse(self, replies: Sequence[bytes]) -> None:
         """They are: of each, who waits for an answer."""
 
 
-def is_refused_unread(reply: bytes, payload: bytes, headers: bytes) -> bool:
-    """Whether somebody waits, and it has neither an id, by which it may be stored already, nor an envelope, which has other answers."""
-    return bool(reply) and not payload.startswith(MAGIC) and not bears_id(headers)
+def is_refused_unread(reply: bytes, payload: bytes, headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
+    """Whether somebody waits, and it has neither an id by which it may be stored already, nor an envelope, which has other answers."""
+    return bool(reply) and not payload.startswith(MAGIC) and may_be_told_no(headers, is_new)
 
 
-def bears_id(headers: bytes) -> bool:
-    """Whether a header block may have a message id."""
-    return ID_NAME in headers
+def may_be_told_no(headers: bytes, is_new: Callable[[bytes], bool]) -> bool:
+    """Whether a header block has no message id, or one, as everybody writes it, that is new."""
+    if ID_NAME not in headers:
+        return True
+    found = _ONE_ID(headers)
+    return found is not None and headers.count(ID_NAME) == 1 and is_new(found[1])
 
 
 class IngestShell(AckShell, Protocol):

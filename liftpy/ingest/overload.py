@@ -2,7 +2,7 @@
 
 Goal: more is published than the node can take, and what it takes meanwhile is not much less than before. So a no must cost a fraction
 of what taking a message costs. Messages that somebody waits for are refused unread (``Refuser``): of each little more than its line was
-looked at. One that has an id is read first, for who is told no must not find it stored [A2]; so is an envelope.
+looked at. Who is told no must not find it stored [A2]: so one with an id that is known is read first; so is an envelope.
 
 Somebody waits for an answer: he is told, with the time after which he had better come again. Nobody does: it is dropped, and counted.
 A leader that can't be sure that nobody else stores it refuses nobody for being late.
@@ -10,8 +10,9 @@ A leader that can't be sure that nobody else stores it refuses nobody for being 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from liftpy.ingest.acks import Publishers
 from liftpy.ingest.apart import late_ones
@@ -19,15 +20,29 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.in_hand import IngestCounters
 from liftpy.ingest.ingest_shell import May
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.recent_ids import RecentIds, Stored
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.envelope import MAGIC
 
+IDS_LOST = "message_ids_lost"
+"""Why publishes were dropped whose message id may be one of those that this node had no room for before it led."""
 _NO_ROOM = Unfit(RejectReason.OVERLOADED, "")
+
+
+class KnownIds(NamedTuple):
+    """Message ids of one partition: by them a message may be stored already, or be about to be."""
+
+    stored: RecentIds
+    in_hand: Container[bytes]
+    """On their way into the log."""
+    waits: Callable[[], bool]
+    """Whether something has arrived that was not looked at yet, and may have one."""
 
 
 class Overload:
     """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
-    indices of those messages that are stored already, None: all of them; ``say_no`` tells publishers, now or later."""
+    indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
+    ``say_no`` tells publishers, now or later."""
 
     def __init__(
         self,
@@ -36,7 +51,8 @@ class Overload:
         reader: MessageReader,
         counters: IngestCounters,
         is_full: Callable[[], bool],
-        known: Callable[[MessageColumns], Collection[int] | None],
+        known: Callable[[MessageColumns], Mapping[int, Stored | None] | None],
+        ids: KnownIds,
         say_no: Callable[[Publishers, Unfit, int], None],
         wall_ns: Callable[[], int],
     ) -> None:
@@ -45,6 +61,7 @@ class Overload:
         self._counters = counters
         self._is_full = is_full
         self._known = known
+        self._ids = ids
         self._say_no = say_no
         self._wall_ns = wall_ns
 
@@ -55,6 +72,13 @@ class Overload:
     def refuses(self) -> bool:
         """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""
         return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())
+
+    def is_new(self, message_id: bytes) -> bool:
+        """Whether nothing with that id is stored, in hand, or about to be taken."""
+        ids = self._ids
+        if message_id in ids.in_hand or ids.waits():
+            return False
+        return not ids.stored.may_hold(message_id, self._wall_ns())
 
     def refuse(self, replies: Sequence[bytes]) -> None:
         """Refuse them, unread."""
@@ -75,11 +99,17 @@ class Overload:
         self._counters.overloaded += len(messages)
         plain = len(messages)
         if any(message[1] or message[2].startswith(MAGIC) for message in messages):
-            columns = self._reader.read(messages, self._wall_ns())
+            now_wall_ns = self._wall_ns()
+            columns = self._reader.read(messages, now_wall_ns)
             publishers, plain = columns.publishers, columns.publishers.plain_count
-            known = self._known(columns)
-            if known is None:
+            repeats = self._known(columns)
+            if repeats is None:
                 return
+            ids, in_hand = columns.ids, self._ids.in_hand
+            known = {index for index, stored in repeats.items() if stored is not None or ids[index] in in_hand}
+            if ids and self._ids.stored.is_blind(now_wall_ns):  # each of them may be
+                self._counters.drop(IDS_LOST, len(ids) - len(known))
+                known = set(ids)
             if known:  # who is told no must not find it stored [A2]
                 kept = [b"" if index in known else reply for index, reply in enumerate(publishers.replies)]
                 publishers = replace(publishers, replies=kept)

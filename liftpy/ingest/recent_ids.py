@@ -240,6 +240,10 @@ class RecentIds:
             return None
         return Stored(taken.offsets[_last_index(taken.ids, message_id)], taken.last_offset)
 
+    def may_hold(self, message_id: bytes, now_wall_ns: int) -> bool:
+        """Whether a record with ``message_id`` may be there, for one that came at ``now_wall_ns``; its age is not judged."""
+        return message_id in self._by_id or self.is_blind(now_wall_ns)
+
     def is_blind(self, now_wall_ns: int) -> bool:
         """Whether an id that came at ``now_wall_ns``, and is not known, may be one that went before its time."""
         if self._lost_ns < 0:

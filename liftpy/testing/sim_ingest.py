@@ -294,9 +294,10 @@ class SimIngest:
             self._askers[publish.inbox(index)] = publish, index, reply
             if self._sink is None:
                 continue
-            if self._refuser is not None and is_refused_unread(inbox, payload, block) and self._refuser.refuses():
+            refuser = self._refuser
+            if refuser is not None and refuser.refuses() and is_refused_unread(inbox, payload, block, refuser.is_new):
                 self._cluster.counters["refused unread"] += 1
-                self._refuser.refuse([inbox])
+                refuser.refuse([inbox])
             else:
                 _, mark, rest = block.partition(_TO)
                 self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.client.parser import SIZE_DIGITS, message_fields
-from liftpy.ingest.ingest_shell import Refuser, bears_id
+from liftpy.ingest.ingest_shell import Refuser, may_be_told_no
 from liftpy.wire.envelope import MAGIC
 from liftpy.wire.inboxes import MAX_REPLY_BYTES
 from sidecar.bus.parser import SinkParser
@@ -106,7 +106,7 @@ class InflowParser(SinkParser):
             refuser = self._refusers.get(sid)
             if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():
                 break
-            replies, size_bytes, position = _run_of(buffer, position, first[1])
+            replies, size_bytes, position = _run_of(buffer, position, first[1], refuser.is_new)
             if not replies:
                 break
             try:
@@ -145,9 +145,9 @@ class InflowParser(SinkParser):
         await super()._message(line, content)
 
 
-def _run_of(buffer: bytes, position: int, head: bytes) -> tuple[list[bytes], int, int]:
+def _run_of(buffer: bytes, position: int, head: bytes, is_new: Callable[[bytes], bool]) -> tuple[list[bytes], int, int]:
     """The replies of whole messages from ``position`` on with the subject and subscription of ``head``, their payloads' bytes, and
-    where something else begins."""
+    where something else begins, or one whose message id is not new."""
     size, first, replies = len(buffer), position, list[bytes]()
     lines_bytes = 0
     while (found := _ASKING(buffer, position)) is not None:
@@ -160,7 +160,7 @@ def _run_of(buffer: bytes, position: int, head: bytes) -> tuple[list[bytes], int
             payload = start + int(headers or 0)
             if not headers or not start < payload < end - 1 or not other.startswith(b"H"):
                 break
-            if buffer.startswith(MAGIC, payload) or bears_id(buffer[start:payload]):
+            if buffer.startswith(MAGIC, payload) or not may_be_told_no(buffer[start:payload], is_new):
                 break
         lines_bytes += start - position + 2
         replies.append(reply)

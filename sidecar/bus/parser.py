@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from liftpy.client.parser import LARGEST_MESSAGE_BYTES, SIZE_DIGITS, StrictParser, message_fields, size_of
+from liftpy.wire.envelope import MAGIC
 
 Sink = Callable[[bytes, bytes, bytes, bytes], None]
 """(subject, reply or b"", payload, raw NATS header block or b""); called on the loop, must not raise and not block."""
@@ -26,7 +27,7 @@ class SinkParser(StrictParser):
 
     takes_plain = False
     pauses = False
-    """Whether it looks up after each message, or run of equal lines: what comes next may not be for a sink."""
+    """Whether it looks up after each message, or run of equal lines: what comes next may not be for a sink. An envelope always is."""
 
     def __init__(self, connection: Any, sinks: dict[bytes, Sink], errors: Counter[str] | None = None) -> None:
         super().__init__(connection, errors)
@@ -68,6 +69,8 @@ class SinkParser(StrictParser):
                     break
                 total = int(digits)
             start = eol + 2
+            if pauses and count and (with_headers or not buffer.startswith(MAGIC, start)):
+                break
             end = start + total
             if end + 2 > size:
                 if total > LARGEST_MESSAGE_BYTES:
@@ -94,8 +97,6 @@ class SinkParser(StrictParser):
                 size_bytes += repeats * total
                 end += repeats * (len(same) + total + 2)
             position = end + 2
-            if pauses:
-                break
         stats["in_msgs"] += count
         stats["in_bytes"] += size_bytes
         return position

@@ -13,6 +13,45 @@ _LATE = ("tests/unit/ingest/test_lateness.py",)
 
 MUTANTS = [
     *rows(
+        "liftpy/ingest/ingest_shell.py",
+        ("of two ids the first", "found is not None and headers.count(ID_NAME) == 1 and is_new", "found is not None and is_new", "who is told no finds it stored under his first id"),
+        ("an unclear id is new", "return found is not None and headers.count(ID_NAME) == 1 and is_new(found[1])", "return found is None or (headers.count(ID_NAME) == 1 and is_new(found[1]))", "who is told no finds it stored under an id that he wrote otherwise"),
+        ("every id is read", "    return found is not None and headers", "    return False and headers", "under a flood with message ids little is stored"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/overload.py",
+        ("what has come before is not stored", "if message_id in ids.in_hand or ids.waits():", "if message_id in ids.in_hand:", "who is told no finds his first message stored"),
+        ("what is in hand is not stored", "if message_id in ids.in_hand or ids.waits():", "if ids.waits():", "who is told no finds his first message stored"),
+        ("in hand is not known", "if stored is not None or ids[index] in in_hand}", "if stored is not None}", "who is told no finds his first message stored"),
+        ("twice at once is stored", "if stored is not None or ids[index] in in_hand}", "}", "of two publishes of a message that was refused one is never answered"),
+        ("a blind node says no", "if ids and self._ids.stored.is_blind(now_wall_ns):", "if False:", "who is told no finds it stored"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/recent_ids.py",
+        ("a blind node refuses unread", "return message_id in self._by_id or self.is_blind(now_wall_ns)", "return message_id in self._by_id", "who is told no finds it stored"),
+        ("ids are stored unknown", "return message_id in self._by_id or self.is_blind(now_wall_ns)", "return self.is_blind(now_wall_ns)", "who is told no finds it stored"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/apart.py",
+        ("each envelope is read alone", "return (kind == BATCH and payload.startswith(MAGIC)) or", "return payload.startswith(MAGIC) or", "under a flood of the client's publishers little is stored"),
+        ("a fast batch hides ids", " or reply.endswith(FAST_BATCH_REPLY)", "", "who is told no finds it stored, since another one beside him asked for a fast batch"),
+        tests=_UNREAD,
+    ),
+    *rows(
+        "liftpy/ingest/acks.py",
+        ("all get the first one's no", "if (envelope and id(envelope), wait_ms) != alike:", "if alike is None:", "publishers are told no under another one's correlation id"),
+        tests=(*_PUBLISHERS, *_UNREAD),
+    ),
+    *rows(
+        "sidecar/bus/parser.py",
+        ("plain ones behind an envelope are read", "if pauses and count and (with_headers or not buffer.startswith(MAGIC, start)):", "if False:", "beside envelopes each refusal costs ten times as much"),
+        ("each envelope is asked about", "if pauses and count and (with_headers or not buffer.startswith(MAGIC, start)):", "if pauses and count:", "under a flood of the client's publishers less is stored"),
+        tests=_UNREAD,
+    ),
+    *rows(
         "liftpy/ingest/lateness.py",
         ("a queue may stand", "        if self._refused_ns < 0:\n", "        if True:\n", "under a flood who is accepted waits for as long as may be, and so does who is refused"),
         ("short for ever", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "self._short_ns", "after one flood every burst is refused"),
@@ -166,8 +205,8 @@ MUTANTS = [
         "sidecar/bus/leaving_out.py",
         ("envelopes are refused unread", "\\r\\n(?!%b)\"\n", "\\r\\n(?:(?!%b)|)\"\n", "an enveloped publisher is answered as JetStream answers, where he does not look"),
         ("half a message is refused", "        if other != head or end > size:", "        if other != head:", "what comes after a cut message is read as a line"),
-        ("envelopes behind headers are refused unread", "if buffer.startswith(MAGIC, payload) or bears_id", "if bears_id", "an enveloped publisher is answered as JetStream answers, where he does not look"),
-        ("ids are not looked at", " or bears_id(buffer[start:payload]):", ":", "who is told no finds it stored"),
+        ("envelopes behind headers are refused unread", "if buffer.startswith(MAGIC, payload) or not may", "if not may", "an enveloped publisher is answered as JetStream answers, where he does not look"),
+        ("ids are not looked at", " or not may_be_told_no(buffer[start:payload], is_new):", ":", "who is told no finds it stored"),
         ("headers of any size", "if not headers or not start < payload < end - 1 or", "if not headers or", "a malformed frame is answered, and not said"),
         ("one door for all", "        if other != head or end > size:", "        if end > size:", "publishes of a stream with room are refused for another's want"),
         ("any subject is refused", "if refuser is None or not self._is_ours(subject, sid) or not refuser.refuses():", "if refuser is None or not refuser.refuses():", "a forged frame has a node publish"),

@@ -13,6 +13,7 @@ def main() -> int:
     """0: all as it should be."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.overload")
     parser.add_argument("--minutes", type=float, default=5.0, help="of three times the peak  [default: 5]")
+    parser.add_argument("--ids", action="store_true", help="each message has an id")
     parser.add_argument("--quota", action="store_true", help="a stream held to its quota instead")
     parser.add_argument("--seconds", type=float, default=30.0, help="with --quota  [default: 30]")
     given = parser.parse_args()
@@ -23,7 +24,7 @@ def main() -> int:
         wrong = held.wrong() + held.slow()
     else:
         with DevCluster(3, settings=flood.SETTINGS) as cluster:
-            out = asyncio.run(flood.run(cluster, 60 * given.minutes))
+            out = asyncio.run(flood.run(cluster, 60 * given.minutes, has_ids=given.ids))
         print(out.text())
         wrong = out.wrong() + out.slow()
     print("\n".join(wrong) or "all as it should be")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.client import Client, connect
+from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
 from tests.system.overload.quota import sender, until_led
@@ -20,6 +21,8 @@ MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
 SETTINGS = {"LIFTPY_MEMORY_LIMIT_BYTES": str(LIMIT_BYTES), "LIFTPY_REPLICATION_INGEST_LATE_S": "0.2"}
 STREAM, SIZE_BYTES, TIMES, SENDERS = "flooded", 500, 3, 2
+IDS_S = 5.0
+"""The window of message ids, where there are any: those of two minutes would have no room."""
 CALM_S = 5.0
 """In which all is as before, at the end."""
 SLOWER = 4.0
@@ -54,6 +57,8 @@ class Outcome:
     calm_after_s: float = -1.0
     """Until a second at 80 % of the peak went by as before, and nobody was refused; -1: it never did."""
     ended: list[str] = field(default_factory=list)
+    has_ids: bool = False
+    """Each message has an id of its own."""
 
     def answers(self) -> Counter[str]:
         """Of all senders."""
@@ -95,19 +100,20 @@ class Outcome:
         return json.dumps({k: sorted(v) if isinstance(v, set) else v for k, v in asdict(self).items()})
 
 
-async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST_S) -> Outcome:
+async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST_S, has_ids: bool = False) -> Outcome:
     """A new stream of ``cluster``: its peak, 80 % of that, three times that, and after it."""
-    out, before_s = Outcome(seconds=seconds), max(shortest_s, seconds / 15)
+    out, before_s = Outcome(seconds=seconds, has_ids=has_ids), max(shortest_s, seconds / 15)
     async with await connect(cluster.nats_url) as client:
-        await client.create_stream(STREAM, STREAM)
+        window_s = IDS_S if has_ids else StreamConfig().dedup_window_s
+        await client.create_stream(STREAM, STREAM, config=StreamConfig(dedup_window_s=window_s))
         await until_led(client, STREAM)
-        peak = await _sender(cluster, 0, before_s)
+        peak = await _sender(cluster, out, 0, before_s)
         out.peak_per_s = round(peak["accepted_per_s"])
-        out.at_80 = await _sender(cluster, round(0.8 * out.peak_per_s), before_s)
+        out.at_80 = await _sender(cluster, out, round(0.8 * out.peak_per_s), before_s)
         out.idle_mib = _resident_mib(cluster)
         watching = asyncio.create_task(_watch(client, cluster, out))
         each = TIMES * out.peak_per_s // SENDERS
-        out.flood = await asyncio.gather(*(_sender(cluster, each, seconds) for _ in range(SENDERS)))
+        out.flood = await asyncio.gather(*(_sender(cluster, out, each, seconds) for _ in range(SENDERS)))
         await _until_calm(cluster, out)
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -119,14 +125,14 @@ async def run(cluster: DevCluster, seconds: float, shortest_s: float = _SHORTEST
     return out
 
 
-async def _sender(cluster: DevCluster, per_second: int, seconds: float) -> dict[str, Any]:
-    return await sender(cluster, STREAM, per_second, SIZE_BYTES, seconds, _NICE)
+async def _sender(cluster: DevCluster, out: Outcome, per_second: int, seconds: float) -> dict[str, Any]:
+    return await sender(cluster, STREAM, per_second, SIZE_BYTES, seconds, _NICE, out.has_ids)
 
 
 async def _until_calm(cluster: DevCluster, out: Outcome) -> None:
     began = time.monotonic()
     while (passed := time.monotonic() - began) < 6 * CALM_S:
-        one = await _sender(cluster, round(0.8 * out.peak_per_s), 1.0)
+        one = await _sender(cluster, out, round(0.8 * out.peak_per_s), 1.0)
         if (
             one["answers"].keys() == {"ok"}
             and not one["unanswered"]

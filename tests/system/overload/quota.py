@@ -77,11 +77,11 @@ class Outcome:
 
 
 async def sender(
-    cluster: DevCluster, subject: str, per_second: int, size_bytes: int, seconds: float, nice: int = 0
+    cluster: DevCluster, subject: str, per_second: int, size_bytes: int, seconds: float, nice: int = 0, has_ids: bool = False
 ) -> dict[str, Any]:
     """A process of ``sender.py``; what it says."""
     port = int(cluster.nats_url.rpartition(":")[2])
-    words = [port, subject, per_second, size_bytes, seconds, nice]
+    words = [port, subject, per_second, size_bytes, seconds, nice, *["ids"] * has_ids]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.system.overload.sender", *map(str, words), stdout=asyncio.subprocess.PIPE
     )

@@ -1,8 +1,9 @@
-"""The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS [NICE]``; prints what became as JSON.
+"""The publisher: ``python -m tests.system.overload.sender PORT SUBJECT PER_SECOND SIZE SECONDS [NICE [ids]]``.
 
-Each message has a reply of its own, and every answer is counted, once. PER_SECOND 0: as fast as answers come, ``WINDOW`` on their
-way. A tick that comes late sends what it has missed, but no more than the server takes: what would wait in here is not sent, since
-that time is the sender's own. NICE: how far it stands back behind the nodes, where they share processors.
+It prints what became as JSON. Each message has a reply of its own, and every answer is counted, once. PER_SECOND 0: as fast as answers
+come, ``WINDOW`` on their way. A tick that comes late sends what it has missed, but no more than the server takes: what would wait in
+here is not sent, since that time is the sender's own. NICE: how far it stands back behind the nodes, where they share processors.
+``ids``: each message has an id.
 """
 
 from __future__ import annotations
@@ -35,12 +36,21 @@ def share(values: np.ndarray, part: float) -> float:
 class Sender:
     """One connection."""
 
-    def __init__(self, port: int, subject: str, size_bytes: int) -> None:
+    def __init__(self, port: int, subject: str, size_bytes: int, has_ids: bool = False) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.recv(4096)
         self.inbox = f"_INBOX.s{time.time_ns():x}"
-        self.socket.sendall(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\n' % self.inbox.encode())
-        self._form = b"PUB %b %b.%%d %d\r\n%b\r\n" % (subject.encode(), self.inbox.encode(), size_bytes, b"x" * size_bytes)
+        self.socket.sendall(b'CONNECT {"verbose":false,"headers":true}\r\nSUB %b.* 1\r\nPING\r\n' % self.inbox.encode())
+        names, payload = (subject.encode(), self.inbox.encode()), b"x" * size_bytes
+        self._form = b"PUB %b %b.%%d %d\r\n%b\r\n" % (*names, size_bytes, payload)
+        """Of a message, by its number."""
+        self._numbers = 1
+        """How often that stands in it."""
+        if has_ids:
+            block = b"NATS/1.0\r\nNats-Msg-Id: %b-%%012d\r\n\r\n" % names[1]
+            block_bytes = len(block % 0)
+            self._form = b"HPUB %b %b.%%d %d %d\r\n%b%b\r\n" % (*names, block_bytes, block_bytes + size_bytes, block, payload)
+            self._numbers = 2
         self._buffer = b""
         self._out = b""
         self._sent_at, self._is_answered = np.zeros(1 << 16), np.zeros(1 << 16, np.bool_)
@@ -64,7 +74,7 @@ class Sender:
 
     def send(self, count: int) -> None:
         first, end = self.sent, self.sent + count
-        self._out += b"".join([self._form % number for number in range(first, end)])
+        self._out += b"".join([self._form % ((number,) * self._numbers) for number in range(first, end)])
         while end > len(self._sent_at):
             self._sent_at = np.concatenate((self._sent_at, np.zeros_like(self._sent_at)))
             self._is_answered = np.concatenate((self._is_answered, np.zeros_like(self._is_answered)))
@@ -136,9 +146,9 @@ class Sender:
         }
 
 
-def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: float) -> dict[str, Any]:
+def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: float, has_ids: bool = False) -> dict[str, Any]:
     """Publish; what became of it."""
-    sender = Sender(port, subject, size_bytes)
+    sender = Sender(port, subject, size_bytes, has_ids)
     began = time.monotonic()
     while (passed := time.monotonic() - began) < seconds:
         if per_second:
@@ -158,4 +168,5 @@ def run(port: int, subject: str, per_second: int, size_bytes: int, seconds: floa
 
 if __name__ == "__main__":
     os.nice(int(sys.argv[6]) if len(sys.argv) > 6 else 0)
-    print(json.dumps(run(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]))))
+    given = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5]), "ids" in sys.argv[7:]
+    print(json.dumps(run(*given)))

@@ -13,15 +13,27 @@ from hypothesis import strategies as st
 from liftpy.config import AckPolicy
 from liftpy.ingest.ingest_shell import is_refused_unread
 from liftpy.ingest.node_room import LEAST_WAIT_MS, LONGEST_WAIT_MS, HeldByNode, NodeRoom, PartitionRoom
+from liftpy.wire._pb import client_pb2
 from liftpy.wire.envelope import MAGIC
+from liftpy.wire.ordinary import Ordinary
 from sidecar.bus.inflow import _PIECE_BYTES as PIECE_BYTES
 from sidecar.bus.leaving_out import InflowParser
-from tests.unit.bus.batches import Bench
+from tests.unit.bus.batches import Bench, published
 from tests.unit.bus.test_inflow_steps import MS
 from tests.unit.bus.test_inflow_steps import Bench as BusBench
 from tests.unit.bus.test_messages_exactly import HEADERS, Made
+from tests.unit.bus.test_quota_of_publishers import enveloped
 
 ID = b"NATS/1.0\r\nNats-Msg-Id: m1\r\n\r\n"
+NEW = b"NATS/1.0\r\nA: b\r\nNats-Msg-Id: m2\r\n\r\n"
+UNCLEAR = [
+    b"NATS/1.0\r\nNats-Msg-Id: m2\r\nNats-Msg-Id: m1\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id:\tm2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: m2 \r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: \r\n\r\n",
+    b"NATS/1.0\r\nX-Nats-Msg-Id: m2\r\n\r\n",
+    b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % (b"m" * 1025),
+]
 ASKS = b"MSG ev 1 _INBOX.a.1 3\r\nabc\r\n"
 
 
@@ -34,6 +46,9 @@ class Door:
 
     def refuses(self) -> bool:
         return self.shut
+
+    def is_new(self, message_id: bytes) -> bool:
+        return message_id != b"m1"
 
     def refuse(self, replies: Sequence[bytes]) -> None:
         if b"bug" in replies:
@@ -57,12 +72,13 @@ def test_those_of_one_subject_are_refused_together_and_counted() -> None:
     made = Refusing()
     stream = b"".join(b"MSG ev 1 _INBOX.a.%d %d\r\n%b\r\n" % (number, number, b"x" * number) for number in range(4))
     stream += b"HMSG ev 1 _INBOX.e 12 14\r\n%bab\r\n" % HEADERS
+    stream += b"HMSG ev 1 _INBOX.f %d %d\r\n%bab\r\n" % (len(NEW), len(NEW) + 2, NEW)
     stream += b"MSG w.x 3 _INBOX.b 1\r\na\r\nMSG w.y 3 _INBOX.c 1\r\na\r\nMSG any 2 _INBOX.d 1\r\na\r\n"
     assert made.parser._messages(b"##" + stream, 2) == 2 + len(stream)
     plain = [b"_INBOX.a.%d" % number for number in range(4)]
-    assert made.refused == [(1, plain), (1, [b"_INBOX.e"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
+    assert made.refused == [(1, plain), (1, [b"_INBOX.e", b"_INBOX.f"]), (3, [b"_INBOX.b"]), (3, [b"_INBOX.c"])]
     assert made.got == [(b"any", b"_INBOX.d", b"a", b"")]
-    assert (made.parser.refused, made.parser.seen, made.counted) == (7, 8, (8, 23))
+    assert (made.parser.refused, made.parser.seen, made.counted) == (8, 9, (9, 25 + len(NEW)))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +88,13 @@ def test_those_of_one_subject_are_refused_together_and_counted() -> None:
         (b"HMSG ev 1 _INBOX.r 0 3\r\nabc\r\n", (b"ev", b"_INBOX.r", b"abc", b"")),
         (b"HMSG ev 1 12 15\r\n%babc\r\n" % HEADERS, (b"ev", b"", b"abc", HEADERS)),
         (b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(ID), len(ID) + 3, ID), (b"ev", b"_INBOX.r", b"abc", ID)),
+        *(
+            (
+                b"HMSG ev 1 _INBOX.r %d %d\r\n%babc\r\n" % (len(block), len(block) + 3, block),
+                (b"ev", b"_INBOX.r", b"abc", block),
+            )
+            for block in UNCLEAR
+        ),
         (b"HMSG ev 1 _INBOX.r 12 %d\r\n%b%b\r\n" % (12 + len(MAGIC), HEADERS, MAGIC), (b"ev", b"_INBOX.r", MAGIC, HEADERS)),
         (b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC), (b"ev", b"_INBOX.r", MAGIC, b"")),
         (b"MSG any 2 _INBOX.r 3\r\nabc\r\n", (b"any", b"_INBOX.r", b"abc", b"")),
@@ -118,6 +141,18 @@ def test_half_a_message_is_waited_for_and_not_refused() -> None:
         assert made.parser._needed_bytes == (len(ASKS) if cut >= ASKS.index(b"\n") + 1 else 0)
 
 
+def test_envelopes_are_given_together_and_what_follows_them_is_looked_at() -> None:
+    made = Refusing()
+    enveloped = b"MSG ev 1 _INBOX.r %d\r\n%b\r\n" % (len(MAGIC), MAGIC)
+    calls: list[int] = []
+    refuse = made.parser._refuse
+    made.parser._refuse = lambda buffer, position: (calls.append(position), refuse(buffer, position))[1]  # type: ignore[assignment, func-returns-value]
+    stream = enveloped * 3 + b"MSG any 2 _INBOX.e %d\r\n%b\r\n" % (len(MAGIC), MAGIC) + ASKS + b"MSG ev 1 3\r\nabc\r\n"
+    assert made.parser._messages(stream, 0) == len(stream)
+    assert [payload for _, _, payload, _ in made.got] == [MAGIC] * 4 + [b"abc"]
+    assert (made.refused, len(calls)) == ([(1, [b"_INBOX.a.1"])], 3)
+
+
 def test_who_refuses_no_more_is_given_them_and_so_is_who_has_left() -> None:
     made = Refusing()
     made.doors[1].shut = False
@@ -141,7 +176,7 @@ _FRAME = st.tuples(
     st.sampled_from([(b"ev", b"1"), (b"any.x", b"2"), (b"w.x", b"3"), (b"w.y", b"3")]),
     _WORD,
     _PAYLOAD,
-    st.sampled_from([b"", HEADERS, ID]),
+    st.sampled_from([b"", HEADERS, ID, NEW, UNCLEAR[0]]),
 )
 
 
@@ -165,7 +200,12 @@ async def test_whatever_comes_and_however_it_is_cut(frames: list[Any], cuts: lis
             await made.parser.parse(stream[start:end])
     due: list[Any] = []
     for (subject, sid), reply, payload, block in frames:
-        unread = sid != b"2" and len(reply) <= 255 and b"\n" not in reply and is_refused_unread(reply, payload, block)
+        unread = (
+            sid != b"2"
+            and len(reply) <= 255
+            and b"\n" not in reply
+            and (is_refused_unread(reply, payload, block, made.doors[1].is_new))
+        )
         due.append((int(sid), reply) if unread else (subject, reply, payload, block))
     assert made.got == [one for one in due if len(one) == 4]
     assert [(sid, reply) for sid, replies in made.refused for reply in replies] == [one for one in due if len(one) == 2]
@@ -329,3 +369,86 @@ def test_looks_are_apart_so_that_few_suffice_for_a_long_wait() -> None:
     assert node.waited_ns == 59_999 * ms
     node.look_at_age(60_000, 30_000, 60_000 * ms)
     assert 29_000 * ms < node.waited_ns <= 30_010 * ms
+
+
+# ---- by message ids ----------------------------------------------------------------------------------------------------------
+def block(message_id: bytes) -> bytes:
+    return b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % message_id
+
+
+def test_an_id_is_new_unless_it_is_stored_or_in_hand_or_may_be() -> None:
+    bench = Refused()
+    is_new = bench.ingest._overload.is_new
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    assert (is_new(b"m1"), is_new(b"m2")) == (False, True)
+    bench.ingest._feed = lambda event: None  # held back
+    bench.arrive((b"_INBOX.2", b"v", block(b"m2")))
+    assert (is_new(b"m2"), is_new(b"m3")) == (False, True)
+    bench.ingest._arrived(b"ev.1", b"_INBOX.3", b"v", block(b"m3"))
+    assert not is_new(b"m4"), "what has come and was not taken yet is not looked through"
+    bench.ingest._drain()
+    assert (is_new(b"m3"), is_new(b"m4")) == (False, True)
+    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    assert not is_new(b"m4"), "one of those that went for want of room may be it"
+
+
+def test_who_sends_a_new_id_twice_is_told_no_twice() -> None:
+    bench = Refused()
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")), (b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.1", b"_INBOX.2", b"_INBOX.3"]
+
+
+def test_a_repeat_of_what_is_in_hand_is_not_told_no() -> None:
+    bench = Refused()
+    bench.ingest._feed = lambda event: None
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3"]
+
+
+def test_who_may_be_stored_is_told_nothing_by_a_late_node_either() -> None:
+    bench = Refused()
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.ingest._derived.ids._lost_ns = bench.ingest.wall_ns()
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3", b"v", block(b"m2")), (b"_INBOX.4", b"v", b""))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.4"]
+    assert dict(bench.ingest.counters.dropped) == {"message_ids_lost": 1}
+
+
+def test_beside_a_fast_batch_what_is_stored_is_not_told_no() -> None:
+    bench = Refused()
+    bench.arrive((b"_INBOX.1", b"v", block(b"m1")))
+    bench.node.is_late = True
+    bench.arrive((b"_INBOX.2", b"v", block(b"m1")), (b"_INBOX.3.$FI", b"v", b""))
+    assert [line.split()[1] for line in bench.lines] == [b"_INBOX.3.$FI"]
+
+
+def test_envelopes_are_refused_together_each_with_its_own_ack() -> None:
+    bench = Refused()
+    bench.arrive((b"_INBOX.0", enveloped(b"v", headers=[client_pb2.Header(name="Nats-Msg-Id", value=b"m1")]), b""))
+    bench.lines.clear()
+    bench.node.is_late = True
+    read: list[int] = []
+    reading = bench.ingest.reader.read
+    bench.ingest.reader.read = lambda messages, now: (read.append(len(messages)), reading(messages, now))[1]  # type: ignore[method-assign, func-returns-value]
+    form = Ordinary("s", 1, "u1", AckPolicy.ALL)
+    bench.arrive(
+        (b"_INBOX.1", form.envelope(b"1", b""), b""),
+        (b"_INBOX.2", form.envelope(b"2", b"m2"), b""),
+        (b"_INBOX.3", enveloped(b"3", correlationId="c3"), b""),
+        (b"_INBOX.4", form.envelope(b"4", b"m1"), b""),
+        (b"_INBOX.5", enveloped(b"5", correlationId="c5", ackInbox="_INBOX.else"), b""),
+        (b"_INBOX.6", published(b"no batch", correlationId="c6"), b""),
+        (b"_INBOX.7", form.envelope(b"7", b""), b""),
+    )
+    said = [(line.split()[1], ack) for line, ack in zip(list(bench.lines), bench.answers(), strict=True)]
+    assert [(inbox, ack.correlationId, ack.ackError) for inbox, ack in said] == [
+        (b"_INBOX.1", "", client_pb2.Ack.OVERLOADED), (b"_INBOX.2", "", client_pb2.Ack.OVERLOADED),
+        (b"_INBOX.3", "c3", client_pb2.Ack.OVERLOADED), (b"_INBOX.else", "c5", client_pb2.Ack.OVERLOADED),
+        (b"_INBOX.7", "", client_pb2.Ack.OVERLOADED), (b"_INBOX.6", "c6", client_pb2.Ack.OVERLOADED),
+    ]  # fmt: skip
+    assert all(ack.retryAfterMs == LEAST_WAIT_MS and ack.offset == -1 for _, ack in said)
+    assert read == [6, 1], "a whole batch is read alone"
