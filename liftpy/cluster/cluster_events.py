@@ -108,15 +108,15 @@ def data_loss(index: int, time_ns: int, detail: str) -> ClusterEvent:
     return ClusterEvent(index=index, number=0, time_ns=time_ns, kind="data_loss", detail=detail)
 
 
-def in_words(event: dict[str, Any]) -> str:
-    """An event as ``as_object`` made it, in one line, for people."""
-    what = str(event.get("kind", "?"))
+def in_words(event: dict[str, Any], *, named: bool = True) -> str:
+    """An event as ``as_object`` made it, in one line, for people; not ``named``: beside its kind."""
+    what = str(event.get("kind", "?")) if named else ""
     if "stream" in event:
         where = f"{event['stream']}/{event['partition']}" if "partition" in event else str(event["stream"])
     else:
         where = str(event.get("node", ""))
     change = f"{event.get('was') or 'none'} -> {event.get('now') or 'none'}" if "was" in event or "now" in event else ""
-    if what == "request":
+    if event.get("kind") == "request":
         what, where = f"{event.get('request')} {event.get('outcome')}", where or "the cluster"
         change = f"by {event.get('sender') or 'nobody proven'}" + (f", {event['error']}" if "error" in event else "")
     return " ".join(part for part in (what.replace("_", " "), where, change, str(event.get("detail", ""))) if part)

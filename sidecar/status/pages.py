@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from liftpy.cluster.cluster_events import KINDS, in_words
+from liftpy.event_groups import group_in_words, grouped
 from liftpy.figures_text import figure, look_up
 from liftpy.timeline import FILTERS
 from liftpy.verdict import DEGRADED, OK
@@ -107,25 +108,32 @@ def events_page(shown: dict[str, Any], fields: Mapping[str, str]) -> str:
         if one != "request"
     )
     note = "" if page["told"] else '<p class="note">No controller tells what happened.</p>'
-    rows = {"page": {"rows": [event_row(event) for event in page["events"]]}}
+    each, groups = "each" in fields, grouped(page["events"])
+    shown_so = [[event] for event in page["events"]] if each else groups
+    rows = {"page": {"rows": [event_row(group) for group in shown_so]}}
     reach = "as far back as they are kept" if page["kept"] else "of the last four hours"
     table = _section(f"Newest first, {reach}", _table("events", "page.rows", EVENT_COLUMNS, rows))
+    kept = {name: text for name, text in fields.items() if name in (*FILTERS, "since", "until")}
     further = ""
+    if len(groups) < len(page["events"]):
+        how, text = ({}, "Together") if each else ({"each": "1"}, f"Each of the {len(page['events']):,} events")
+        before = {"before": fields["before"]} if "before" in fields else {}
+        further = f'<p><a href="/events?{html.escape(urlencode(kept | before | how))}">{text}</a></p>'
     if page["older"] is not None:
-        query = urlencode(
-            {**{name: text for name, text in fields.items() if name in (*FILTERS, "since", "until")}, "before": page["older"]}
-        )
-        further = f'<p><a href="/events?{html.escape(query)}">Older</a></p>'
+        query = urlencode(kept | ({"each": "1"} if each else {}) | {"before": page["older"]})
+        further += f'<p><a href="/events?{html.escape(query)}">Older</a></p>'
     body = f'<h1>Events</h1><nav class="kinds" aria-label="kinds of events">{links}</nav>{note}{table}{further}'
     return _page("Events", "events", body, shown)
 
 
-def event_row(event: dict[str, Any]) -> dict[str, Any]:
-    """An event in a table."""
+def event_row(group: list[dict[str, Any]]) -> dict[str, Any]:
+    """An event in a table, or several that are one to people (``liftpy/event_groups.py``)."""
+    event = group[0]
     moment = datetime.fromtimestamp(event["time_ns"] / 1e9, UTC)
     place = f"{event.get('index')}.{event.get('number')}"
     kind = str(event.get("kind", "?")).replace("_", " ")
-    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": in_words(event)}
+    text = group_in_words(group) if len(group) > 1 else in_words(event, named=False)
+    return {"time": moment.strftime("%Y-%m-%d %H:%M:%S"), "place": place, "kind": kind, "text": text}
 
 
 def _page(title: str, view: str, body: str, shown: dict[str, Any]) -> str:

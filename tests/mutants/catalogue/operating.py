@@ -294,6 +294,13 @@ MUTANTS = [
         tests=("tests/unit/node/test_site.py",),
     ),
     *rows(
+        "liftpy/event_groups.py",
+        ("minutes apart is at once", "group[-1][\"time_ns\"] - event[\"time_ns\"] <= TOGETHER_NS", "True", "a node that dies twice a day looks as if it had once"),
+        ("who leaves is nobody", "return (kind, \" \".join(left), \" \".join(came))", "return (kind,)", "two nodes that leave look like one"),
+        ("a data loss is one of many", "if kind in _LEADERS else None", "if True else None", "the one stream that lost records is not seen"),
+        tests=("tests/unit/core/test_event_groups.py",),
+    ),
+    *rows(
         "liftpy/history.py",
         ("a gap is joined over", "self._write(SECONDS, at, values if at >= first else _EMPTY)", "self._write(SECONDS, at, values)", "an hour without the node looks like an hour of load"),
         ("a place keeps what was there ten minutes ago", "            self._write(TENS, at, _EMPTY)\n", "            pass\n", "a gap shows the day before"),
@@ -309,7 +316,8 @@ MUTANTS = [
         ("a sample keeps the loop", "            if self._now() - began > SLICE_S:\n", "            if False:\n", "ten thousand partitions stop the node each second"),
         ("a stop of a minute looks like load", " <= MOST_COVERED_S:", ":", "a suspended process shows rates that never were"),
         ("who ended takes its counts along", "in partitions.all().by_stream.values()", "in map(lambda one: one.often, here.by_label.values())", "a deleted stream hides what came in"),
-        ("it never rests", "rest_s = self.took_s / PART_OF_LOOP", "rest_s = 0.0", "watching costs more than working"),
+        ("it never rests", "rest_s = min(self.took_s / PART_OF_LOOP, MOST_REST_S)", "rest_s = 0.0", "watching costs more than working"),
+        ("it rests until none counts", "min(self.took_s / PART_OF_LOOP, MOST_REST_S)", "self.took_s / PART_OF_LOOP", "where a thousand partitions were made nothing is shown for half a minute"),
         tests=("tests/unit/node/test_sampler.py",),
     ),
     *rows(

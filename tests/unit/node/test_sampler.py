@@ -12,7 +12,7 @@ import pytest
 from liftpy.config import AckPolicy
 from liftpy.history import NAMES, SECONDS, History
 from sidecar.status import sampler
-from sidecar.status.sampler import MOST_COVERED_S, SLICE_S, Sampler
+from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
 
 
@@ -97,12 +97,14 @@ def test_a_late_sample_is_that_of_all_its_seconds_and_one_far_too_late_of_none()
     assert isnan(history.rows(SECONDS, 5_004).columns[0][0])
 
 
-def test_it_works_in_slices_and_rests_as_long_as_it_has_to() -> None:
+@pytest.mark.parametrize(("look_s", "rests_s"), [(0.0001, None), (0.01, MOST_REST_S)])
+def test_it_works_in_slices_and_rests_as_long_as_it_has_to(look_s: float, rests_s: float | None) -> None:
+    """``rests_s``: the most, where samples cost so much that none would count any more."""
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 
     def now() -> float:
-        now_s[0] += 0.0001  # each look at the clock is so much later
+        now_s[0] += look_s  # each look at the clock is so much later
         return now_s[0]
 
     made = Sampler(History(), reporter, lambda: 5_000.25, now)
@@ -116,7 +118,9 @@ def test_it_works_in_slices_and_rests_as_long_as_it_has_to() -> None:
         turns += 1
     assert turns > 10
     assert made.took_s > SLICE_S * turns
-    assert later[1][0] == pytest.approx(made.took_s / sampler.PART_OF_LOOP, abs=1.0), "not each second then"
+    wanted_s = rests_s or made.took_s / sampler.PART_OF_LOOP
+    assert later[1][0] == pytest.approx(wanted_s, abs=1.0), "not each second then"
+    assert 1.0 < later[1][0] < MOST_COVERED_S, "the next one is that of all the time between"
 
 
 def test_what_other_processes_of_the_node_say_is_in_its_rows() -> None:

@@ -243,6 +243,26 @@ async def test_events_go_on_in_their_stream_where_memory_ends_and_none_comes_twi
     assert (await listed(f"since={int(WALL_S) - 150}"))[1]["kept"] is False, "memory reaches back far enough: nobody is asked"
 
 
+async def test_what_happened_to_many_partitions_at_once_is_a_line_and_each_of_them_is_a_click_away() -> None:
+    cluster = Cluster()
+    site, _ = a_site(cluster)
+    cluster.events = [an_event(800, kind="stream_created", detail="2 partitions")]
+    cluster.events += [an_event(801, number=at, partition=at, was="n3", stream=HOSTILE) for at in range(40)]
+    text = (await body(site, "/events")).decode()
+    assert "40 partitions of &lt;img" in text
+    assert ": n3 -&gt; n1 (40)" in text
+    assert "<img" not in text
+    assert text.count("<tr>") == 1 + 2
+    assert '<a href="/events?each=1">Each of the 40 events</a>' not in text, "41 of them"
+    assert '<a href="/events?each=1">Each of the 41 events</a>' in text
+    text = (await body(site, "/events", b"each=1")).decode()
+    assert text.count("<tr>") == 1 + 41
+    assert '<a href="/events?">Together</a>' in text
+    assert "stream created stream created" not in text
+    text = (await body(site, "/events", b"kind=election&before=802.0")).decode()
+    assert '<a href="/events?kind=election&amp;before=802.0&amp;each=1">Each of the 40 events</a>' in text
+
+
 async def test_a_page_of_events_beside_the_point_is_refused_or_shown_as_far_as_it_can_be() -> None:
     cluster = Cluster()
     cluster.kept_by = {"n1": "nobody", "n2": "n2", "n3": "n3"}
