@@ -175,6 +175,23 @@ async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyP
     assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
     assert "not now" in node.failed[KEY]
     await until(lambda: seen == [KEY])
+    assert node._retries == {}
+
+
+async def test_an_opening_that_failed_is_tried_again_once_however_often_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of the image tries it as well: each of them would go on by itself."""
+
+    async def opened(*_: Any) -> Fed:
+        raise StorageError("not now")
+
+    monkeypatch.setattr(partitions_module, "open_worker", opened)
+    node = partitions()
+    handles = []
+    for _ in range(3):
+        assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+        handles.append(node._retries[KEY])
+    assert [handle.cancelled() for handle in handles] == [True, True, False]
+    await node.stop()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
