@@ -135,7 +135,7 @@ MUTANTS = [
         ("a namesake hears of events", "if worker is not None and uid in (\"\", worker.key.uid):", "if worker is not None:", "a notice about a deleted stream reaches the new one of its name"),
         ("another stream's leader is vouched for", "if worker is None or worker.key.uid != question.streamUid:", "if worker is None:", "a dead leader is kept in place"),
         ("a change while busy is lost", "            self._changed_meanwhile.add(key)  #", "            pass  #", "a partition stands still until the next change"),
-        ("a failed opening is not tried again", "            self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._retry, key)\n", "", "one error while a log is opened costs a replica until the node restarts"),
+        ("a failed opening is not tried again", "        self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._retry, key)\n", "", "one error while a log is opened costs a replica until the node restarts"),
         ("unclean elections have everything", "return found is not None and not found[1].unclean_elected and worker.is_in_sync", "return found is not None and worker.is_in_sync", "the only copy of lost records is removed"),
         ("data goes without a question", "        if gone and not self._stopping and not await self._node.deletions.allowed(key):", "        if gone and self._stopping and not await self._node.deletions.allowed(key):", "a forged feed deletes data"),
         ("stops delete", "clean = await worker.stop(delete=gone and not self._stopping)", "clean = await worker.stop(delete=gone)", "a stop of the node deletes what it was not sure of"),
