@@ -215,6 +215,18 @@ async def test_stepping_aside_is_said_when_nothing_is_on_its_way_any_more(
     await node.stop()
 
 
+async def test_who_stepped_aside_does_not_come_back_on_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
+    one = Fed(KEY, leads=True)
+    node, order = partitions(one), one.asked
+    one.ingest.idle = True
+    node.step_aside(stream="orders", partition=3, uid="u1", leader_epoch=4, done=lambda: order.append("done"))
+    node._closing = True
+    await until(lambda: not node._aside)
+    assert order == ["leave", "done"], "publishes would go unanswered"
+    await node.stop()
+
+
 async def test_the_image_that_a_node_begins_with_is_empty() -> None:
     assert not ClusterImage().streams
     assert PartitionStatus.ONLINE is PartitionStatus(1)
