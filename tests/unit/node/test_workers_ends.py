@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.errors import StorageError
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import cluster_pb2 as cluster
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.worker_frames import Frame, FrameKind, FrameReader, encode
+from sidecar.node import Node
 from sidecar.settings import NodeSettings
 from sidecar.workers import channel as channels
 from sidecar.workers.channel import EXIT_NODE_ENDED, Channel
@@ -83,6 +85,15 @@ def test_a_loop_is_well_for_a_session_after_each_turn(monkeypatch: pytest.Monkey
     call, frame = turns.pop()
     call(frame)
     assert [pings(12.4), pings(12.6)] == [1, 0]
+    assert len(turns) == 1, "and asked again after each turn"
+    ends.close()
+
+
+def test_a_node_that_begins_with_anything_else_is_none() -> None:
+    ends = _Ends()
+    ends.ours.sendall(encode(FrameKind.HEARD, 3))
+    ends.channel.setup()
+    assert ends.codes == [EXIT_NODE_ENDED]
     ends.close()
 
 
@@ -147,14 +158,42 @@ async def test_a_worker_stops_as_cleanly_as_it_says(clean: bool) -> None:
     assert said == [(FrameKind.STOPPED, int(clean))]
 
 
+def test_a_worker_says_once_why_it_can_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Node, "fatal", lambda node, error: setattr(node, "_failure", node._failure or error))
+    monkeypatch.setattr(Node, "repair", lambda node, reason: node._repairs.append(reason))
+    for failure, count in ((None, 1), (StorageError("before"), 0)):
+        channel, said = _worker()
+        worker: Any = WorkerNode.__new__(WorkerNode)
+        worker._channel, worker._failure, worker._repairs = channel._channel, failure, []
+        for _ in range(2):
+            worker.repair("damage")
+        assert said == [(FrameKind.REPAIR, b"damage")] * count
+        said.clear()
+        for _ in range(2):
+            worker.fatal(StorageError("full"))
+        assert [kind for kind, _ in said] == [FrameKind.FATAL] * count
+
+
 async def test_a_proposal_that_nobody_waits_for_is_forgotten() -> None:
     group = RelayedGroup(lambda kind, token, body: None)
     asking = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
     await asyncio.sleep(0)
     asking.cancel()
+    group.answered(1, b"")  # its answer comes at the same time
     await asyncio.wait([asking])
+    again = asyncio.ensure_future(group.propose(cluster.ControlRequest()))
+    await asyncio.sleep(0)
+    again.cancel()
+    await asyncio.wait([again])
     assert group._asked == {}
-    group.answered(1, b"")  # its answer comes late
+    group.answered(2, b"")  # late
+
+
+def test_a_worker_has_the_image_that_it_shows() -> None:
+    group, seen = RelayedGroup(lambda kind, token, body: None), list[bool]()
+    group.watch(lambda old, new: seen.append(group.image is new))
+    group.entry_told(cluster.FeedEntry(previousIndex=0, index=4).SerializeToString())
+    assert seen == [True]
 
 
 # ---- the node's end ------------------------------------------------------------------------------------------------------------
@@ -210,6 +249,76 @@ async def test_a_question_without_an_answer_is_forgotten() -> None:
     assert await hand.ask(FrameKind.ASK, b"", 0) is None
     assert hand._asked == {}
     hand.data_received(encode(FrameKind.TOLD, 1, b"{}"))  # late
+
+
+async def test_a_worker_may_say_a_thing_twice() -> None:
+    hand, _, _ = _hand()
+    hand._events[FrameKind.CLOSED] = asyncio.get_running_loop().create_future()
+    hand.data_received(encode(FrameKind.CLOSED) * 2)
+    asking = asyncio.ensure_future(hand.ask(FrameKind.ASK, b"", 20))
+    await asyncio.sleep(0)
+    hand.data_received(encode(FrameKind.TOLD, 1, b"a") + encode(FrameKind.TOLD, 1, b"b"))
+    assert await asking == b"a"
+
+
+async def test_what_a_worker_told_last_is_shown_while_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.workers.handle.ANSWER_S", 20)
+    hand, _, _ = _hand()
+    hand.data_received(encode(FrameKind.PONG))
+    looking = asyncio.ensure_future(hand.look({"what": "page"}))
+    await asyncio.sleep(0)
+    hand.data_received(encode(FrameKind.TOLD, 1, b'{"pid": 7}'))
+    assert await looking == {"pid": 7, "answers": True}
+    monkeypatch.setattr("sidecar.workers.handle.ANSWER_S", 0)
+    assert await hand.look({"what": "page"}) == {"pid": 7, "answers": False}
+    assert await hand.look({"what": "figures"}) == {"answers": False}
+
+
+async def test_a_worker_that_failed_is_asked_nothing_more_and_one_that_stops_needs_no_pings() -> None:
+    hand, transport, _ = _hand()
+    hand.data_received(encode(FrameKind.PONG))
+    hand._fail(WorkerError("silent"))
+    assert not await hand.stop(20)
+    hand, transport, _ = _hand()
+    hand.data_received(encode(FrameKind.PONG))
+    hand._is_stopping = True
+    hand.beat()
+    assert transport.said == []
+
+
+async def test_the_subjects_of_all_workers_are_closed_before_the_node_goes_on() -> None:
+    workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
+    for hand in workers.handles:
+        hand._events[FrameKind.CLOSED] = asyncio.get_running_loop().create_future()
+    closing = asyncio.ensure_future(workers.close_subjects(20))
+    for hand in workers.handles:
+        await asyncio.sleep(0.001)
+        assert not closing.done()
+        hand.data_received(encode(FrameKind.CLOSED))
+    await asyncio.wait_for(closing, 20)
+
+
+async def test_a_stop_is_as_clean_as_each_worker_and_leaves_no_proposal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def propose(request: cluster.ControlRequest, timeout_s: float) -> cluster.ControlResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stopped = {1: True, 2: False}
+
+    async def stop(hand: WorkerHandle, timeout_s: float) -> bool:
+        return stopped[hand.share.number]
+
+    monkeypatch.setattr(WorkerHandle, "stop", stop)
+    workers = Workers(NodeSettings("n1", Path("/d"), workers=3), lambda error: None, lambda reason: None)
+    distrusted: list[int] = []
+    workers._group = SimpleNamespace(propose=propose, distrust=lambda: distrusted.append(1))  # type: ignore[assignment]
+    workers.handles[0].data_received(encode(FrameKind.PROPOSE, 5, bytes(4)) + encode(FrameKind.DISTRUST))
+    (proposal,) = workers._proposals
+    assert distrusted == [1]
+    assert not await workers.stop()
+    assert proposal.cancelled()
+    stopped[2] = True
+    assert await workers.stop()
 
 
 async def test_what_all_workers_found_is_added_up() -> None:
@@ -301,3 +410,14 @@ async def test_an_answer_about_something_else_counts_nothing(said: Any) -> None:
     SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
     await until(lambda: talk.answered)
     assert talk.answered == [(b"r", taken_apart(question, 2)[1])]
+
+
+async def test_a_place_that_is_none_of_the_part_is_left_out() -> None:
+    async def ask(kind: FrameKind, body: bytes, timeout_s: float) -> bytes:
+        count = len(pb.QuietFetches.FromString(body).fetches)
+        return pb.QuietFetchesAnswer(over=[0, 99], count=count).SerializeToString()
+
+    talk, question = _Talk(), _question()
+    SharedQuiet(talk, [SimpleNamespace(ask=ask)]).received(b"r", question.SerializeToString())  # type: ignore[arg-type, list-item]
+    await until(lambda: talk.answered)
+    assert talk.answered == [(b"r", taken_apart(question, 2)[1][:1])]
