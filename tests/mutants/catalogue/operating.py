@@ -31,6 +31,8 @@ MUTANTS = [
     ),
     *rows(
         "sidecar/partition/by_change.py",
+        ("what is touched is taken at once", "islice(touched, TAKEN_AT_ONCE)", "list(touched)", "ten thousand partitions keep the loop for 6 ms"),
+        ("a look never ends", " or taken_count > len(self._rows):", ":", "a node whose partitions are all busy never tells its figures"),
         ("followers count as under-replicated", "    if role is RoleName.LEADER and state is not None:\n", "    if state is not None:\n", "one short ISR counts on each node"),
         ("commits that stand still look well", "int(spare < 0), int(is_short", "int(spare < -1), int(is_short", "the page alert does not fire"),
         ("an ISR with nobody to spare looks whole", "int(spare == 0 and len", "int(spare == 1 and len", "the warning comes too late"),
