@@ -7,7 +7,9 @@ right; where there is none nothing more may be decided.
 Algorithm: after the first entry beyond each multiple of ``EVERY`` a member keeps (index, digest), the same places everywhere, and tells
 its leader the newest with what it acknowledges. The leader compares. A place where a majority of the voters agree it tells with its
 heartbeats; a member that has another digest there has diverged: it stops, puts its folder aside and fetches a snapshot. A leader that
-is itself beside the majority does the same. Where voters differ and no majority agrees, proposals stop until one does.
+is itself beside the majority does the same. Where voters differ and no majority agrees, proposals stop until one does. Each digest is a
+chain over all before, or came with a snapshot: so the newest place of which a majority, or none, can be said says what holds now. Who
+was sent a snapshot in the middle of its session had told another one of an earlier place.
 
 Worked example: EVERY 1024, n1 leads n2, n3. At 2048 n1 has d, n2 tells d: agreed. n3 tells e: it differs, and hears of (2048, d): it
 stops, comes back with an empty folder, and is sent n1's snapshot. Had n2 been down: d and e, no majority of three: proposals stop.
@@ -87,7 +89,7 @@ class AppliedDigests:
             at = {node_id: held[index] for node_id, held in self._held.items() if node_id in names and index in held}
             digest, count = Counter(at.values()).most_common(1)[0] if at else (own, 0)
             if count >= majority:
-                own_is_beside = own_is_beside or digest != own
+                own_is_beside, self.halted = digest != own, ""
                 self.agreed = (index, own) if digest == own else self.agreed
                 self._count({(node_id, index) for node_id, other in at.items() if other != digest})
             elif len(set(at.values())) > 1:

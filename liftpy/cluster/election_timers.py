@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 
 from liftpy.cluster.diff import diff
 from liftpy.cluster.image import ClusterImage, StreamImage
-from liftpy.config import NS_PER_S, ReplicationConfig
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState, PartitionStatus
@@ -63,7 +63,7 @@ class ElectionTimers:
             PartitionStatus.CANDIDATE_FOUND: round(config.candidate_timeout_s * NS_PER_S),
             PartitionStatus.OFFLINE: round(retry_s * NS_PER_S),
         }
-        self._unhurried_ns = round(config.session_s * NS_PER_S) + self._wait_ns[PartitionStatus.ELECTION]
+        self._own_session_ns = round(config.session_s * NS_PER_S)
         self._gets_on_ns = round(GETS_ON_WITHIN_S * NS_PER_S)
         self._patience_ns = round(PATIENCE * config.candidate_timeout_s * NS_PER_S)
         self._image: ClusterImage | None = None
@@ -178,10 +178,16 @@ class ElectionTimers:
         if partition.status is PartitionStatus.OFFLINE and not self._can_lead(stream, partition):
             return  # the return of a member of its ISR begins an election by itself
         restarted = partition.status is PartitionStatus.ELECTION and not partition.deposed and not partition.passed_over
-        wait_ns = self._unhurried_ns if restarted else self._wait_ns[partition.status]
+        wait_ns = self._wait_ns[partition.status] + (self._session_ns if restarted else 0)
         key = stream.key(partition.partition)
         clock = self._clocks[key] = _Clock(key, partition, now_ns, now_ns)
         self._set(clock, now_ns + wait_ns)
+
+    @property
+    def _session_ns(self) -> int:
+        """The cluster's, or what the settings say where the image says nothing."""
+        times = None if self._image is None else self._image.session_times
+        return self._own_session_ns if times is None else times.session_ms * NS_PER_MS
 
     def _can_lead(self, stream: StreamImage, partition: PartitionState) -> bool:
         image = self._image

@@ -19,7 +19,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import Any
 
-from liftpy.cluster.codec import counters_to_pb, node_to_pb, partition_to_pb, stream_to_pb
+from liftpy.cluster.codec import counters_to_pb, node_to_pb, partition_to_pb, stream_to_pb, times_to_pb
 from liftpy.cluster.controller_list import list_to_pb
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.stream_config import quota_to_pb
@@ -61,6 +61,8 @@ def describe(image: ClusterImage, request: pb.DescribeCluster) -> pb.ControlResp
     page = pb.ClusterDescription(image=pb.Image(index=image.index, timeNs=image.time_ns, featureLevel=image.feature_level))
     if image.default_quota != NO_QUOTA:
         page.image.defaultQuota.CopyFrom(quota_to_pb(image.default_quota))
+    if image.session_times is not None:
+        page.image.sessionTimes.CopyFrom(times_to_pb(image.session_times))
     if image.controllers.index:
         page.image.controllers.CopyFrom(list_to_pb(image.controllers))
     room = _Room(page_bytes(request.maxBytes, MAX_PAGE_BYTES * 2))

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from liftpy.cluster.image import ClusterImage
+from liftpy.cluster.session import heartbeat_every_s
 from liftpy.config import NS_PER_S, AckPolicy
 from liftpy.ids import PartitionKey
 from liftpy.ingest.columns import RawMessage
@@ -476,7 +477,8 @@ class Checkers:
             if after is None or after.incarnation == node.incarnation or incarnation != node.incarnation:
                 continue
             silent_s = (cluster.clock.now_ns - beat_ns) / NS_PER_S
-            check(silent_s >= cluster.config.heartbeat_s, "C12", after, "takes the place of", incarnation, silent_s)
+            every_s = heartbeat_every_s(cluster.plan.own_config("group").heartbeat_s, cluster.group.image.session_times)
+            check(silent_s >= every_s, "C12", after, "takes the place of", incarnation, silent_s)
 
     def _partition_changed(
         self, key: PartitionKey, old: PartitionState | None, new: PartitionState, image: ClusterImage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import field
 from datetime import datetime, timedelta
 
@@ -18,6 +18,8 @@ from sidecar.backup.store import Store
 
 RUNNING_AGE = timedelta(days=1)
 """A backup that has not ended after so long has died."""
+NEWER_AGE = RUNNING_AGE / 2
+"""The own clock alone does not say so: another one has begun in the same store at least so long after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,9 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
-    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. Raises
-    CorruptionError where a manifest that stays can't be read: what it names is not known.
+    being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. ``now``, of a clock
+    that may be years ahead, says alone of none that it has died. Raises CorruptionError where a manifest that stays can't be read:
+    what it names is not known.
     """
     if keep < 1:
         raise ConfigError("keep at least one backup")
@@ -117,7 +120,8 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     if not whole:
         raise NotFoundError("there is no whole backup: nothing is removed")
     doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
-    used = _running(store, now)
+    ids = [one.backup for one in listed]
+    used = _running(store, now, ids)
     doomed -= set(used.values())
     if "?" in used.values():
         doomed = set()
@@ -126,7 +130,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
             store.remove_folder(f"backups/{backup}")
     # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
     sizes = store.sizes("pieces")
-    running = used if dry_run else _running(store, now)
+    running = used if dry_run else _running(store, now, ids)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
     kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
     # who began may use what was just to go, who ended has written what no manifest that was read names
@@ -135,23 +139,32 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
     if not dry_run:
         for path in files:
             store.remove(path)
-        for path in store.sizes("running"):
-            if not _may_run(path.split("/")[1], now):
+        marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
+        by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
+        for path, backup in marks:
+            if not _may_run(backup, by):
                 store.remove(path)
     return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})))
 
 
-def _may_run(backup: str, now: datetime) -> bool:
+def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:
+    """The time by which a mark has died: ``now``, but no later than the newest of all backups and marks allows."""
+    newest = max((backup_moment(backup) for backup in ids if is_backup_id(backup)), default=now)
+    return min(now, newest + (RUNNING_AGE - NEWER_AGE))
+
+
+def _may_run(backup: str, by: datetime) -> bool:
     """Whether somebody may be making it still."""
-    return is_backup_id(backup) and now - backup_moment(backup) < RUNNING_AGE
+    return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
-def _running(store: Store, now: datetime) -> dict[str, str]:
-    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet)."""
+def _running(store: Store, now: datetime, ids: Iterable[str]) -> dict[str, str]:
+    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet). ``ids``: those that are there."""
     found = {}
-    for path in store.sizes("running"):
-        backup = path.split("/")[1]
-        if _may_run(backup, now):
+    marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
+    by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
+    for path, backup in marks:
+        if _may_run(backup, by):
             try:
                 found[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):

@@ -175,7 +175,8 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def prune(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
-    """Remove older backups, and files that no backup names any more."""
+    """Remove older backups, and files that no backup names any more. Which are older their order says, no clock. What a backup has
+    written that died goes when it is a day old and another one has begun half a day after it."""
     done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run)
     if as_json:
         shown = {"backups": done.backups, "files": len(done.files), "size_bytes": done.size_bytes, "waits_for": done.waits_for}
@@ -184,7 +185,7 @@ def prune(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
     verb = "would go" if dry_run else "are gone"
     click.echo(f"{len(done.backups)} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}")
     for running in done.waits_for:
-        click.echo(f"{running} is being made (or has died within a day): what it may use stays")
+        click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
 
 
 backup.add_command(restore)

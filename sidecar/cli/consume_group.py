@@ -87,8 +87,10 @@ async def consume_as_member(client: Client, member: GroupReading) -> None:
                 )  # who reads may be slow: heartbeats go on
                 try:
                     await asyncio.shield(writing)
-                finally:  # Ctrl-C, too
+                except asyncio.CancelledError:  # Ctrl-C
                     await asyncio.wait([writing], timeout=_LAST_S)
+                    raise
+                finally:  # nothing is waited for between what is written and this, nor does a second Ctrl-C take it away
                     if written.is_set():
                         group.finished(part)
 

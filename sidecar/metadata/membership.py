@@ -159,7 +159,7 @@ class Membership:
         """A setting that does not hold is said once, and again when the cluster's changes."""
         own, held = self._settings.replication.session_times, image.session_times
         if held is not None and _values(held) != _values(own):
-            logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.words)
+            logger.warning("the settings say %s, and the cluster has %s: that holds", own.words, held.settled().words)
 
     def _pace(self, image: ClusterImage) -> HeartbeatPace:
         """As the image's session times ask for."""

@@ -100,7 +100,14 @@ _LEASE_SMALL = {
     "a leadership that moves": _lease(7, ticks=3, suspensions=0, takeovers=0),
     "an old metadata leader": _lease(10, ticks=7, moves=0, suspensions=0, eager=True),
 }
+_CHANGES: dict[str, Any] = {"times": ((0.5, 0.25),), "session_s": 1.0, "lease_s": 0.75, "suspensions": 0, "eager": True}
+_LEASE_SMALL |= {
+    "times that change": _lease(8, ticks=4, moves=0, takeovers=0, **_CHANGES),
+    "times that change, and a leadership that moves": _lease(5, ticks=1, takeovers=0, **_CHANGES),
+}
 _LEASE_FULL = {
+    "times that change, to the end": _lease(ticks=4, moves=0, takeovers=0, **_CHANGES),
+    "times that change under an old metadata leader": _lease(16, ticks=5, moves=0, **_CHANGES),
     "a suspended leader": _lease(ticks=8, moves=0, takeovers=0, eager=True),
     "an old metadata leader, to the end": _lease(ticks=8, moves=0, suspensions=0, eager=True),
     "a leadership that moves": _lease(ticks=4, suspensions=0, takeovers=0),
@@ -197,6 +204,13 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
         Mutant("no lease", "a leadership that moves", mutants.no_lease),
         Mutant("nobody waits for the leader before", "a leadership that moves", mutants.nobody_waits_for_the_leader_before),
         Mutant("a lease from the answer", "a suspended leader", mutants.lease_from_the_answer),
+        Mutant("a session shrinks", "times that change", mutants.sessions_shrink_below_what_was_granted),
+        Mutant("nodes go by their own lease", "times that change", mutants.nodes_go_by_their_own_lease),
+        Mutant(
+            "the longest lease is the new one",
+            "times that change, and a leadership that moves",
+            mutants.the_longest_lease_is_the_new_one,
+        ),
         Mutant("a session is shorter than the lease", "a suspended leader", mutants.sessions_end_with_the_lease),
         Mutant(
             "sessions do not begin anew",

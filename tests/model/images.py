@@ -48,7 +48,8 @@ def form(image: ClusterImage) -> Hashable:
     partition = image.streams[KEY.stream].partitions[0]
     nodes = tuple(image.nodes[name] for name in NODES)
     counters = image.counters
-    return partition, nodes, image.reports.get((KEY.uid, 0), ()), counters.next_leader_epoch, counters.next_epoch
+    reports = image.reports.get((KEY.uid, 0), ())
+    return partition, nodes, reports, counters.next_leader_epoch, counters.next_epoch, image.session_times
 
 
 def request_of(message: Message, image: ClusterImage) -> pb.ControlRequest:
@@ -88,6 +89,11 @@ def request_of(message: Message, image: ClusterImage) -> pb.ControlRequest:
         return pb.ControlRequest(passOver=over)
     if kind == "leadership is moved to":
         return pb.ControlRequest(electLeader=pb.ElectLeader(**where, node=message[1]))
+    if kind == "times become":
+        change = image.session_times.change if image.session_times is not None else 0
+        return pb.ControlRequest(setSessionTimes=pb.SetSessionTimes(sessionMs=message[1], leaseMs=message[2], change=change))
+    if kind == "times are settled":
+        return pb.ControlRequest(settleSessionTimes=pb.SettleSessionTimes(change=message[1]))
     raise AssertionError(kind)
 
 
@@ -115,7 +121,7 @@ class Images:
         image = self[number]
         stream = image.streams[KEY.stream]
         live = tuple((name, image.nodes[name].incarnation) for name in NODES if not image.nodes[name].fenced)
-        return stream.held(stream.partitions[0]), live
+        return image.held(stream, stream.partitions[0]), live
 
     def may_lead(self, number: int) -> tuple[str, ...]:
         """Who may be elected without a command."""
@@ -176,7 +182,7 @@ def _renamed(image: ClusterImage, names: Names) -> ClusterImage:
     held: tuple[Any, ...] = _STRUCTURE.copy(image.reports.get((KEY.uid, 0), ()), names)
     reports = Map({(KEY.uid, 0): held}) if held else Map()
     bare = ClusterImage(nodes=Map(nodes), counters=image.counters).with_stream(replace(stream, partitions=(partition,)))
-    return replace(bare, reports=reports)
+    return replace(bare, reports=reports, session_times=image.session_times)
 
 
 def rename_message(message: Message, names: Names) -> Message:

@@ -3,7 +3,8 @@
 The shipped ``NodeSessions`` of two metadata leaders, one of which may not know that it was replaced; the shipped ``Lease`` and
 ``Succession`` of three nodes; the shipped decisions. Nodes are suspended and go on, heartbeats and their answers take any time,
 images come late, the bus says that nobody listens for a node that is cut off from it. A leadership may be moved while the
-session of the old leader lasts.
+session of the old leader lasts. Session and lease may become others (``Limits.times``): the settings of nodes and metadata leaders say
+something else then, so that whoever goes by them is found.
 
 A node speaks if the image that it knows names it leader, its lease is current and nobody who led before may still speak, by its
 own ``Succession``; two that speak at one time break D22. A node that is suspended does not speak before it goes on.
@@ -15,15 +16,16 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from liftpy.cluster import session as sessions
 from liftpy.cluster.session import NodeSessions
-from liftpy.config import NS_PER_S, ReplicationConfig, SessionTimes
+from liftpy.config import NS_PER_MS, NS_PER_S, ReplicationConfig, SessionTimes
 from liftpy.partition import PartitionStatus
 from liftpy.replica.lease import Lease
 from liftpy.replica.succession import Succession
+from liftpy.wire._pb import cluster_pb2 as pb
 from tests.model.cells import KEY
 from tests.model.images import NODES, Images, first_image
 from tests.model.search import Broken
@@ -34,6 +36,8 @@ TICK_NS = NS_PER_S // 4
 ELECTION_TICKS = 2
 """A metadata leader appears 0.5 s after a majority confirmed the one before last, or later."""
 _STRUCTURE = Structure(state=(NodeSessions, sessions._NodeSession, Lease, Succession), values=(ReplicationConfig, SessionTimes))
+OTHERWISE = ReplicationConfig(session_s=3600.0, lease_s=3000.0)
+"""Settings that nobody is to go by, where the image has the times."""
 _FORGOTTEN_NS = NOW - 4 * NS_PER_S
 """What happened before it makes no difference any more: every bound below is shorter."""
 
@@ -46,8 +50,8 @@ class Node(NamedTuple):
     behind: int = 0
     suspended: bool = False
     cut: bool = False
-    waiting: tuple[tuple[int, int], ...] = ()
-    """(images that it has to learn first, when the heartbeat was sent) of leases that were granted on a later image."""
+    waiting: tuple[tuple[int, int, int], ...] = ()
+    """(images that it has to learn first, when the heartbeat was sent, the lease) of leases that were granted on a later image."""
 
 
 class Metadata(NamedTuple):
@@ -59,7 +63,7 @@ class Metadata(NamedTuple):
 
 class State(NamedTuple):
     """``old``: the metadata leader that was replaced and goes on; ``sent``: (kind, node, when the heartbeat was sent, to whom or the
-    number of images after the one that the answer was made on)."""
+    number of images after the one that the answer was made on, the lease that it grants in ns)."""
 
     images: tuple[int, ...]
     nodes: tuple[Node, Node, Node]
@@ -67,9 +71,9 @@ class State(NamedTuple):
     old: Metadata | None
     old_image: int
     """That the old one knows: it learns nothing any more."""
-    sent: frozenset[tuple[str, str, int, int]]
-    left: tuple[int, int, int, int, int]
-    """Ticks, suspensions, cuts, moves, changes of the metadata leader that may still happen."""
+    sent: frozenset[tuple[str, str, int, int, int]]
+    left: tuple[int, ...]
+    """Ticks, suspensions, cuts, moves, changes of the metadata leader and of the times that may still happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class Limits:
     in_flight: int = 1
     eager: bool = False
     """Who does not take itself for the leader learns at once: so it suspects those before it for as short as can be."""
+    times: tuple[tuple[float, float], ...] = ()
+    """(session, lease) that the image's become, one after the other, in s; (): the settings say them, and the image nothing."""
 
 
 class LeaseModel:
@@ -93,7 +99,13 @@ class LeaseModel:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits or Limits()
-        self._config = ReplicationConfig(session_s=self._limits.session_s, lease_s=self._limits.lease_s)
+        times = SessionTimes(round(self._limits.session_s * 1000), round(self._limits.lease_s * 1000))
+        self._times = times if self._limits.times else None
+        self._config = (
+            OTHERWISE
+            if self._limits.times
+            else ReplicationConfig(session_s=times.session_ms / 1000, lease_s=times.lease_ms / 1000)
+        )
         self._images = Images()
         self._held = Interned()
         self._aged: dict[int, int] = {}
@@ -108,19 +120,20 @@ class LeaseModel:
 
     def first(self) -> State:
         """a leads; everybody has a lease of now, and the metadata leader has heard everybody now."""
-        image, lease_ns = self._images.add(first_image()), round(self._limits.lease_s * NS_PER_S)
+        image = self._images.add(replace(first_image(), session_times=self._times))
+        lease_ns = round(self._config.lease_s * NS_PER_S)
         led = NodeSessions(self._config)
         led.lead(self._images[image], NOW)
         nodes = []
         for name in NODES:
-            led.heartbeat(name, 1, NOW, NOW)
+            granted_ms = led.heartbeat(name, 1, NOW, NOW).lease_ms
             lease, succession = Lease(lease_ns), Succession(name, lease_ns)
-            lease.heard(NOW)
+            lease.heard(NOW, granted_ms * NS_PER_MS)
             held, live = self._images.state(image)
-            succession.partition_changed(held.state, dict(live), NOW)
+            succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
             nodes.append(Node(self._number(lease), self._number(succession)))
         limits = self._limits
-        left = limits.ticks, limits.suspensions, limits.cuts, limits.moves, limits.takeovers
+        left = limits.ticks, limits.suspensions, limits.cuts, limits.moves, limits.takeovers, len(limits.times)
         leader = Metadata(self._number(led), NOW)
         return State((image,), (nodes[0], nodes[1], nodes[2]), leader, None, image, frozenset(), left)
 
@@ -159,15 +172,15 @@ class LeaseModel:
         for name, node in zip(NODES, state.nodes, strict=True):
             lease = self._age(node.lease)
             if name not in leading and not (node.suspended or node.cut):
-                led.heartbeat(name, 1, NOW, NOW)
+                answer = led.heartbeat(name, 1, NOW, NOW)
                 held = self._copy(lease)
-                held.heard(NOW)
+                held.heard(NOW, answer.lease_ms * NS_PER_MS)
                 lease = self._number(held)
-            waiting = tuple((index, _earlier(sent)) for index, sent in node.waiting)
+            waiting = tuple((index, _earlier(sent), length) for index, sent, length in node.waiting)
             nodes.append(node._replace(lease=lease, succession=self._age(node.succession), waiting=waiting))
         leader = Metadata(self._number(led), _earlier(state.leader.confirmed_ns))
         old = state.old and Metadata(self._age(state.old.sessions), _earlier(state.old.confirmed_ns))
-        sent = frozenset((kind, name, _earlier(at), to) for kind, name, at, to in state.sent)
+        sent = frozenset((kind, name, _earlier(at), to, length) for kind, name, at, to, length in state.sent)
         left = (state.left[0] - 1, *state.left[1:])
         return state._replace(nodes=(nodes[0], nodes[1], nodes[2]), leader=leader, old=old, sent=sent, left=left)
 
@@ -178,7 +191,7 @@ class LeaseModel:
             yield action, reached if isinstance(reached, Broken) else self._looked(reached)
 
     def _steps(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
-        ticks, suspensions, cuts, _, takeovers = state.left
+        ticks, suspensions, cuts, _, takeovers, _ = state.left
         leading = self._leading(state)
         if ticks:
             yield ("0.25 s go by",), self._tick(state)
@@ -203,7 +216,7 @@ class LeaseModel:
         if takeovers and NOW - state.leader.confirmed_ns >= ELECTION_TICKS * TICK_NS:
             led = NodeSessions(self._config)
             led.lead(self._images[state.images[-1]], NOW)
-            fresh, left = Metadata(self._number(led), NOW), (*state.left[:4], takeovers - 1)
+            fresh, left = Metadata(self._number(led), NOW), (*state.left[:4], takeovers - 1, *state.left[5:])
             taken = state._replace(leader=fresh, old=state.leader, old_image=state.images[-1], left=left)
             yield ("another metadata leader takes over",), taken
         yield from self._decisions(state)
@@ -218,7 +231,7 @@ class LeaseModel:
             for to in range(1 + (state.old is not None)):
                 yield (
                     (name, "sends a heartbeat", "old" if to else ""),
-                    state._replace(sent=state.sent | {("beat", name, NOW, to)}),
+                    state._replace(sent=state.sent | {("beat", name, NOW, to, 0)}),
                 )
         if node.behind:
             yield (name, "learns"), self._forgotten(self._learned(state, i, node))
@@ -242,24 +255,24 @@ class LeaseModel:
         behind = node.behind - 1
         held, live = self._images.state(state.images[-1 - behind])
         succession, lease = self._copy(node.succession), self._copy(node.lease)
-        succession.partition_changed(held.state, dict(live), NOW)
-        waiting = tuple((index - 1, sent) for index, sent in node.waiting)
-        for index, sent in waiting:
+        succession.partition_changed(held.state, dict(live), NOW, held.longest_lease_ns)
+        waiting = tuple((index - 1, sent, length) for index, sent, length in node.waiting)
+        for index, sent, length in waiting:
             if index <= 0:
-                self._heard(lease, sent)
+                self._heard(lease, sent, length)
         kept = tuple(entry for entry in waiting if entry[0] > 0)
         learned = node._replace(behind=behind, succession=self._number(succession), lease=self._number(lease), waiting=kept)
         return self._with(state, i, learned)
 
     @staticmethod
-    def _heard(lease: Lease, sent_ns: int) -> None:
-        lease.heard(sent_ns)
+    def _heard(lease: Lease, sent_ns: int, lease_ns: int) -> None:
+        lease.heard(sent_ns, lease_ns)
         if not lease.is_current(NOW):
             lease._until_ns = None
 
     def _arrivals(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
         for message in sorted(state.sent):
-            kind, name, sent_ns, to = message
+            kind, name, sent_ns, to, length = message
             rest, i = state.sent - {message}, NODES.index(name)
             yield (kind, "of", name, "is lost"), state._replace(sent=rest)
             if kind == "beat":
@@ -267,25 +280,26 @@ class LeaseModel:
                 if metadata is None:
                     continue
                 led = self._copy(metadata.sessions)
-                granted = led.heartbeat(name, 1, NOW, metadata.confirmed_ns).granted
+                answer = led.heartbeat(name, 1, NOW, metadata.confirmed_ns)
                 heard = metadata._replace(sessions=self._number(led))
                 image = state.old_image if to else state.images[-1]
                 after = state.images[::-1].index(image) if image in state.images else len(state.images)
-                answered = rest | {("grant", name, sent_ns, after)} if granted else rest
+                grant = ("grant", name, sent_ns, after, answer.lease_ms * NS_PER_MS)
+                answered = rest | {grant} if answer.granted else rest
                 reached = state._replace(old=heard) if to else state._replace(leader=heard)
                 yield ("beat of", name, "comes"), reached._replace(sent=answered)
             elif not (state.nodes[i].suspended or state.nodes[i].cut):
                 node = state.nodes[i]
                 missing = node.behind - to
                 if missing > 0:
-                    waiting = tuple(sorted({*node.waiting, (missing, sent_ns)}))
+                    waiting = tuple(sorted({*node.waiting, (missing, sent_ns, length)}))
                     yield (
                         ("grant to", name, "waits for its image"),
                         self._with(state, i, node._replace(waiting=waiting), sent=rest),
                     )
                 else:
                     lease = self._copy(node.lease)
-                    self._heard(lease, sent_ns)
+                    self._heard(lease, sent_ns, length)
                     yield ("grant to", name), self._with(state, i, node._replace(lease=self._number(lease)), sent=rest)
 
     def _decisions(self, state: State) -> Iterator[tuple[tuple[Any, ...], State | Broken]]:
@@ -298,11 +312,18 @@ class LeaseModel:
                 yield ("nobody listens for", name), state._replace(leader=state.leader._replace(sessions=self._number(led)))
             partition = self._images.partition(image)
             if left[3] and partition.status is PartitionStatus.ONLINE and name in partition.isr and name != partition.leader:
-                yield from self._decided(state, ("leadership is moved to", name), (*left[:3], left[3] - 1, left[4]))
+                yield from self._decided(state, ("leadership is moved to", name), (*left[:3], left[3] - 1, *left[4:]))
+        if left[5]:
+            session_s, lease_s = self._limits.times[-left[5]]
+            become = ("times become", round(session_s * 1000), round(lease_s * 1000))
+            yield from self._decided(state, become, (*left[:5], left[5] - 1))
         led = self._copy(state.leader.sessions)
         proposed = led.due(NOW)
         ticking = state._replace(leader=state.leader._replace(sessions=self._number(led)))
         for proposal in proposed:
+            if isinstance(proposal, pb.SettleSessionTimes):
+                yield from self._decided(ticking, ("times are settled", proposal.change), left)
+                continue
             what = "session ends" if type(proposal).__name__ == "FenceNode" else "session is back"
             yield from self._decided(ticking, (what, proposal.nodeId), left)
         if self._images.partition(image).status is PartitionStatus.ELECTION:
@@ -321,7 +342,7 @@ class LeaseModel:
             led = self._copy(state.leader.sessions)
             led.image_changed(self._images[image], NOW)
             nodes = tuple(node._replace(behind=node.behind + 1) for node in state.nodes)
-            sent = frozenset((kind, name, at, to + 1 if kind == "grant" else to) for kind, name, at, to in state.sent)
+            sent = frozenset((kind, *rest, to + (kind == "grant"), length) for kind, *rest, to, length in state.sent)
             reached = state._replace(
                 images=(*state.images, image), nodes=nodes, left=left, sent=sent,
                 leader=state.leader._replace(sessions=self._number(led)),

@@ -9,6 +9,7 @@ from liftpy.cluster import codec, election
 from liftpy.cluster.decisions import elections
 from liftpy.cluster.draft import Draft
 from liftpy.cluster.session import NodeSessions
+from liftpy.config import NS_PER_MS, SessionTimes
 from liftpy.partition import PartitionState
 from liftpy.replica import lag
 from liftpy.replica.lease import Lease
@@ -78,7 +79,7 @@ def lease_from_the_answer() -> Patches:
     from tests.model.lease import NOW
 
     heard = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns: heard(self, NOW))]
+    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: heard(self, NOW, lease_ns))]
 
 
 def stale_metadata_leader_grants() -> Patches:
@@ -241,3 +242,27 @@ def barrier_of_any_time() -> Patches:
             self._end()
 
     return [method(Probation, "look", look)]
+
+
+def sessions_shrink_below_what_was_granted() -> Patches:
+    """A heartbeat that comes after a change of the times counts by the shorter session alone."""
+
+    def heartbeat(self: NodeSessions, *args: Any) -> Any:
+        answer = real(self, *args)
+        if answer.granted:
+            self._sessions[args[0]].deadline_ns = args[2] + self._session_ns
+        return answer
+
+    real = NodeSessions.heartbeat
+    return [method(NodeSessions, "heartbeat", heartbeat)]
+
+
+def nodes_go_by_their_own_lease() -> Patches:
+    """Whatever the answer says."""
+    real = Lease.heard
+    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+
+
+def the_longest_lease_is_the_new_one() -> Patches:
+    """That of the times before is forgotten by who is to open."""
+    return [method(SessionTimes, "longest_lease_ns", property(lambda self: self.lease_ms * NS_PER_MS))]

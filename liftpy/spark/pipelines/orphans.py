@@ -4,6 +4,9 @@ Two kinds. A temporary file that is older than the age: whoever writes it is gon
 file that is not in the table, when the table has its range: it was written with other cuts, and no micro-batch will bring it any more.
 A whole file beyond the end of the table stays: the micro-batch that wrote it is run again, and takes it. Where files were taken out of
 a table (optimized, deleted from), old versions of it still name them: then whole files are left to the table's own vacuum.
+
+Ages are told by the newest file of the table and not by this machine's clock alone, which may be years ahead: a file is so old only
+if another one was written so long after it. So what died last goes when others have come.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ DEFAULT_AGE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file in a table's data folder. ``age_s``: since it was last written to."""
+    """A file in a table's data folder. ``age_s``: since it was last written to, until the newest one was, or now."""
 
     path: str
     age_s: float
@@ -80,10 +83,11 @@ def remove_orphans(orphans: Orphans) -> None:
 
 
 def _listed(folder: Path) -> Iterable[DataFile]:
-    now_s = time.time()
+    found = []
     for path in folder.glob("*/*/*"):
         try:
-            stat = path.stat()
+            found.append((str(path), path.stat()))
         except FileNotFoundError:
             continue
-        yield DataFile(str(path), now_s - stat.st_mtime, stat.st_size)
+    by_s = min(time.time(), max((stat.st_mtime for _, stat in found), default=0.0))
+    return [DataFile(path, by_s - stat.st_mtime, stat.st_size) for path, stat in found]

@@ -61,4 +61,30 @@ MUTANTS = [
         ),
         tests=_BESIDES,
     ),
+    *rows(
+        "sidecar/backup/looking.py",
+        (
+            "a clock that is ahead ends a backup that runs",
+            "    return min(now, newest + (RUNNING_AGE - NEWER_AGE))\n",
+            "    return now\n",
+            "a prune takes the pieces of a backup that is being made",
+        ),
+        (
+            "the newest entry alone says what has died",
+            "    return min(now, newest + (RUNNING_AGE - NEWER_AGE))\n",
+            "    return newest + (RUNNING_AGE - NEWER_AGE)\n",
+            "a backup of twelve hours loses its pieces to the next one's prune",
+        ),
+        tests=("tests/unit/backup/test_backup_files.py",),
+    ),
+    *rows(
+        "liftpy/spark/pipelines/orphans.py",
+        (
+            "a clock that is ahead makes orphans",
+            "by_s = min(time.time(), max((stat.st_mtime for _, stat in found), default=0.0))",
+            "by_s = time.time()",
+            "what another attempt is writing is taken away",
+        ),
+        tests=("tests/unit/spark/test_pipeline_archive.py",),
+    ),
 ]

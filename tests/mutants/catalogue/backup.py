@@ -197,7 +197,7 @@ MUTANTS = [
         ),
         (
             "backups that died stay for ever",
-            "return is_backup_id(backup) and now - backup_moment(backup) < RUNNING_AGE",
+            "return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE",
             "return is_backup_id(backup)",
             "files of dead backups are never removed",
         ),
@@ -377,8 +377,8 @@ MUTANTS = [
         ),
         (
             "marks of who begins go",
-            'if not _may_run(path.split("/")[1], now):',
-            'if path.split("/")[1] not in running:',
+            "if not _may_run(backup, by):",
+            "if backup not in running:",
             "the next prune does not know of a backup that runs",
         ),
         tests=("tests/unit/backup/test_backup_files.py",),

@@ -21,6 +21,7 @@ MUTANTS = [
         ("what was printed last is not committed", "                        group.finished(part)\n", "                        pass\n", "everything comes again at each start"),
         ("what is being printed is committed", "if written.is_set():", "if written.is_set() or not writing.done():", "what nobody has read is lost at Ctrl-C"),
         ("printing holds heartbeats up", "asyncio.to_thread(_write, write, lines(part), written)", "asyncio.sleep(0, _write(write, lines(part), written))", "who reads slowly loses his partitions"),
+        ("Ctrl-C comes between what is printed and its commit", "await asyncio.shield(writing)\n", "await asyncio.shield(writing)\n                    await asyncio.wait([writing], timeout=1)\n", "what was printed last comes again, now and then"),
         ("Ctrl-C does not wait", "await asyncio.wait([writing], timeout=_LAST_S)", "pass", "what was printed last comes again"),
         ("lines stay in memory", "    sys.stdout.buffer.flush()\n", "", "what was committed was printed nowhere"),
         ("a record says no partition", "{\"partition\": part.key.partition, **record_json(record)}", "{**record_json(record)}", "offsets of all partitions are mixed"),

@@ -254,8 +254,8 @@ MUTANTS = [
         ("learners count", "if node_id in names and index in held", "if index in held", "a learner makes a majority"),
         (
             "the leader is always right",
-            "own_is_beside = own_is_beside or digest != own",
-            "own_is_beside = False",
+            'own_is_beside, self.halted = digest != own, ""',
+            'self.halted = ""',
             "a leader beside the majority goes on",
         ),
         (
@@ -269,6 +269,12 @@ MUTANTS = [
             "return own is not None and own != agreed[1]",
             "return own != agreed[1]",
             "a controller that was sent a snapshot puts it aside",
+        ),
+        (
+            "what was told before a snapshot stays",
+            'own_is_beside, self.halted = digest != own, ""',
+            "own_is_beside = digest != own",
+            "nothing is ever decided again, though all agree",
         ),
         ("sessions that ended stay", "        self._held.pop(node_id, None)\n", "", "who has a new image still differs"),
         (

@@ -17,7 +17,7 @@ from tests.scripts import more_mutants
 from tests.scripts.noticing import is_a_misfit
 from tests.simulation.mutants.bug import SEED_EVENTS, Mutant
 from tests.simulation.mutants.catalogue import MUTANTS
-from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, MOVES, SEEDS
+from tests.simulation.replica.test_sim_seeds import EDGES, LEADERS, MOVES, SEEDS, TIMES
 
 ALL = (*MUTANTS, *more_mutants.MUTANTS)
 
@@ -85,7 +85,10 @@ def test_it_is_asked(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", [mutant for mutant in ALL if mutant.seed], ids=lambda mutant: mutant.name)
 def test_its_seed_kills_it(mutant: Mutant) -> None:
     """The same seed without it is among those of ``test_sim_seeds``, and clean."""
-    assert mutant.seed in {"edges": EDGES, "lasting-leaders": LEADERS, "moves": MOVES, "": SEEDS}[mutant.profile or ""]
+    assert (
+        mutant.seed
+        in {"edges": EDGES, "lasting-leaders": LEADERS, "moves": MOVES, "times": TIMES, "": SEEDS}[mutant.profile or ""]
+    )
     with mutant.applied():
         outcome = run_seed(mutant.seed, SEED_EVENTS, profile=mutant.profile)
     assert outcome.violation is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from liftpy.cluster.session import LeaseAnswer, NodeSessions
+from liftpy.config import SessionTimes
 from liftpy.log import log, retention
 from liftpy.log.log import Log
 from liftpy.log.recovery import OpenReport
@@ -13,6 +15,7 @@ from liftpy.replica.data_path import REPLICATION, DataPath
 from liftpy.replica.intake import Intake
 from liftpy.replica.leader import LeaderRole
 from liftpy.replica.lease import Lease
+from liftpy.wire._pb import cluster_pb2 as pb
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -24,7 +27,50 @@ def newest_batch_is_taken_for_torn() -> Patches:
 def lease_as_long_as_the_session() -> Patches:
     """Right as long as all clocks run alike."""
     real = Lease.heard
-    return [method(Lease, "heard", lambda self, sent_ns: real(self, sent_ns + self._length_ns // 3))]
+
+    def heard(self: Lease, sent_ns: int, lease_ns: int = 0) -> None:
+        real(self, sent_ns + (lease_ns or self._length_ns) // 3, lease_ns)
+
+    return [method(Lease, "heard", heard)]
+
+
+def nodes_go_by_their_own_lease() -> Patches:
+    """The image and the answers say another one."""
+    real = Lease.heard
+    return [method(Lease, "heard", lambda self, sent_ns, lease_ns=0: real(self, sent_ns))]
+
+
+def a_session_shrinks_below_what_was_granted() -> Patches:
+    """A heartbeat that comes after a change counts by the shorter session alone."""
+    real = NodeSessions.heartbeat
+
+    def heartbeat(self: NodeSessions, node_id: str, incarnation: int, now_ns: int, confirmed_ns: int) -> LeaseAnswer:
+        answer = real(self, node_id, incarnation, now_ns, confirmed_ns)
+        if answer.granted:
+            self._sessions[node_id].deadline_ns = now_ns + self._session_ns
+        return answer
+
+    return [method(NodeSessions, "heartbeat", heartbeat)]
+
+
+def a_metadata_leader_begins_by_the_new_times() -> Patches:
+    """Those before the change are forgotten by who leads next."""
+    real = NodeSessions._go_by
+
+    def go_by(self: NodeSessions, times: SessionTimes | None, now_ns: int) -> None:
+        real(self, times, now_ns)
+        self._longest_session_ns, self._longest_lease_ns = self._session_ns, self._lease_ns
+
+    return [method(NodeSessions, "_go_by", go_by)]
+
+
+def a_change_is_settled_at_once() -> Patches:
+    """By who has only just heard of it."""
+
+    def settle(self: NodeSessions, times: SessionTimes, now_ns: int) -> list:
+        return [pb.SettleSessionTimes(change=times.change)]
+
+    return [method(NodeSessions, "_settle", settle)]
 
 
 def publishes_may_be_cut_off_for_ever() -> Patches:
@@ -102,6 +148,10 @@ MUTANTS = (
     Mutant("who asks for a successor takes no more", "L10", who_asks_for_a_successor_takes_no_more, "lasting-leaders", 10),
     Mutant("the newest batch is taken for torn", "S3; a flip in the last batch", newest_batch_is_taken_for_torn, "disks"),
     Mutant("lease as long as the session", "D22; clocks that drift", lease_as_long_as_the_session, "edges", 5),
+    Mutant("nodes go by their own lease", "D22; level 5", nodes_go_by_their_own_lease, "times", 7),
+    Mutant("a session shrinks", "D22; level 5", a_session_shrinks_below_what_was_granted, "times", 9),
+    Mutant("a metadata leader begins by the new times", "D22; level 5", a_metadata_leader_begins_by_the_new_times, "times", 18),
+    Mutant("a change is settled at once", "D22; level 5", a_change_is_settled_at_once, "times", 18),
     Mutant(
         "publishes may be cut off for ever", "L10; four connections", publishes_may_be_cut_off_for_ever, "lasting-leaders", 7
     ),

@@ -111,13 +111,13 @@ def session_ended_with_the_connection() -> Patches:
 
 
 def sessions_shorter_than_leases() -> Patches:
-    real = NodeSessions.__init__
+    real = NodeSessions._go_by
 
-    def init(self: NodeSessions, *given: Any) -> None:
-        real(self, *given)
-        self._session_ns = NS_PER_S
+    def go_by(self: NodeSessions, times: Any, now_ns: int) -> None:
+        real(self, times, now_ns)
+        self._session_ns = self._longest_session_ns = NS_PER_S
 
-    return [patch.object(NodeSessions, "__init__", init)]
+    return [patch.object(NodeSessions, "_go_by", go_by)]
 
 
 def sessions_not_restarted_by_a_new_leader() -> Patches:

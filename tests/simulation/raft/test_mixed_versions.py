@@ -15,9 +15,10 @@ _SHOWS, _FINALIZES, _MEETS = 2, 5, 11
 """Seeds: in which the unguarded change shows, in which the level is finalized, and in which an old version meets it. All follow the
 number of levels, as the next one does."""
 _TURNS = 44
-_NO_MAJORITY = (25, 78, 84)
-"""In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; and in
-which a member on probation agrees with one that counts, and the group would die of putting the third one aside."""
+_NO_MAJORITY = (25, 78, 84, 122)
+"""In which no majority agrees until a member on probation counts; until members that were sent a snapshot have told a digest; in which
+a member on probation agrees with one that counts, and the group would die of putting the third one aside; and in which one was sent a
+snapshot, and agrees, in the session in which it had differed."""
 _A_PERSON = (161, 180, 193, 216)
 """In which a second image turns while a member is behind: all three differ for good."""
 

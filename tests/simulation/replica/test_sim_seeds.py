@@ -48,6 +48,9 @@ EDGES, LEADERS = (1, 5), (7, 10)
 MOVES, DRAINS = (2, 7), (3, 4)
 """Seeds whose replicas move, among the other faults."""
 
+TIMES = (7, 9, 18)
+"""Seeds in which session and lease are the cluster's, and become others; each is fatal to a mutant."""
+
 FOLDERS = (1, 2, 3, 8)
 """Seeds whose folders are copied, put back, and run on two machines at once."""
 
@@ -68,7 +71,7 @@ WANTED = (
     "deposed by another registration", "lost on a half-open connection",
     "fault session-ends", "a session ended under its leader", "fault hw-stalls", "segments above HW",
     "fault cut-publishes", "expired by bytes", "fault move", "copy begun", "fault drain", "fault weight", "fault factor",
-    "data deleted: moved away",
+    "data deleted: moved away", "fault times", "setSessionTimes OK", "setSessionTimes STALE", "settleSessionTimes OK",
     "records dropped by compaction", "damage found", "damage met by a reader", "lost",
     "duplicated", "delayed", "batch put together", "read: batch put together",
 )  # fmt: skip
@@ -84,6 +87,7 @@ def test_no_invariant_breaks_and_everything_has_been_seen() -> None:
     jobs += [(seed, 8_000, "folders") for seed in FOLDERS]
     jobs += [(seed, SEED_EVENTS, "edges") for seed in EDGES] + [(seed, SEED_EVENTS, "lasting-leaders") for seed in LEADERS]
     jobs += [(seed, SEED_EVENTS, "moves") for seed in MOVES] + [(seed, SEED_EVENTS, "drains") for seed in DRAINS]
+    jobs += [(seed, SEED_EVENTS, "times") for seed in TIMES]
     seen: Counter[str] = Counter()
     failures = []
     with get_context("spawn").Pool(WORKERS) as pool:

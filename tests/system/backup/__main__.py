@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from liftpy.client import Client, connect
@@ -139,7 +140,11 @@ async def kills(folder: Path) -> None:
                 taken = await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES))
                 must(taken.kept_bytes > 0, "the next one uses no piece")
                 print(f"create killed before {step:10} the others are whole, the next one is too", flush=True)
-            prune_backups(store, 1, taken_at(taken.manifest.created_ns))
+            for path in store.sizes("running"):  # they began two days ago, and their processes are gone
+                store.remove(path)
+                earlier = datetime.now(UTC) - timedelta(days=2)
+                store.put(f"running/{earlier:%Y%m%dT%H%M%SZ}-{path[-8:]}", b'{"since": ""}')
+            must(prune_backups(store, 1, datetime.now(UTC)).waits_for == (), "who died two days ago is waited for")
             must(all_whole(store) == 1, "one is kept")
     copies = store.newest().streams[0].partitions
     scratch = folder / "scratch"
@@ -156,13 +161,6 @@ async def kills(folder: Path) -> None:
                 must(found == expected, f"another log after a kill before {step}")
                 print(f"restore killed before {step or 'nothing':10} whole after the next one", flush=True)
                 await client.delete_stream(STREAM)
-
-
-def taken_at(created_ns: int) -> object:
-    """A moment more than a day after it, at which unfinished backups have died."""
-    from datetime import UTC, datetime, timedelta
-
-    return datetime.fromtimestamp(created_ns / 1e9, UTC) + timedelta(days=2)
 
 
 async def _judge_restore(client: Client, store: Store, step: str, scratch: Path, cluster: DevCluster) -> None:

@@ -228,7 +228,15 @@ def test_prune_leaves_what_a_running_backup_may_use(tmp_path: Path) -> None:
     store.put(running_path(running), b"")
     assert prune_backups(store, 1, NOW).backups == ()
     assert files_of(tmp_path) == before, "it has not said yet"
-    prune_backups(store, 1, datetime(2026, 11, 26, tzinfo=UTC))
+    for ahead in (datetime(2026, 11, 26, tzinfo=UTC), datetime(2036, 11, 26, tzinfo=UTC)):
+        assert prune_backups(store, 1, ahead).waits_for == (running,)
+    assert files_of(tmp_path) == before, "that a day has gone one clock says, and nothing else"
+    for hours, gone in ((11, False), (12, True)):
+        later = f"{NOW + timedelta(hours=hours):%Y%m%dT%H%M%SZ}-0000000f"
+        store.put(running_path(later), b'{"since": ""}')
+        assert prune_backups(store, 1, NOW + timedelta(hours=23)).waits_for == (running, later), "nor is it a day old"
+        assert (running not in prune_backups(store, 1, datetime(2036, 11, 26, tzinfo=UTC)).waits_for) is gone
+        store.remove(running_path(later))
     assert set(list_backups(store)[0].manifest.files) == set(two.files)  # type: ignore[union-attr]
     assert not any(path.startswith("running/") or running in path for path in files_of(tmp_path)), "a day later it has died"
     assert one.backup == FIRST

@@ -246,6 +246,57 @@ def test_what_was_printed_while_the_loop_stood_still_is_committed(
     assert sum(asyncio.run(positions(cluster, name)).values()) == len(lines_out) > 0
 
 
+@pytest.mark.parametrize("presses", [0, 1])
+async def test_what_was_printed_is_finished_whenever_ctrl_c_is_pressed(monkeypatch: pytest.MonkeyPatch, presses: int) -> None:
+    """``presses``: before it is printed; once more when the last lines are waited for, or at once behind them."""
+    took, may_print, finished = asyncio.Event(), threading.Event(), []
+    part, parts = SimpleNamespace(slice=SimpleNamespace(records=list)), ["the only one"]
+
+    async def take() -> Any:
+        if parts:
+            parts.clear()
+            return part
+        took.set()
+        return await asyncio.Event().wait()
+
+    async def wait(writing: Any, timeout: float) -> None:
+        may_print.set()
+        while not all(task.done() for task in writing):
+            await asyncio.sleep(0.001)
+        reading.cancel()
+        await asyncio.sleep(0)
+
+    class Member:
+        async def __aenter__(self) -> Any:
+            return SimpleNamespace(take=take, finished=finished.append)
+
+        async def __aexit__(self, *_: object) -> None:
+            finished.append("closed")
+
+    def write(lines: Iterator[bytes]) -> None:
+        took_up.set()
+        assert may_print.wait(10)
+
+    took_up = threading.Event()
+    module = importlib.import_module("sidecar.cli.consume_group")
+    monkeypatch.setattr(module, "write_out", write)
+    only_in(monkeypatch, module, "asyncio", wait=wait)
+    asked = module.GroupReading("g", "orders", "earliest", (), (), "text", None)
+    reading = asyncio.create_task(module.consume_as_member(SimpleNamespace(group=lambda *_, **__: Member()), asked))
+    async with asyncio.timeout(10):
+        while not took_up.is_set():
+            await asyncio.sleep(0.001)
+        if presses:
+            reading.cancel()
+        else:
+            may_print.set()
+            await asyncio.wait((reading, asyncio.ensure_future(took.wait())), return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert finished == [part, "closed"]
+
+
 def test_what_could_not_be_printed_is_not_committed(cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: Iterator[bytes]) -> None:
         raise OSError(28, "No space left on device")

@@ -71,6 +71,27 @@ def test_without_a_majority_nothing_is_decided_until_there_is_one() -> None:
     assert other.halted == "", "its next process is sent a snapshot"
 
 
+def test_who_was_sent_a_snapshot_since_agrees_from_the_next_place_on() -> None:
+    """In the same session: what it told before stands, and nothing more is decided that would push it out."""
+    made = at(EVERY, D, b=E)
+    assert not made.judge(ABC)
+    assert made.halted
+    made.applied(2 * EVERY - 1, 2 * EVERY, F)
+    assert not made.judge(ABC)
+    assert made.halted, "nobody has told another place yet"
+    made.told("b", (2 * EVERY, F))
+    assert not made.judge(ABC)
+    assert (made.halted, made.agreed) == ("", (2 * EVERY, F))
+    made.applied(3 * EVERY - 1, 3 * EVERY, D)
+    made.told("b", (3 * EVERY, E))
+    assert not made.judge(ABC)
+    assert str(3 * EVERY) in made.halted, "and they differ anew"
+    itself = at(EVERY, E, b=D, c=D)
+    itself.applied(2 * EVERY - 1, 2 * EVERY, F)
+    itself.told("b", (2 * EVERY, F))
+    assert not itself.judge(ABC), "it was sent one itself, before it led"
+
+
 def test_a_learner_does_not_count_and_one_alone_agrees_with_itself() -> None:
     made = at(EVERY, D, b=E, l1=D)
     made.judge(("a", "b", "c"))

@@ -10,19 +10,22 @@ from cluster_driver import MS, Driver, Error
 from liftpy.cluster import features
 from liftpy.cluster.birth import begin_at
 from liftpy.cluster.changes import entry_between
-from liftpy.cluster.codec import image_from_bytes, image_to_bytes
+from liftpy.cluster.codec import image_from_bytes, image_from_pb, image_to_bytes
 from liftpy.cluster.diff import diff
 from liftpy.cluster.draft import Rules
 from liftpy.cluster.duties import MetadataDuties
+from liftpy.cluster.election_timers import ElectionTimers
 from liftpy.cluster.features import DEFAULT_QUOTA, SESSION_TIMES, SPOKEN, why_no_way_back, why_not_yet
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.level_check import HeardLevels, levels_answer
+from liftpy.cluster.pages import ClusterPages, describe
 from liftpy.cluster.records import SessionTimesSet, record_from_pb
 from liftpy.cluster.replay import replay
 from liftpy.cluster.session import NodeSessions, heartbeat_every_s
 from liftpy.cluster.snapshot import decode_snapshot, encode_snapshot
 from liftpy.config import ReplicationConfig, SessionTimes
 from liftpy.errors import ConfigError
+from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
 
 OWN = SessionTimes(2000, 900)
@@ -193,6 +196,10 @@ def test_nodes_and_their_worker_processes_are_told() -> None:
     assert (diff(before, after).lease_changed, bool(diff(before, after))) == (True, True)
     settle(driver)
     assert not diff(after, driver.fsm.image).lease_changed, "3 s is still the longest"
+    pages = ClusterPages()
+    while pages.request is not None:
+        pages.add(describe(after, pages.request).cluster)
+    assert image_from_pb(pages.cluster.image).session_times == after.session_times, "and clients"
     begun = entry_between(ClusterImage(), before)
     assert begun is not None
     assert record_from_pb(begun.records[-1]).times == OWN  # type: ignore[union-attr]
@@ -355,6 +362,18 @@ def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:
     sessions = leading(driver)
     beat(sessions, driver, "b", START + 1000 * MS)
     assert ends_ns(sessions, "a", START) == 2000 * MS, "it took less than the session before"
+
+
+@pytest.mark.parametrize(("level", "session_s"), [(SESSION_TIMES, 2), (DEFAULT_QUOTA, 60)])
+def test_an_election_that_nobody_hurries_waits_for_the_clusters_session(level: int, session_s: int) -> None:
+    driver = a_driver("a", "b", level=level)
+    driver.create(replicationFactor=2)
+    stream = driver.fsm.image.streams["orders"]
+    waiting = replace(stream.partitions[0], status=PartitionStatus.ELECTION, leader="", deposed="")
+    image = driver.fsm.image.with_altered(replace(stream, partitions=(waiting,)))
+    timers = ElectionTimers(ReplicationConfig(session_s=60.0, lease_s=50.0), wait_s=1.0)
+    timers.lead(image, START)
+    assert timers.next_deadline_ns() == START + (session_s + 1) * 1000 * MS
 
 
 def test_a_node_beats_often_enough_for_the_lease() -> None:

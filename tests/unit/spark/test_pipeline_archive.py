@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from liftpy.errors import (
     UnavailableError,
 )  # fmt: skip
 from liftpy.spark.failures import SourceError, coded
-from liftpy.spark.pipelines import archiving
+from liftpy.spark.pipelines import archiving, orphans
 from liftpy.spark.pipelines import writing as writing_module
 from liftpy.spark.pipelines.archiving import Archived, ArchivePlan
 from liftpy.spark.pipelines.committing import (
@@ -322,6 +323,20 @@ def test_orphans_of_a_delta_table(tmp_path: Path) -> None:
     remove_orphans(found)
     assert find_orphans(table, 0.0).files == ()
     assert state_of(table).record_count == 10
+
+
+def test_a_clock_that_is_years_ahead_makes_no_file_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1_700_000_000.0
+    for name, at_s in (("dead", now_s - 4000), ("being-written", now_s)):
+        file = tmp_path / "orders" / "0" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        os.utime(file, (at_s, at_s))
+    for ahead_s, older_s in ((0.0, 0.0), (1e9, 0.0), (-100.0, 100.0)):
+        monkeypatch.setattr(orphans.time, "time", lambda clock_s=now_s + ahead_s: clock_s)
+        ages = {Path(one.path).name: one.age_s for one in orphans._listed(tmp_path)}
+        assert ages == {"dead": 4000.0 - older_s, "being-written": -older_s}
+    assert list(orphans._listed(tmp_path / "none")) == []
 
 
 def test_statistics_are_never_narrower_than_the_records() -> None:
