@@ -78,6 +78,24 @@ MUTANTS = [
         tests=("tests/unit/cluster/test_membership_rules.py",),
     ),
     *rows(
+        "sidecar/metadata/membership.py",
+        ("a lease is as long as the image says", "            if granted is not None:\n                self._heard(*granted)", "            if granted is not None:\n                self._heard(granted.sent_ns, self._group.image.longest_lease_ns)", "a node that hears of a longer lease before its answer comes is a second leader"),
+        ("a lease that waited is as long as the image says", "call_soon(self._heard, *granted)", "call_soon(self._heard, granted.sent_ns, new.longest_lease_ns)", "a node that hears of a longer lease before its answer comes is a second leader"),
+        ("heartbeats keep the settings' pace", "            self._beats.pace = self._pace(new)\n", "            pass\n", "nodes have no lease most of the time after a change"),
+        ("settings that say nothing any more are not named", "        self._compare(self._group.image)\n        self._end", "        self._end", "an operator changes a setting and wonders"),
+        tests=("tests/unit/metadata/test_metadata_shell.py",),
+    ),
+    *rows(
+        "liftpy/cluster/election_timers.py",
+        ("an election waits for the settings' session", "return self._own_session_ns if times is None else times.session_ms * NS_PER_MS", "return self._own_session_ns", "partitions wait a minute for a leader, with one controller's settings"),
+        tests=_TIMES,
+    ),
+    *rows(
+        "liftpy/cluster/pages.py",
+        ("clients are not told the session times", "    if image.session_times is not None:\n", "    if False:\n", "an operator can't see them, and no change is waited for"),
+        tests=_TIMES,
+    ),
+    *rows(
         "sidecar/partition/set.py",
         ("leases are passed on at the settings' pace", "        self._pass_on_every_ns = (lease_ns or self._own_lease_ns) // _PARTS_OF_A_LEASE\n", "", "leaders are without a lease most of the time after a change"),
         ("leaders take the settings' lease", "MetadataHeard(sent_ns=sent_ns, lease_ns=lease_ns)", "MetadataHeard(sent_ns=sent_ns)", "a node with a longer lease of its own is a second leader"),

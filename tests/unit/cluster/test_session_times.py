@@ -354,6 +354,10 @@ def test_a_change_is_settled_by_who_has_led_with_it_for_the_longest_session() ->
     sessions.image_changed(driver.fsm.image, START + 40_000 * MS)
     due = [due for due in sessions.due(START + 44_000 * MS) if isinstance(due, pb.SettleSessionTimes)]
     assert [request.change for request in due] == [2]
+    driver.fence("b")
+    sessions.image_changed(driver.fsm.image, START + 44_001 * MS)
+    again = sessions.due(START + 44_001 * MS)
+    assert not any(isinstance(due, pb.SettleSessionTimes) for due in again), "it is under way"
 
 
 def test_a_start_that_takes_long_is_waited_for_by_the_longest_session() -> None:

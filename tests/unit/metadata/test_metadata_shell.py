@@ -18,6 +18,7 @@ from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.feed import FeedProducer
 from liftpy.cluster.image import ClusterImage, NodeImage
 from liftpy.cluster.member import LookFor, Order
+from liftpy.config import SessionTimes
 from liftpy.errors import ConfigError, FencedError, LiftError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -183,6 +184,45 @@ async def test_a_lease_runs_on_when_everybody_has_seen_the_image_of_the_answer(t
     assert heard == [11], "the other watchers first"
     await asyncio.sleep(0)
     assert heard == [11, 12]
+
+
+async def test_a_lease_is_as_long_as_its_answer_says_whatever_the_image_and_the_settings_say(tmp_path: Path) -> None:
+    group, heard = Group(), []
+    made = Membership(NodeSettings("n4", tmp_path), group, lambda *lease: heard.append(lease), lambda _: None)  # type: ignore[arg-type]
+    group.show(session_times=SessionTimes(9000, 8000))
+    made._end_heartbeats = lambda: None  # type: ignore[assignment,return-value]
+    made._answered(11, pb.ControlResponse(error=OK, index=5, leaseMs=400))
+    made._answered(12, pb.ControlResponse(error=OK, index=6, leaseMs=300))
+    group.show(index=6, session_times=SessionTimes(60_000, 8000))
+    await asyncio.sleep(0)
+    assert heard == [(11, 400_000_000), (12, 300_000_000)]
+
+
+async def test_the_pace_of_heartbeats_and_the_session_are_the_images_and_settings_that_differ_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, group, _, _ = a_member(tmp_path)
+    group.inner = group.loop = None
+
+    def not_run(loop: Any, running: Any, *_: Any, **__: Any) -> None:
+        running.close()
+
+    monkeypatch.setattr(membership_module, "spawn_in", not_run)
+    made.start()
+    assert (made._beats.pace, made.session_s) == ((0.25, 2.0), 2.0)  # type: ignore[union-attr]
+    assert caplog.messages == []
+    group.show(session_times=SessionTimes(700, 300, 2000, 900, 1))
+    assert (made._beats.pace, made.session_s) == ((pytest.approx(0.1), 0.7), 0.7)  # type: ignore[union-attr]
+    said = ["the settings say session 2 s, lease 0.9 s, and the cluster has session 0.7 s, lease 0.3 s: that holds"]
+    assert caplog.messages == said
+    group.show(session_times=SessionTimes(700, 300, change=1))
+    assert caplog.messages == said, "once"
+    group.show(session_times=SessionTimes(2000, 900, 700, 300, 2))
+    assert caplog.messages == said
+    made.start()
+    group.show(session_times=SessionTimes(5000, 900, change=3))
+    made.start()
+    assert len(caplog.messages) == 3, "when it changes, and at the start"
 
 
 @pytest.mark.parametrize(("incarnation", "ends"), [(7, False), (8, True), (6, False)])
