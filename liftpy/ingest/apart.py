@@ -9,6 +9,8 @@ from liftpy.ingest.columns import BATCH, TYPE_POSITION, RawMessage
 from liftpy.ingest.jetstream import FAST_BATCH_REPLY
 from liftpy.wire.envelope import MAGIC
 
+_KIND = slice(TYPE_POSITION, TYPE_POSITION + 1)
+
 
 def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[list[RawMessage]]:
     """Runs of those that somebody waits for an answer to, and of those that nobody does: the core treats them differently."""
@@ -18,14 +20,13 @@ def runs_of(messages: list[RawMessage], replies: Sequence[bytes]) -> Iterator[li
 
 def late_ones(messages: list[RawMessage]) -> tuple[list[list[RawMessage]], list[RawMessage]]:
     """Who may be refused for having waited too long, in pieces that are read together, and the others: nobody waits for those."""
-    waited_for = [message for message in messages if message[1]]
-    alone = [[message] for message in waited_for if _is_alone(message)]
-    together = [message for message in waited_for if not _is_alone(message)] if alone else waited_for
-    return [*([together] if together else []), *alone], [message for message in messages if not message[1]]
-
-
-def _is_alone(message: RawMessage) -> bool:
-    """Whether others that are read with it would not be looked at: it may be a whole batch, or one of a fast batch."""
-    _, reply, payload, _ = message
-    kind = payload[TYPE_POSITION : TYPE_POSITION + 1]
-    return (kind == BATCH and payload.startswith(MAGIC)) or reply.endswith(FAST_BATCH_REPLY)
+    together, alone, others = list[RawMessage](), list[list[RawMessage]](), list[RawMessage]()
+    for message in messages:
+        _, reply, payload, _ = message
+        if not reply:
+            others.append(message)
+        elif reply.endswith(FAST_BATCH_REPLY) or (payload[_KIND] == BATCH and payload.startswith(MAGIC)):
+            alone.append([message])  # others that are read with a batch would not be looked at
+        else:
+            together.append(message)
+    return [*([together] if together else []), *alone], others

@@ -30,6 +30,24 @@ async def test_all_who_are_refused_in_a_flood_are_told_so() -> None:
     assert out.calm_after_s >= 0
 
 
+async def test_what_was_altered_holds_once_all_nodes_have_it() -> None:
+    asked: list[str] = []
+    indexes = {"n1": iter([4, 7, 7]), "n2": iter([7, 7]), "n3": iter([3, 5, 6, 9])}
+
+    async def index_of(node: str) -> int:
+        asked.append(node)
+        return next(indexes[node])
+
+    await quota.until_all_have(["n1", "n2", "n3"], index_of)
+    assert asked == ["n1", "n2", "n3", "n1", "n2", "n3", "n3", "n3"]
+
+    async def one_stays(node: str) -> int:
+        return 7 if node == "n1" else 6
+
+    with pytest.raises(TimeoutError):
+        await quota.until_all_have(["n1", "n2"], one_stays, ready_s=0.05)
+
+
 def said(
     answers: dict[str, int], per_s: float = 1000.0, ms: float = 5.0, unanswered: int = 0, seconds: float = 30.0
 ) -> dict[str, Any]:

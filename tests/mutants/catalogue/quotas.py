@@ -36,8 +36,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/apart.py",
-        ("each envelope is read alone", "return (kind == BATCH and payload.startswith(MAGIC)) or", "return payload.startswith(MAGIC) or", "under a flood of the client's publishers little is stored"),
-        ("a fast batch hides ids", " or reply.endswith(FAST_BATCH_REPLY)", "", "who is told no finds it stored, since another one beside him asked for a fast batch"),
+        ("each envelope is read alone", "(payload[_KIND] == BATCH and payload.startswith(MAGIC))", "payload.startswith(MAGIC)", "under a flood of the client's publishers little is stored"),
+        ("a fast batch hides ids", "reply.endswith(FAST_BATCH_REPLY) or", "", "who is told no finds it stored, since another one beside him asked for a fast batch"),
         tests=_UNREAD,
     ),
     *rows(
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/apart.py",
-        ("plain ones are late too", "[message for message in messages if not message[1]]", "[]", "bursts that nobody waits for are dropped instead of stored"),
+        ("plain ones are late too", "            others.append(message)\n", "            pass\n", "bursts that nobody waits for are dropped instead of stored"),
         tests=_PUBLISHERS,
     ),
     *rows(

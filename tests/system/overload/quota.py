@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from sidecar.dev.cluster import DevCluster
 QUOTA_PER_S, OFFERED_PER_S, NEIGHBOUR_PER_S = 1000, 3000, 1000
 SIZE_BYTES = 100
 _READY_S = 60.0
+_LOOK_S = 0.02
 
 
 @dataclass
@@ -106,6 +108,26 @@ async def until_led(client: Client, name: str) -> None:
         await asyncio.sleep(0.05)
 
 
+async def until_known(cluster: DevCluster, client: Client) -> None:
+    """Until what the metadata group has answered holds on all nodes that run."""
+    running = [name for name, node in cluster.nodes.items() if node.running]
+
+    async def index_of(node: str) -> int:
+        return int((await client.node_status(node))["metadata_index"])
+
+    await until_all_have(running, index_of)
+
+
+async def until_all_have(nodes: Sequence[str], index_of: Callable[[str], Awaitable[int]], ready_s: float = _READY_S) -> None:
+    """Until all of them have applied as much of the metadata log as any of them has now: one of them leads it, and has applied what it
+    answered. Raises TimeoutError."""
+    wanted = max([await index_of(node) for node in nodes])
+    async with asyncio.timeout(ready_s):
+        for node in nodes:
+            while await index_of(node) < wanted:
+                await asyncio.sleep(_LOOK_S)
+
+
 async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> Outcome:
     """Two new streams of ``cluster``; what their publishers met."""
     out = Outcome(seconds=seconds, tolerance=tolerance)
@@ -120,7 +142,7 @@ async def run(cluster: DevCluster, seconds: float, tolerance: float = 0.02) -> O
             sender(cluster, "neighbour", NEIGHBOUR_PER_S, SIZE_BYTES, seconds),
         )
         await client.alter_stream("held", quota_records_per_s=2 * QUOTA_PER_S)
-        await asyncio.sleep(0.2)
+        await until_known(cluster, client)
         out.altered = await sender(cluster, "held", 2 * OFFERED_PER_S, SIZE_BYTES, seconds / 2)
         await _by_client(client, out, seconds / 2)
         await _by_default(cluster, client, out, seconds / 2)
@@ -132,7 +154,7 @@ async def _by_default(cluster: DevCluster, client: Client, out: Outcome, seconds
     stream = await client.create_stream("plain", "plain")
     await until_led(client, "plain")
     await client.set_default_quota(records_per_s=QUOTA_PER_S)
-    await asyncio.sleep(0.2)
+    await until_known(cluster, client)
     out.default = await sender(cluster, "plain", OFFERED_PER_S, SIZE_BYTES, seconds)
     await asyncio.to_thread(cluster.nodes[stream.partitions[0].leader].kill)
     await until_led(client, "plain")

@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.history import NAMES, SECONDS, History
+from sidecar.partition import by_change
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
@@ -98,8 +99,11 @@ def test_a_late_sample_is_that_of_all_its_seconds_and_one_far_too_late_of_none()
 
 
 @pytest.mark.parametrize(("look_s", "rests_s"), [(0.0001, None), (0.01, MOST_REST_S)])
-def test_it_works_in_slices_and_rests_as_long_as_it_has_to(look_s: float, rests_s: float | None) -> None:
+def test_it_works_in_slices_and_rests_as_long_as_it_has_to(
+    look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
+    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 
