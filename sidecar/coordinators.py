@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field
@@ -44,6 +45,7 @@ from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Su
 from sidecar.bus.keys import Keys
 from sidecar.group_lags import EVERY_S, LOOK_FAILED, EndOf, GroupLags
 from sidecar.own_reads import OwnNodeReader, ReadsOf
+from sidecar.restarting import count_restart
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
 
@@ -78,6 +80,8 @@ class _Hosted:
     state: GroupCoordinator | None = None
     host: ServiceHost | None = None
     restarts: int = 0
+    in_a_row: int = 0
+    """Of those, without a minute of work in between: one that failed ten times in a year is not waited for."""
     problem: str = "starting"
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -119,7 +123,8 @@ class GroupCoordinators:
         self._reads_of = reads_of
         self._say = say
         self._running: dict[PartitionKey, _Hosted] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: dict[asyncio.Task[None], PartitionKey] = {}
+        """Of coordinators that are ending."""
         self._connecting = asyncio.Lock()
         self._connection: NatsConnection | None = None
         self._closed = False
@@ -143,16 +148,20 @@ class GroupCoordinators:
         for key in self._running.keys() - wanted:
             one = self._running.pop(key)
             one.end()
-            self._keep(one)
+            self._keep(key, one)
 
-    def _keep(self, one: _Hosted) -> None:
+    def _keep(self, key: PartitionKey, one: _Hosted) -> None:
         if one.task is not None and not one.task.done():
-            self._leaving.add(one.task)
-            one.task.add_done_callback(self._leaving.discard)
+            self._leaving[one.task] = key
+            one.task.add_done_callback(self._leaving.pop)
 
     # ---- one of them ------------------------------------------------------------------------------------------------------
     async def _run(self, key: PartitionKey, one: _Hosted) -> None:
+        earlier = [task for task, left in self._leaving.items() if left == key]
+        if earlier:  # of a replica that was moved away and is back: two of one partition would write one snapshot
+            await asyncio.wait(earlier, timeout=_STOP_S)
         while not one.stopping.is_set():
+            began_s = time.monotonic()
             try:
                 transport, namespace = await self._transport(), self._settings.namespace
                 read = partial(self._reader, transport, key)
@@ -167,9 +176,10 @@ class GroupCoordinators:
                 one.host = None
             if not one.stopping.is_set():
                 one.restarts += 1
+                one.in_a_row = count_restart(one.in_a_row, time.monotonic() - began_s)
                 self._counters["coordinators begun anew"] += 1
                 logger.error("%s: its coordinator has ended, and begins anew: %s", key, one.problem)
-                await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.restarts - 1, 10), _LONGEST_AGAIN_S))
+                await _wait(one.stopping, min(_AGAIN_S * 2 ** min(one.in_a_row - 1, 10), _LONGEST_AGAIN_S))
 
     def _reader(self, transport: Transport, key: PartitionKey, options: ReadOptions) -> OwnNodeReader:
         return OwnNodeReader(transport, Subjects(self._settings.namespace), key, options, self._reads_of)

@@ -78,9 +78,11 @@ class Subscribed:
             link.when_heard(settled)
 
     def leave(self) -> None:
-        """Unsubscribe; what is on its way still comes."""
+        """Unsubscribe; what is on its way still comes. Where there was no connection yet there is nothing, and it stays so."""
         if self._listener is not None:
             self._listener.leave()
+        else:
+            self._standby.closed(self)
 
     def close(self) -> None:
         """Unsubscribe; nothing comes any more."""

@@ -18,6 +18,7 @@ from sidecar.backup.store import Store
 from sidecar.backup.taking import TakenBackup, TakeOptions, take_backup
 from sidecar.cli.backup_metrics import write_metrics
 from sidecar.cli.backup_restore import cursors_, drill_, restore
+from sidecar.cli.backup_spans import said_of, trace_options, traced
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.cli.tables import table
@@ -46,9 +47,19 @@ def backup() -> None:
     "--since", default="last", show_default=True, metavar="ID", help="Whose pieces are used again; 'none': all is copied."
 )
 @click.option("--bytes-per-s", default=DEFAULT_BYTES_PER_S, show_default=True, type=click.IntRange(0), help="Bound; 0: none.")
+@trace_options
 @json_option
 @connection_options
-def create(url: str, streams: tuple[str, ...], since: str, bytes_per_s: int, as_json: bool, target: Target) -> None:
+def create(
+    url: str,
+    streams: tuple[str, ...],
+    since: str,
+    bytes_per_s: int,
+    as_json: bool,
+    trace: str,
+    trace_endpoint: str,
+    target: Target,
+) -> None:
     """Copy all that is committed now, the streams' settings, and what groups and cursors have committed."""
     store = Store.at(url)
     options = TakeOptions(
@@ -58,10 +69,13 @@ def create(url: str, streams: tuple[str, ...], since: str, bytes_per_s: int, as_
         bytes_per_s=bytes_per_s,
     )
 
-    async def work(client: Client) -> TakenBackup:
-        return await take_backup(client, store, options)
+    with traced("backup", target, trace, trace_endpoint) as spans:
 
-    taken = with_client(target, work)
+        async def work(client: Client) -> TakenBackup:
+            return await take_backup(client, store, options, step=spans.step)
+
+        taken = with_client(target, work)
+        spans.attributes = said_of(taken.manifest) | {"liftpy.written_bytes": taken.written_bytes}
     if as_json:
         shown = _shown(taken.manifest) | {"written_bytes": taken.written_bytes, "took_s": round(taken.took_s, 3)}
         click.echo(json.dumps(shown))

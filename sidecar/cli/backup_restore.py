@@ -23,6 +23,7 @@ from sidecar.backup.looking import read_image
 from sidecar.backup.restoring import Restore, Restored, RestoreOptions, RestoreWish
 from sidecar.backup.staging import Until
 from sidecar.backup.store import Store
+from sidecar.cli.backup_spans import said_of, trace_options, traced
 from sidecar.cli.options import connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -54,11 +55,12 @@ backup_option = click.option("--backup", "backup_id", default="", metavar="ID", 
 @click.option("--replicas", default=0, type=click.IntRange(0), help="How many.  [default: as it had]")
 @scratch_option
 @node_config_option
+@trace_options
 @json_option
 @connection_options
 def restore(
     url: str, backup_id: str, everything: bool, name: str, into: str, subject: str, until_text: str | None, replicas: int,
-    scratch: Path | None, node_config: Path | None, as_json: bool, target: Target,
+    scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str, target: Target,
 ) -> int:  # fmt: skip
     """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
 
@@ -81,10 +83,13 @@ def restore(
         default_quota=image.default_quota if everything else NO_QUOTA,
     )
 
-    async def work(client: Client) -> Restored:
-        return await Restore(client, store, manifest, wishes, options).run()
+    with traced("restore", target, trace, trace_endpoint) as spans:
+        spans.attributes = said_of(manifest) | {"liftpy.streams": len(wishes)}
 
-    done = with_client(target, work)
+        async def work(client: Client) -> Restored:
+            return await Restore(client, store, manifest, wishes, options, spans.step).run()
+
+        done = with_client(target, work)
     if as_json:
         click.echo(json.dumps(_shown(manifest, done)))
         return 0 if done.is_whole else EXIT_PARTLY
@@ -184,9 +189,13 @@ def _shown(manifest: Manifest, done: Restored) -> dict[str, object]:
 @backup_option
 @scratch_option
 @node_config_option
+@trace_options
 @json_option
 @connection_options
-def drill_(url: str, backup_id: str, scratch: Path | None, node_config: Path | None, as_json: bool, target: Target) -> None:
+def drill_(
+    url: str, backup_id: str, scratch: Path | None, node_config: Path | None, as_json: bool, trace: str, trace_endpoint: str,
+    target: Target,
+) -> None:  # fmt: skip
     """Restore everything under names of its own, compare every replica with the backup, delete it; say how long it took.
 
     The streams of a drill are read-only, named drill-..., and gone at the end.
@@ -195,10 +204,13 @@ def drill_(url: str, backup_id: str, scratch: Path | None, node_config: Path | N
     manifest = store.newest(backup_id)
     options = RestoreOptions(target=target, scratch=scratch, node_config=node_config)
 
-    async def work(client: Client) -> Drilled:
-        return await drill(client, store, manifest, options)
+    with traced("drill", target, trace, trace_endpoint) as spans:
+        spans.attributes = said_of(manifest)
 
-    done = with_client(target, work)
+        async def work(client: Client) -> Drilled:
+            return await drill(client, store, manifest, options, spans.step)
+
+        done = with_client(target, work)
     if as_json:
         said = {name: getattr(done, name) for name in ("backup", "streams", "partitions", "records", "size_bytes")}
         times = {name: round(getattr(done, name), 3) for name in ("served_s", "rto_s", "compared_s", "rpo_s")}

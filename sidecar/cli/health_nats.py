@@ -38,7 +38,12 @@ _PROBE_SUBJECT = "liftpy-probe"
 def health(
     level: str | None, port: None, node_id: str | None, cluster: bool, probe: bool, as_json: bool, target: Target
 ) -> int:
-    """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered."""
+    """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered.
+
+    A cluster is healthy when the metadata group commits and no node is fenced, silent or below the level. So it is 1 on that side of a
+    split that goes on, too, where the nodes of the other side are fenced: the first line says that the group commits. On the other
+    side it is 3.
+    """
     if node_id is not None and cluster:
         raise click.UsageError("give --node or --cluster")
     return show(_by_nats(target, level or "ready", node_id, probe), as_json)

@@ -68,8 +68,9 @@ class Beside:
     def run(self, work: Callable[[], int], within_s: float) -> int | Future[int]:
         """What ``work`` returned, or raised; after ``within_s`` that which will have it."""
         if self._jobs is None:
-            self._jobs = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._jobs,), name=THREAD_NAME, daemon=True).start()
+            jobs: SimpleQueue[_Job | None] = SimpleQueue()
+            threading.Thread(target=_serve, args=(jobs,), name=THREAD_NAME, daemon=True).start()
+            self._jobs = jobs  # not before: the system may have no thread to give, and nobody would serve the next one
         job = _Job(work)
         self._jobs.put(job)
         if job.is_done(within_s):

@@ -20,6 +20,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, field
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -109,8 +110,18 @@ class DataFolder:
                 ) from None
             raise StorageError(f"data folder {path}: {error.strerror}") from error
         self._take_lock()
-        os.ftruncate(self.lock, 0)
-        os.write(self.lock, f"{os.getpid()}\n".encode())
+        self._sign_lock()
+
+    def _sign_lock(self) -> None:
+        """Write who holds it, over what was there: a disk that is full since keeps no node from starting."""
+        signed = f"{os.getpid()}\n".encode()
+        try:
+            if os.pwrite(self.lock, signed, 0) != len(signed):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.ftruncate(self.lock, len(signed))
+        except OSError as error:
+            os.close(self.lock)  # else the next start in this process would find the folder in use
+            raise StorageError(f"write {self.path / 'lock'}: {error.strerror}") from error
 
     def _take_lock(self) -> None:
         deadline = time.monotonic() + _ORPHANS_S
@@ -239,6 +250,14 @@ class DataFolder:
             self._remove_empty(path.parent)
         except OSError as error:
             raise StorageError(f"remove {path}: {error.strerror}") from error
+
+    def finish_deletions(self) -> None:
+        """Remove what ``delete_partition`` has left in a process that ended meanwhile: nobody would ask for it again. What can't be
+        removed now is left to the next start."""
+        for left in (self.path / "streams").glob("*/*.deleted"):
+            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):
+                self._remove_empty(left.parent)
 
     def _remove_empty(self, folder: Path) -> None:
         """Of a stream, if nothing is left in it; another process of the node may do the same."""

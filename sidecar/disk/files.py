@@ -209,12 +209,18 @@ class DiskFile:
 
     def _become_copy(self, size_bytes: int) -> None:
         copy = DiskFile(self.path.with_name(self.path.name + ".tmp"), create=True, maps=self._maps)
-        for position in range(0, size_bytes, _COPY_BYTES):
-            copy.append([self.read(position, min(_COPY_BYTES, size_bytes - position))])
-        copy.sync()
-        with _storage_errors("replace", self.path):
-            os.rename(copy.path, self.path)
-            sync_folder(self.path.parent)
+        try:
+            for position in range(0, size_bytes, _COPY_BYTES):
+                copy.append([self.read(position, min(_COPY_BYTES, size_bytes - position))])
+            copy.sync()
+            with _storage_errors("replace", self.path):
+                os.rename(copy.path, self.path)
+                sync_folder(self.path.parent)
+        except StorageError:
+            copy.close()
+            with suppress(OSError):
+                os.unlink(copy.path)  # of a full disk it takes what others could use
+            raise
         self._maps.forget(self)
         self._descriptor, copy._descriptor = copy._descriptor, -1
         self._identity, self._sealed, self._size_bytes = copy._identity, False, size_bytes

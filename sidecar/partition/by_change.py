@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from operator import add, attrgetter, sub
 from typing import Any
 
@@ -36,6 +37,8 @@ ROLES = tuple(role.value for role in RoleName)
 _LEADER, _FOLLOWER, _QUIET = RoleName.LEADER, RoleName.FOLLOWER, Following.QUIET  # an enum takes its time to find them
 AT_ONCE = 32
 """Partitions between two looks at the clock."""
+TAKEN_AT_ONCE = 1024
+"""The same where they are only taken out of ``touched``: some 0.3 ms."""
 _leaves = attrgetter(
     "ingest.counters", "reads", "acks", "log", "replica", "derived", "derived.ids", "derived.producers", "derived.subjects",
     "states.writer", "ingest.reader", "fetches", "executor", "standby", "services",
@@ -145,8 +148,14 @@ class ByChange:
         if self._labels.patterns != self._patterns:
             self._label_anew()
         unread, touched = self._unread, self._touched
-        unread.update(dict.fromkeys(touched))
-        touched.clear()
+        taken_count = 0
+        while taken := list(islice(touched, TAKEN_AT_ONCE)):
+            unread.update(dict.fromkeys(taken))
+            touched.difference_update(taken)
+            taken_count += len(taken)
+            if len(taken) < TAKEN_AT_ONCE or taken_count > len(self._rows):
+                break  # the rest was touched meanwhile
+            yield
         rest = len(unread)
         while rest > 0 and unread:
             some = min(rest, AT_ONCE, len(unread))

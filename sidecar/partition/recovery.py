@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from concurrent.futures import Executor as Pool
+from contextlib import suppress
 from pathlib import Path
 
 from liftpy.errors import LiftError
@@ -29,7 +30,11 @@ def _logs_in(streams: Path) -> list[Path]:
         return []
     with os.scandir(streams) as found:
         names = sorted(entry.name for entry in found if entry.is_dir())
-    return [streams / name / number for name in names for number in sorted(os.listdir(streams / name)) if number.isdigit()]
+    logs: list[Path] = []
+    for name in names:
+        with suppress(FileNotFoundError):  # the node's first process has just removed it: it was empty
+            logs += [streams / name / number for number in sorted(os.listdir(streams / name)) if number.isdigit()]
+    return logs
 
 
 class RecoveredLogs:
@@ -49,8 +54,11 @@ class RecoveredLogs:
         """Logs of which a flush had failed when they were open last."""
 
     async def run(self, folder: DataFolder, pool: Pool, *, clean_stop: bool, share: WorkerShare = WHOLE) -> None:
-        """Recover every log in the folder that is the share's. After a clean stop a tail that has to be cut is damage, too."""
+        """Recover every log in the folder that is the share's. After a clean stop a tail that has to be cut is damage, too. The first
+        process ends deletions that were interrupted."""
         loop = asyncio.get_running_loop()
+        if share.number == 0:
+            await loop.run_in_executor(pool, folder.finish_deletions)
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
         self.names = frozenset(f"{path.parent.name}/{path.name}" for path in paths)
         paths = [path for path in paths if share.holds_folder(f"{path.parent.name}/{path.name}")]

@@ -270,7 +270,7 @@ class Partitions:
         except LiftError as error:
             logger.error("%s: the log can't be opened: %s: %s", key, error.code, error)
             self.failed[key] = f"{error.code}: {error}"
-            self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._changed.add, (key,))
+            self._retry_later(key)
             return False
         self.failed.pop(key, None)
         self._workers[key] = worker
@@ -280,6 +280,17 @@ class Partitions:
         self._by_name[key.stream, key.partition] = worker
         self._garbage.opened()
         return True
+
+    def _retry_later(self, key: PartitionKey) -> None:
+        """Once, however often changes of the image have made it be tried meanwhile: else each would retry for ever."""
+        earlier = self._retries.pop(key, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._retries[key] = asyncio.get_running_loop().call_later(_RETRY_S, self._retry, key)
+
+    def _retry(self, key: PartitionKey) -> None:
+        del self._retries[key]
+        self._changed.add((key,))
 
     async def _stop(self, worker: PartitionWorker) -> None:
         """Stop a worker: once each, and to the end, even where the caller is cancelled meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import timeit
 from functools import partial
@@ -51,8 +52,8 @@ class Partitions(list[Any]):
 
 
 async def scrape(count: int) -> tuple[dict[str, float], float, float]:
-    """ms of CPU to gather the figures of so many partitions, by how many of them something has happened in; of the longest slice on the
-    clock; and of CPU for the text."""
+    """ms of CPU to gather the figures of so many partitions, by how many of them something has happened in; of its longest
+    slice; and for the text."""
     workers = [a_worker(f"s{n % 100}", n, RoleName.LEADER if n % 3 == 0 else RoleName.FOLLOWER) for n in range(count)]
     for worker in workers[10:]:  # most have refused and dropped nothing
         worker.standby.has_counted = False
@@ -61,23 +62,30 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
         worker.ingest.counters.throttled.clear()
     reporter = a_reporter([])
     reporter.partitions = held = Partitions(workers)
-    figures, longest_s = NodeFigures(reporter), 0.0
+    gc.collect()
+    gc.freeze()  # as a node does with what its partitions hold
+    figures, longest_s, slice_began = NodeFigures(reporter), 0.0, 0.0
 
     async def beside() -> None:
-        nonlocal longest_s
-        before = time.perf_counter()
         while True:
             await asyncio.sleep(0)
-            now = time.perf_counter()
-            before, longest_s = now, max(longest_s, now - before)
+            look_at_slice()
+
+    def look_at_slice() -> None:
+        nonlocal longest_s, slice_began
+        now = time.thread_time()
+        slice_began, longest_s = now, max(longest_s, now - slice_began)
 
     async def gathered_ms() -> float:
-        began = time.process_time()
+        nonlocal slice_began
+        task = asyncio.ensure_future(beside())
+        await asyncio.sleep(0)
+        slice_began = began = time.thread_time()
         await figures.gather()
-        return (time.process_time() - began) * 1e3
+        look_at_slice()
+        task.cancel()
+        return (time.thread_time() - began) * 1e3
 
-    task = asyncio.ensure_future(beside())
-    await asyncio.sleep(0)
     took = {"at first": await gathered_ms()}
     for _ in held.counts.here.look():  # a sample of the history
         await asyncio.sleep(0)
@@ -95,7 +103,6 @@ async def scrape(count: int) -> tuple[dict[str, float], float, float]:
             took[f"{name}, {unread} left unread"] = took.pop(name)
             for _ in held.counts.here.look():
                 await asyncio.sleep(0)
-    task.cancel()
     found = await figures.gather()
     began = time.process_time()
     exposition(found)

@@ -550,4 +550,31 @@ MUTANTS = [
         ),
         tests=("tests/unit/node/test_tracing.py",),
     ),
+    *rows(
+        "liftpy/trace/steps.py",
+        (
+            "steps never end",
+            "if len(self._steps) < MOST_STEPS:",
+            "if True:",
+            "a command of very many steps fills the memory and the queue of spans",
+        ),
+        (
+            "a step ends with the command",
+            "ends = [*(at for _, at in self._steps[1:]), end_ns]",
+            "ends = [end_ns] * len(self._steps)",
+            "no step's time is its own",
+        ),
+        tests=("tests/unit/backup/test_backup_spans.py",),
+    ),
+    *rows(
+        "sidecar/cli/backup_spans.py",
+        (
+            "what failed has no span",
+            "    finally:\n        thread.put",
+            "    else:\n        thread.put",
+            "of a backup that failed nobody sees where",
+        ),
+        ("a failure is none", "thread.put(spans.ended(said))", "thread.put(spans.ended())", "a backup that failed looks well"),
+        tests=("tests/unit/backup/test_backup_spans.py",),
+    ),
 ]

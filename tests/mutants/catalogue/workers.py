@@ -251,4 +251,48 @@ MUTANTS = [
         ),
         tests=("tests/unit/node/test_life_of_a_node.py",),
     ),
-]
+    *rows(
+        "sidecar/workers/channel.py",
+        ("what was read counts for ever", "                self._unsent_bytes -= len(frame)", "                pass", "a worker that has said 64 MiB ends its node"),
+        ("a loop turns once", "        self._asked_loop, self._turned = False, time.monotonic()", "        self._asked_loop = False", "a node takes itself down a session after its start"),
+        ("a stop that hangs outlives the node", "        while True:\n            if any(frame", "        while False:\n            if any(frame", "a process holds the folder's lock after its node"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/workers/child.py",
+        ("an answer speaks of what is over", "count=len(question.fetches))", "count=len(self._quiet.over(question)))", "a worker's quiet fetches are never confirmed"),
+        ("every worker stops cleanly", "int(self.was_clean))", "1)", "records that no disk has are believed after a restart"),
+        ("closed before it is", "            await self.partitions.close_subjects(timeout_s)\n        self._channel", "            spawn(self.partitions.close_subjects(timeout_s), \"x\")\n        self._channel", "publishes go unanswered in each planned restart"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/workers/handle.py",
+        ("the exit code does not matter", "            clean = clean and code == 0\n", "", "a worker that crashed at its end is believed to have flushed"),
+        ("questions without answers stay", "        finally:\n            del self._asked[token]", "        finally:\n            pass", "memory grows with each look at a worker that is slow"),
+        ("who waits for a worker waits for ever", "                event.set_exception(ended)\n                event.exception()  # nobody may be waiting\n", "                pass\n", "a start hangs where a worker ended"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/workers/parent.py",
+        ("the last worker's damage counts", "name: count + said[name]", "name: said[name]", "a node keeps its place in ISRs whose records one worker has lost"),
+        ("milliseconds are seconds", "request, timeout_ms / 1000)", "request, timeout_ms)", "a proposal of a worker waits for an hour"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/workers/relayed.py",
+        ("proposals that were given up stay", "        finally:\n            self._asked.pop(token, None)", "        finally:\n            pass", "memory grows with each deletion that is called off"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/workers/quiet.py",
+        ("questions are never done", "        finally:\n            self._waiting -= 1", "        finally:\n            pass", "after 256 questions none is answered any more"),
+        ("questions have no bound", "if question is None or self._waiting >= MOST_AT_ONCE:", "if question is None:", "a flood of questions fills the memory while a worker is slow"),
+        ("an answer about fewer counts", "return _places(places, answer.over) if answer.count == len(places) else places", "return _places(places, answer.over)", "followers take fetches for counted that nobody has seen"),
+        tests=("tests/unit/node/test_workers_ends.py",),
+    ),
+    *rows(
+        "sidecar/partition/set.py",
+        ("who leaves comes back", "        del self._aside[worker.key]\n        if not self._closing:\n            worker", "        del self._aside[worker.key]\n        if True:\n            worker", "a node that leaves takes publishes again, which nobody answers"),
+        tests=("tests/unit/partition/test_partition_set.py",),
+    ),
+]  # fmt: skip

@@ -78,3 +78,17 @@ def test_one_that_ends_just_when_it_is_given_up_counts_as_in_time(monkeypatch: p
     made = Beside(FlushPlace())
     assert made.run(lambda: gate.wait(10) and 5, 0.001) == 5
     made.close()
+
+
+def test_a_thread_that_the_system_does_not_give_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, start = Beside(FlushPlace()), threading.Thread.start
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError):
+        made.run(lambda: 1, 10)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert made.run(lambda: 2, 10) == 2, "not put before a thread that never was"
+    made.close()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +120,30 @@ def test_the_lock_says_who_holds_the_folder_and_nothing_of_who_did(tmp_path: Pat
     folder = DataFolder(tmp_path)
     assert (tmp_path / "lock").read_bytes() == f"{os.getpid()}\n".encode()
     folder.close()
+
+
+def test_a_lock_is_signed_in_the_place_of_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was cut first may find no space on a full disk."""
+    (tmp_path / "lock").write_bytes(b"99999999999999\n")
+    cuts: list[int] = []
+    monkeypatch.setattr("sidecar.disk.data_folder.os.ftruncate", lambda _, size: cuts.append(size))
+    DataFolder(tmp_path).close()
+    assert cuts == [len(f"{os.getpid()}\n")]
+
+
+def test_a_cut_that_failed_leaves_neither_its_copy_nor_a_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = DiskFile(tmp_path / "a.log", create=True)
+    file.append([b"0123456789"])
+    file.seal()
+    made: list[DiskFile] = []
+
+    def full(copy: DiskFile, _: Any) -> None:
+        made.append(copy)
+        raise NoSpaceError("no space")
+
+    monkeypatch.setattr(DiskFile, "append", full)
+    with pytest.raises(NoSpaceError):
+        file.truncate(5)
+    assert (made[0]._descriptor, os.listdir(tmp_path)) == (-1, ["a.log"])
+    assert bytes(file.read(0, 10)) == b"0123456789", "nothing was cut"
+    file.close()

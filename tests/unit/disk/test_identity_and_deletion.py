@@ -13,6 +13,7 @@ from liftpy.errors import CorruptionError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey
 from sidecar.disk import data_folder
 from sidecar.disk.data_folder import DataFolder, NodeIdentity
+from sidecar.restarting import momentary
 from tests.unit.disk.recording import FOLDER, Recorder
 
 KEY = PartitionKey("orders", "u1", 0)
@@ -109,3 +110,35 @@ def test_an_error_of_the_system_is_one_of_ours(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StorageError):
         folder.delete_partition(KEY)
     folder.close()
+
+
+def test_a_start_ends_the_deletions_that_were_interrupted(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    other = PartitionKey("orders", "u2", 1)
+    folder.finish_deletions()  # there is nothing yet
+    for key in (KEY, other):
+        folder.partition_storage(key).create("log").append([b"x"])
+        folder.partition_path(key).rename(folder.partition_path(key).with_name(f"{key.partition}.deleted"))
+    kept = PartitionKey("orders", "u2", 0)
+    folder.partition_storage(kept).create("log").append([b"y"])
+    folder.finish_deletions()
+    left = sorted(str(path.relative_to(tmp_path / "streams")) for path in (tmp_path / "streams").rglob("*"))
+    assert left == ["orders-u2", "orders-u2/0", "orders-u2/0/log"]
+    folder.close()
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_start_that_can_not_sign_the_lock_lets_it_go(short: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next start in this process would find the folder in use, and end for good."""
+
+    def full(*_: Any) -> int:
+        if short:
+            return 1
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(data_folder.os, "pwrite", full)
+        with pytest.raises(StorageError, match="lock: No space") as caught:
+            DataFolder(tmp_path)
+    assert momentary(caught.value), "it is tried again"
+    DataFolder(tmp_path).close()

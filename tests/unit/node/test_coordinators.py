@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,3 +171,48 @@ async def test_where_they_may_not_run(connections: list[dict[str, Any]], tmp_pat
     assert made.report() == []
     await made.close()
     assert not Host.made
+
+
+async def test_one_that_is_back_begins_when_the_one_before_has_ended(connections: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Both would write one snapshot, and the older one last."""
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    made.follow(ClusterImage(), image_of("a", "a"))
+    await until(lambda: len(Host.made) == 2)
+    first = next(host for host in Host.made if host.settings.partition == 0)
+    ends, first.stop = first.stop, lambda: None  # type: ignore[method-assign]
+    made.follow(ClusterImage(), image_of("b", "b"))
+    made.follow(ClusterImage(), image_of("a", "a"))
+    await until(lambda: len(Host.made) == 3)
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    assert len(Host.made) == 3, "of the other partition alone: that one has ended"
+    ends()
+    await until(lambda: len(Host.made) == 4)
+    assert sorted(host.settings.partition for host in running()) == [0, 1]
+    await made.close()
+
+
+async def test_one_that_has_worked_for_long_is_begun_anew_soon(
+    connections: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def waited(_: asyncio.Event, timeout_s: float) -> None:
+        pauses.append(timeout_s)
+
+    times = iter([0, 1, 2, 3, 100, 200])
+    monkeypatch.setattr(module, "_wait", waited)
+    monkeypatch.setattr(module, "_AGAIN_S", 1.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(times, 300)))
+    made = GroupCoordinators(settings(tmp_path), tmp_path, Counter(), nothing_read, say)
+    one = module._Hosted()
+    Host.fails = [RuntimeError("a defect")] * 3
+    running_one = asyncio.ensure_future(made._run(PartitionKey(GROUPS_STREAM, "u1", 0), one))
+    for _ in range(1000):
+        if len(pauses) == 3 and one.host is not None:
+            break
+        await asyncio.sleep(0)
+    monkeypatch.undo()
+    one.end()
+    await running_one
+    assert (pauses, one.restarts) == ([1.0, 2.0, 1.0], 3)

@@ -95,6 +95,7 @@ class History:
 @pytest.mark.parametrize("seed", range(40))
 def test_sums_by_difference_are_those_of_a_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_change, "AT_ONCE", 2)
+    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 3)
     history, now_ns = History(seed), clock.now_ns()
     for number in range(400):
         history.step()
@@ -115,6 +116,30 @@ def test_what_was_not_touched_is_not_read() -> None:
     list(counts.here.look())
     assert counts.all().total("ingest_records") == 25
     assert not counts.touched
+
+
+def test_many_are_taken_in_slices_each_once_and_who_is_touched_meanwhile_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_change, "AT_ONCE", 1)
+    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 4)
+    counts = NodeCounts()
+    workers = [a_worker("s", number) for number in range(10)]
+    for worker in workers:
+        counts.begins(worker)
+    look = counts.here.look()
+    for taken in (4, 8):
+        next(look)
+        assert (counts.here.unread_count, len(counts.touched)) == (taken, 10 - taken)
+    read = sum(1 for _ in look)
+    assert (read, counts.here.unread_count, len(counts.touched)) == (10, 0, 0)
+    for worker in workers:
+        counts.touched.add(worker)
+    look = counts.here.look()
+    for _ in range(1000):  # a look ends, however often all of them are touched meanwhile
+        counts.touched.update(workers)
+        if next(look, "ended") == "ended":
+            break
+    else:
+        pytest.fail("it never ends")
 
 
 def test_what_an_ending_partition_marks_is_let_go_with_it() -> None:

@@ -39,6 +39,7 @@ from liftpy.replica.reads import ReadBudget
 from liftpy.wire.refusals import REFUSED
 from sidecar import clock
 from sidecar.cli.backup_metrics import TABLE as BACKUP_TABLE
+from sidecar.partition import by_change
 from sidecar.partition.by_change import AT_ONCE
 from sidecar.partition.counted import MOST_LABELS, OTHERS, StreamLabels
 from sidecar.partition.node_counts import NodeCounts
@@ -99,7 +100,7 @@ class Watched(SimpleNamespace):
 
 
 class AllOfThem(set[Any]):
-    """Stand-ins do not say when something changes: all are looked at each time."""
+    """Stand-ins do not say when something changes: all are looked at each time, if they are taken at once."""
 
     def __init__(self, held: Held) -> None:
         super().__init__()
@@ -164,7 +165,7 @@ def a_reporter(workers: list[Any], streams: tuple[str, ...] = (), **more: Any) -
 
 
 def gathered(reporter: Any) -> Figures:
-    with patch.object(figures_module, "MOST_S", 60.0):
+    with patch.object(figures_module, "MOST_S", 60.0), patch.object(by_change, "TAKEN_AT_ONCE", 1 << 20):
         return asyncio.run(NodeFigures(reporter).gather())
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from liftpy.config import AckPolicy
 from liftpy.history import NAMES, SECONDS, History
+from sidecar import clock
+from sidecar.partition import by_change
 from sidecar.status import sampler
 from sidecar.status.sampler import MOST_COVERED_S, MOST_REST_S, SLICE_S, Sampler
 from tests.unit.node.test_metrics import a_reporter, a_worker, gathered, shown
@@ -35,7 +37,8 @@ def newest(history: History) -> dict[str, float]:
     return {name: rows.columns[number][0] for number, name in enumerate(NAMES)}
 
 
-def test_a_row_is_what_grew_since_the_last_one_and_what_is_now() -> None:
+def test_a_row_is_what_grew_since_the_last_one_and_what_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now_ns", lambda: 10**15)  # or lags grow between the two looks that are compared
     short, under = a_worker("t", 1, isr=("n1", "n2")), a_worker("u", 2, isr=("n1",))
     reporter = a_reporter([a_worker(), short, under])
     made, history, clocks = a_sampler(reporter)
@@ -55,7 +58,7 @@ def test_a_row_is_what_grew_since_the_last_one_and_what_is_now() -> None:
     assert row["isr_full"] + row["isr_below"] + row["isr_under_min"] == metric["partitions", "leader"] == 3
     assert row["isr_below"] + row["isr_under_min"] == metric["partitions_under_replicated",] == 2
     assert row["isr_under_min"] == metric["partitions_under_min_isr",] == 1
-    assert row["lag"] == pytest.approx(metric["replica_lag_seconds",], abs=0.01) == pytest.approx(24, abs=0.1)
+    assert row["lag"] == pytest.approx(metric["replica_lag_seconds",], abs=1e-6) == pytest.approx(24, abs=1e-6)
     assert sum(row[f"acks_{number}"] for number in range(12)) == 100
     assert 0.002 < row["ack_p50"] < row["ack_p99"] < 0.00401
     assert 0.002 < row["flush_p99"] < 0.00401
@@ -98,8 +101,11 @@ def test_a_late_sample_is_that_of_all_its_seconds_and_one_far_too_late_of_none()
 
 
 @pytest.mark.parametrize(("look_s", "rests_s"), [(0.0001, None), (0.01, MOST_REST_S)])
-def test_it_works_in_slices_and_rests_as_long_as_it_has_to(look_s: float, rests_s: float | None) -> None:
+def test_it_works_in_slices_and_rests_as_long_as_it_has_to(
+    look_s: float, rests_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``rests_s``: the most, where samples cost so much that none would count any more."""
+    monkeypatch.setattr(by_change, "TAKEN_AT_ONCE", 1 << 20)
     reporter = a_reporter([a_worker(partition=number) for number in range(2_000)])
     now_s, soon, later = [0.0], [], []
 

@@ -149,6 +149,16 @@ def test_pages_are_one_page_in_order_and_as_long_as_asked() -> None:
     assert set(page["connections"]) == {"reads", "reads.1"}
 
 
+def test_a_page_is_as_whole_and_as_connected_as_the_least_of_its_processes() -> None:
+    own, other = _page(0, ("a", 0)), _page(1, ("a", 1))
+    for page in (own, other):
+        page["copies"]["is_slow"] = True
+    assert joined_page(own, [(1, other)], ("", -1), 9)["copies"] == {"copied_bytes": 4, "is_slow": True}
+    other["nats"] = {**other["nats"], "connected": False}
+    joined = joined_page(own, [(1, {**other, "more": True})], ("", -1), 9)
+    assert (joined["nats"]["connected"], joined["more"]) == (False, True)
+
+
 def test_the_most_urgent_partitions_of_all_processes_come_first() -> None:
     def told(*rows: tuple[int, int], more: bool = False) -> dict[str, Any]:
         listed = [{"urgency": rank, "stream": "s", "partition": number} for rank, number in rows]

@@ -175,6 +175,23 @@ async def test_an_opening_that_failed_is_tried_again(monkeypatch: pytest.MonkeyP
     assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
     assert "not now" in node.failed[KEY]
     await until(lambda: seen == [KEY])
+    assert node._retries == {}
+
+
+async def test_an_opening_that_failed_is_tried_again_once_however_often_it_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of the image tries it as well: each of them would go on by itself."""
+
+    async def opened(*_: Any) -> Fed:
+        raise StorageError("not now")
+
+    monkeypatch.setattr(partitions_module, "open_worker", opened)
+    node = partitions()
+    handles = []
+    for _ in range(3):
+        assert not await node._start(KEY, SimpleNamespace(subject="shop", config=None), SimpleNamespace())
+        handles.append(node._retries[KEY])
+    assert [handle.cancelled() for handle in handles] == [True, True, False]
+    await node.stop()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"uid": "u2"}, {"leader_epoch": 5}, {"partition": 2}])
@@ -195,6 +212,18 @@ async def test_stepping_aside_is_said_when_nothing_is_on_its_way_any_more(
     assert order == ["leave"], "publishers are still answered"
     one.ingest.idle = True
     await until(lambda: order == ["leave", "done", "back"])
+    await node.stop()
+
+
+async def test_who_stepped_aside_does_not_come_back_on_a_node_that_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions_module, "_BACK_AFTER_S", 0.001)
+    one = Fed(KEY, leads=True)
+    node, order = partitions(one), one.asked
+    one.ingest.idle = True
+    node.step_aside(stream="orders", partition=3, uid="u1", leader_epoch=4, done=lambda: order.append("done"))
+    node._closing = True
+    await until(lambda: not node._aside)
+    assert order == ["leave", "done"], "publishes would go unanswered"
     await node.stop()
 
 

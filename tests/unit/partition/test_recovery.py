@@ -14,6 +14,7 @@ from liftpy.errors import StorageError
 from liftpy.log import log as log_module
 from liftpy.log.horizon import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.log.log import Log
+from liftpy.shares import WorkerShare
 from liftpy.wire.batch import build_batch, split_batches
 from sidecar.disk.data_folder import DataFolder
 from sidecar.disk.files import FolderStorage
@@ -160,3 +161,25 @@ async def test_leader_epochs_and_horizon_are_those_of_the_files(folder: DataFold
     log, _ = Log.open(found.storage, SMALL, recovered=found)
     assert log.horizon == Horizon(12, 1)
     log.close()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_first_process_ends_deletions_and_the_others_bear_it(
+    number: int, folder: DataFolder, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = a_log(folder, "a-1")
+    doomed = folder.path / "streams" / "b-2" / "0.deleted"
+    doomed.mkdir(parents=True)
+    listed = os.listdir
+
+    def at_once_gone(path: Path) -> list[str]:
+        if number and Path(path) == doomed.parent:
+            raise FileNotFoundError(path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", at_once_gone)
+    logs = RecoveredLogs()
+    await logs.run(folder, pool, clean_stop=False, share=WorkerShare(number, 2))
+    assert logs.names == {f"a-1/{kept.name}"}
+    assert doomed.exists() == (number == 1)
+    logs.close()

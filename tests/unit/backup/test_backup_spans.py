@@ -1,0 +1,145 @@
+"""Spans of backups and restores: one for the command, one for each step, within bounds; off, nothing of OpenTelemetry is met."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from liftpy.errors import CorruptionError
+from liftpy.trace import steps as steps_module
+from liftpy.trace.steps import StepSpans
+from sidecar.backup.taking import TakenBackup
+from sidecar.cli import backup as create_module
+from sidecar.cli import backup_restore as restore_module
+from sidecar.cli.backup_spans import said_of, traced
+from sidecar.settings import Target
+from tests.unit.backup.stored import SECOND, two_backups
+
+
+def test_a_step_ends_where_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter((100, 110, 130, 170, 105))
+    spans = StepSpans("backup", lambda: next(now))
+    for name in ("begin", "barrier", "pieces"):
+        spans.step(name)
+    spans.attributes = {"liftpy.streams": 2}
+    root, steps, parent, links = spans.ended("torn")
+    assert (root.name, root.start_ns, root.end_ns, root.error) == ("backup", 100, 105, "torn")
+    assert root.attributes == {"liftpy.streams": 2, "liftpy.step": "pieces"}
+    said = [(step.name, step.start_ns, step.end_ns) for step in steps]
+    assert said == [("begin", 110, 130), ("barrier", 130, 170), ("pieces", 170, 170)], "the clock went back"
+    assert (parent, links) == (None, ())
+
+    monkeypatch.setattr(steps_module, "MOST_STEPS", 2)
+    many = StepSpans("backup", lambda: 7)
+    assert many.ended().children == ()
+    for name in "abc":
+        many.step(name)
+    assert [step.name for step in many.ended().children] == ["a", "b"]
+    assert many.ended().root.attributes == {}
+
+
+class Kept:
+    """An exporter in memory."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.ended = threading.Event()
+
+    def export(self, spans: Any) -> Any:
+        self.spans += spans
+        return SimpleNamespace(name="SUCCESS")
+
+    def shutdown(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize("error", [None, CorruptionError("a file is torn"), KeyboardInterrupt()])
+def test_the_command_is_exported_when_it_ends_or_fails(error: BaseException | None) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    kept = Kept()
+    with nullcontext() if error is None else pytest.raises(type(error)):  # noqa: SIM117 - what is raised goes through
+        with traced("restore", Target(), "otlp", "", lambda: kept) as spans:
+            spans.step("look")
+            spans.step("stage")
+            if error is not None:
+                raise error
+    assert kept.ended.is_set()
+    *steps, root = sorted(kept.spans, key=lambda span: span.parent is None)
+    assert (root.name, [step.name for step in steps]) == ("restore", ["look", "stage"])
+    assert {step.parent.span_id for step in steps} == {root.context.span_id}
+    assert (root.status.description or "") == ("" if error is None else str(error) or "KeyboardInterrupt")
+    assert ("liftpy.step" in root.attributes) is (error is not None)
+
+
+def test_a_collector_that_hangs_holds_nobody_up_for_long() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    may_end = threading.Event()
+
+    class Hangs(Kept):
+        def export(self, spans: Any) -> Any:
+            may_end.wait(60)
+            return super().export(spans)
+
+    with traced("backup", Target(), "otlp", "", Hangs):
+        pass
+    assert not may_end.is_set(), "it was not waited for"
+    may_end.set()
+
+
+@pytest.mark.parametrize("what", ["create", "restore", "drill"])
+def test_each_command_tells_its_steps(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    _, _, manifest = two_backups(tmp_path)
+    kept = Kept()
+    monkeypatch.setattr("sidecar.tracing.exporting.otlp_exporter", lambda endpoint: kept if endpoint == "http://c" else None)
+    module = create_module if what == "create" else restore_module
+
+    async def take(client: Any, store: Any, options: Any, *, step: Any) -> TakenBackup:
+        step("pieces")
+        return TakenBackup(manifest, 12, 0.5)
+
+    async def drill(client: Any, store: Any, manifest: Any, options: Any, step: Any) -> Any:
+        step("compare")
+        raise CorruptionError("n2 holds something else")
+
+    class Restore:
+        def __init__(self, *given: Any) -> None:
+            self._step = given[-1]
+
+        async def run(self) -> Any:
+            self._step("serve")
+            raise CorruptionError("a file is torn")
+
+    def with_client(target: Target, work: Any) -> Any:
+        return asyncio.run(work(None))
+
+    monkeypatch.setattr(create_module, "take_backup", take)
+    monkeypatch.setattr(restore_module, "Restore", Restore)
+    monkeypatch.setattr(restore_module, "drill", drill)
+    monkeypatch.setattr(module, "with_client", with_client)
+    words = [what, str(tmp_path), "--trace", "otlp", "--trace-endpoint", "http://c", *(["--all"] if what == "restore" else [])]
+    ended = CliRunner().invoke(create_module.backup, words)
+    step, root = sorted(kept.spans, key=lambda span: span.parent is None)
+    names = {"create": ("backup", "pieces"), "restore": ("restore", "serve"), "drill": ("drill", "compare")}
+    assert (root.name, step.name) == names[what], ended.output
+    assert root.attributes["liftpy.backup"] == SECOND
+    assert root.attributes["liftpy.bytes"] == manifest.size_bytes == said_of(manifest)["liftpy.bytes"]
+    assert root.attributes.get("liftpy.written_bytes") == (12 if what == "create" else None)
+
+
+def test_off_nothing_of_opentelemetry_is_loaded() -> None:
+    code = (
+        "import sys; from sidecar.cli.backup_spans import traced; from sidecar.settings import Target\n"
+        "with traced('backup', Target(), 'off', '') as spans: spans.step('begin')\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
