@@ -167,6 +167,10 @@ class PendingAcks:
             self._waiting[policy].append(_Unanswered(base_offset, last_offset, publishers, arrived_ns))
             self.count += len(publishers.replies)
 
+    def since_ns(self) -> int:
+        """When the oldest of those was taken who wait for an answer; 0: nobody waits, as far as times are known."""
+        return min((waiting[0].arrived_ns for waiting in self._waiting.values() if waiting), default=0)
+
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
         """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be. Or it is
         that publisher, and the leader that appended the record has not answered him: ``duplicate`` False."""

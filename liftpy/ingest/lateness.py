@@ -12,6 +12,11 @@ to it long before; after a flood a moment's wait is soon nothing again.
 Worked example, ``late_ns`` 1 s. A burst waits 900 ms: all is taken. One waits 1,001 ms: refused, until it is 62. More comes than is
 taken: at about 140 ms refused again, 10 ms later taken again, and so on. The flood ends; 4 s later something waits 500 ms: taken,
 the bound is 625.
+
+The queue may stand behind the log as well, where followers get too little of a processor that a flood has: what was taken waits for its
+commit, and each more that is taken waits longer. So while that bound is short, ``Unanswered`` has a partition refuse, too, as soon as
+its oldest publish without an answer is older than half of ``late_ns``, until a quarter. In a calm nobody is refused for it: a follower
+that died is waited for.
 """
 
 from __future__ import annotations
@@ -47,4 +52,19 @@ class Lateness:
             self.is_late = 2 * waited_ns > self._short_ns
         elif self._late_ns:
             self.is_late = waited_ns > self.bound_ns(now_ns)
+        return self.is_late
+
+
+class Unanswered:
+    """Of one partition: whether what was taken of it waits for too long. Times as of ``Lateness``."""
+
+    __slots__ = ("is_late",)
+
+    def __init__(self) -> None:
+        self.is_late = False
+
+    def look(self, since_ns: int, now_ns: int, late_ns: int) -> bool:
+        """The oldest was taken at ``since_ns``, 0: none waits; ``late_ns`` 0: in a calm, nothing is late."""
+        waited_ns = now_ns - since_ns if since_ns else 0
+        self.is_late = bool(late_ns) and waited_ns > late_ns // (4 if self.is_late else 2)
         return self.is_late

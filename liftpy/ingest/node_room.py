@@ -64,7 +64,7 @@ class NodeRoom:
     """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
 
     __slots__ = (
-        "_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "used_bytes", "waited_ns",
+        "_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "pressed_ns", "used_bytes", "waited_ns",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
@@ -77,6 +77,8 @@ class NodeRoom:
         """For how long the oldest of them has waited, about."""
         self.is_late = False
         """Who waits for an answer is refused."""
+        self.pressed_ns = 0
+        """More came than could be taken, until now or lately: ``ingest_late_s``, else 0."""
         self.used_bytes = 0
         self.is_limited = False
         """Partitions have less than their own bounds."""
@@ -92,11 +94,13 @@ class NodeRoom:
         if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
         self.is_late = self._lateness.look(self.waited_ns, now_ns)
+        is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self._late_ns
+        self.pressed_ns = self._late_ns if is_pressed else 0
 
     @property
     def retry_after_ms(self) -> int:
         """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""
-        wait_ns = max(self.waited_ns, self._late_ns // 2) if self.is_late else self.waited_ns
+        wait_ns = max(self.waited_ns, self._late_ns // 2) if self.is_late or self.pressed_ns else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:

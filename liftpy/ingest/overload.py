@@ -20,6 +20,7 @@ from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
 from liftpy.ingest.in_hand import IngestCounters
 from liftpy.ingest.ingest_shell import May
 from liftpy.ingest.jetstream import Unfit
+from liftpy.ingest.lateness import Unanswered
 from liftpy.ingest.recent_ids import RecentIds, Stored
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.envelope import MAGIC
@@ -42,7 +43,8 @@ class KnownIds(NamedTuple):
 class Overload:
     """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
     indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
-    ``say_no`` tells publishers, now or later."""
+    ``say_no`` tells publishers, now or later;
+    ``unanswered_since_ns``: when the oldest publish was taken that has no answer yet, 0: none waits."""
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class Overload:
         ids: KnownIds,
         say_no: Callable[[Publishers, Unfit, int], None],
         wall_ns: Callable[[], int],
+        unanswered_since_ns: Callable[[], int],
     ) -> None:
+        self._unanswered, self._unanswered_since_ns = Unanswered(), unanswered_since_ns
         self._may = may
         self._reader = reader
         self._counters = counters
@@ -67,7 +71,12 @@ class Overload:
 
     @property
     def _is_late(self) -> bool:
-        return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()
+        node = self._may.room.node
+        late = node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))
+        return late and self._reader.answers and self._may.refuse_for_now()
+
+    def _waits_for_commit(self, late_ns: int) -> bool:
+        return self._unanswered.look(self._unanswered_since_ns(), self._counters.times.now_ns(), late_ns)
 
     def refuses(self) -> bool:
         """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""

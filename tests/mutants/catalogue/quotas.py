@@ -21,6 +21,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/overload.py",
+        ("commits are waited for without an end", "node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))", "node.is_late", "under a flood who is accepted hears of it seconds later"),
+        ("a dead follower refuses in a calm", "(node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))", "self._waits_for_commit(10**9)", "a restart of a follower refuses what had only to wait"),
         ("what has come before is not stored", "if message_id in ids.in_hand or ids.waits():", "if message_id in ids.in_hand:", "who is told no finds his first message stored"),
         ("what is in hand is not stored", "if message_id in ids.in_hand or ids.waits():", "if ids.waits():", "who is told no finds his first message stored"),
         ("in hand is not known", "if stored is not None or ids[index] in in_hand}", "if stored is not None}", "who is told no finds his first message stored"),
@@ -71,7 +73,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/node_room.py",
-        ("who is refused at a short queue comes at once", "if self.is_late else self.waited_ns", "if False else self.waited_ns", "a flood of those who were refused follows on each flood"),
+        ("who is refused at a short queue comes at once", "if self.is_late or self.pressed_ns else self.waited_ns", "if False else self.waited_ns", "a flood of those who were refused follows on each flood"),
         tests=_LATE,
     ),
     *rows(
@@ -192,9 +194,9 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/overload.py",
-        ("a late node refuses what it may not", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._reader.answers", "publishes that a standby would store are dropped"),
-        ("nobody is late", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return False", "in an overload answers take longer and longer, and memory grows"),
-        ("late where nobody is answered", "return self._may.room.node.is_late and self._reader.answers and self._may.refuse_for_now()", "return self._may.room.node.is_late and self._may.refuse_for_now()", "what has a reply is lost in silence in a stream without acks"),
+        ("a late node refuses what it may not", "return late and self._reader.answers and self._may.refuse_for_now()", "return late and self._reader.answers", "publishes that a standby would store are dropped"),
+        ("nobody is late", "return late and self._reader.answers and self._may.refuse_for_now()", "return False", "in an overload answers take longer and longer, and memory grows"),
+        ("late where nobody is answered", "return late and self._reader.answers and self._may.refuse_for_now()", "return late and self._may.refuse_for_now()", "what has a reply is lost in silence in a stream without acks"),
         ("a full queue looks at each", "return self._is_late or (self._is_full() and self._reader.answers and self._may.refuse_for_now())", "return self._is_late", "a node without room spends its time on refusing"),
         ("a full queue refuses what it may not", "(self._is_full() and self._reader.answers and self._may.refuse_for_now())", "(self._is_full() and self._reader.answers)", "who is told no finds it stored"),
         ("unread ones are not counted", "        self._counters.overloaded += len(replies)\n", "", "an overload is not seen in metrics"),

@@ -296,7 +296,15 @@ def _much_waits(bench: Refused) -> None:
     bench.ingest._raw_bytes = bench.ingest._config.ingest_queue_bytes
 
 
-@pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits])
+def _waits_for_its_commit(bench: Refused) -> None:
+    bench.node.pressed_ns = 1000 * MS
+    bench.ingest.counters.times.now_ns = lambda: 7000 * MS
+    bench.arrive((b"_INBOX.1", b"v", b""))
+    assert bench.acks.since_ns() == 7000 * MS
+    bench.ingest.counters.times.now_ns = lambda: 7501 * MS
+
+
+@pytest.mark.parametrize("why", [_is_late, _has_no_room, _many_wait, _much_waits, _waits_for_its_commit])
 def test_a_door_is_shut_while_there_is_no_time_or_no_room(why: Callable[[Refused], None]) -> None:
     bench = Refused()
     door = bench.ingest._overload
@@ -308,6 +316,19 @@ def test_a_door_is_shut_while_there_is_no_time_or_no_room(why: Callable[[Refused
     bench.may(refuse_for_now=lambda: True)
     bench.ingest.reader._policy = AckPolicy.NONE
     assert not door.refuses(), "nobody is answered here: nobody waits"
+
+
+def test_what_waits_for_its_commit_shuts_the_door_only_where_more_comes_than_is_taken() -> None:
+    bench = Refused()
+    door = bench.ingest._overload
+    _waits_for_its_commit(bench)
+    bench.node.pressed_ns = 0
+    assert not door.refuses(), "a calm: a follower that died is waited for"
+    bench.node.pressed_ns = 1000 * MS
+    assert door.refuses()
+    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
+    assert bench.acks.since_ns() == 0
+    assert not door.refuses()
 
 
 def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from liftpy.config import NS_PER_S
-from liftpy.ingest.lateness import Lateness
+from liftpy.ingest.lateness import Lateness, Unanswered
 from liftpy.ingest.node_room import NodeRoom
 
 MS = NS_PER_S // 1000
@@ -89,6 +89,31 @@ def test_it_refuses_until_half_of_the_short_bound() -> None:
     assert not late.look(100 * MS, 9001 * MS)
     assert not late.look(200 * MS, 9001 * MS)
     assert late.look(200 * MS + 1, 9001 * MS)
+
+
+def test_a_node_is_pressed_from_its_first_refusal_until_its_bound_is_what_it_was() -> None:
+    room = NodeRoom(late_s=1.0)
+    room.look_at_age(10, 0, 0)
+    assert room.pressed_ns == 0
+    room.look_at_age(10, 0, 1001 * MS)
+    assert (room.is_late, room.pressed_ns) == (True, 1000 * MS)
+    room.look_at_age(10, 10, 1002 * MS)
+    assert (room.is_late, room.pressed_ns, room.retry_after_ms) == (False, 1000 * MS, 500)
+    room.look_at_age(10, 10, 8001 * MS)
+    assert room.pressed_ns == 1000 * MS
+    room.look_at_age(10, 10, 8002 * MS)
+    assert room.pressed_ns == 0
+
+
+def test_what_waits_for_its_commit_is_late_from_half_of_the_bound_until_a_quarter() -> None:
+    made, late_ns = Unanswered(), 1000 * MS
+    at_ns = 10_000 * MS
+    seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns) for waited_ms in (0, 251, 500, 501, 251, 250, 251, 500, 501)]
+    assert seen == [False, False, False, True, True, False, False, False, True]
+    assert not made.look(0, at_ns, late_ns), "nobody waits"
+    assert made.look(1, at_ns, late_ns)
+    assert not made.look(1, at_ns, 0), "in a calm a follower that died is waited for"
+    assert not made.look(at_ns - 500 * MS, at_ns, late_ns), "and it begins anew"
 
 
 def test_without_a_bound_nothing_is_late() -> None:
