@@ -90,8 +90,8 @@ class Ingest:
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
             ids=KnownIds(derived.ids, self._ids_in_hand, lambda: bool(self._raw)), say_no=self._say_no, wall_ns=wall_ns,
-            unanswered_since_ns=acks.since_ns,
         )  # fmt: skip
+        self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
         self._taken_over: TakenOver | None = None
         """What this node has heard before it led, while it takes publishes by the subscription by which it stood by. Of that

@@ -43,8 +43,7 @@ class KnownIds(NamedTuple):
 class Overload:
     """Of one partition, as a ``Refuser``. ``is_full``: whether what has arrived, and was not taken, leaves no room for more; ``known``:
     indices of those messages that are stored, in hand, or repeat an earlier one of them (None), or None: it is a batch that is stored;
-    ``say_no`` tells publishers, now or later;
-    ``unanswered_since_ns``: when the oldest publish was taken that has no answer yet, 0: none waits."""
+    ``say_no`` tells publishers, now or later."""
 
     def __init__(
         self,
@@ -57,9 +56,10 @@ class Overload:
         ids: KnownIds,
         say_no: Callable[[Publishers, Unfit, int], None],
         wall_ns: Callable[[], int],
-        unanswered_since_ns: Callable[[], int],
     ) -> None:
-        self._unanswered, self._unanswered_since_ns = Unanswered(), unanswered_since_ns
+        self.unanswered_since_ns: Callable[[], int] = lambda: 0
+        """When the oldest publish was taken that has no answer yet, 0: none waits."""
+        self._unanswered = Unanswered()
         self._may = may
         self._reader = reader
         self._counters = counters
@@ -76,7 +76,7 @@ class Overload:
         return late and self._reader.answers and self._may.refuse_for_now()
 
     def _waits_for_commit(self, late_ns: int) -> bool:
-        return self._unanswered.look(self._unanswered_since_ns(), self._counters.times.now_ns(), late_ns)
+        return self._unanswered.look(self.unanswered_since_ns(), self._counters.times.now_ns(), late_ns)
 
     def refuses(self) -> bool:
         """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""
