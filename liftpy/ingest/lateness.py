@@ -15,8 +15,8 @@ the bound is 625.
 
 The queue may stand behind the log as well, where followers get too little of a processor that a flood has: what was taken waits for its
 commit, and each more that is taken waits longer. So while that bound is short, ``Unanswered`` has a partition refuse, too, as soon as
-its oldest publish without an answer is older than half of ``late_ns``, until a quarter. In a calm nobody is refused for it: a follower
-that died is waited for.
+its oldest publish without an answer is older than half of ``late_ns``, until a quarter; and the bound stays short meanwhile. In a calm
+nobody is refused for it: a follower that died is waited for.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ class Lateness:
         if self._refused_ns < 0:
             return self._late_ns
         return min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)
+
+    def refused(self, now_ns: int) -> None:
+        """Somebody was, for another reason of the same cause."""
+        self._refused_ns = now_ns
 
     def look(self, waited_ns: int, now_ns: int) -> bool:
         """The oldest that waits unread has done so for ``waited_ns``; whether who waits for an answer is to be refused."""

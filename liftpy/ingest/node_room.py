@@ -97,6 +97,10 @@ class NodeRoom:
         is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self._late_ns
         self.pressed_ns = self._late_ns if is_pressed else 0
 
+    def refuses_for_commit(self, now_ns: int) -> None:
+        """A partition refuses for what waits for its commit: more comes than is taken, however soon it is read."""
+        self._lateness.refused(now_ns)
+
     @property
     def retry_after_ms(self) -> int:
         """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""

@@ -21,6 +21,7 @@ from liftpy.ingest.in_hand import IngestCounters
 from liftpy.ingest.ingest_shell import May
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.lateness import Unanswered
+from liftpy.ingest.node_room import NodeRoom
 from liftpy.ingest.recent_ids import RecentIds, Stored
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.envelope import MAGIC
@@ -72,11 +73,15 @@ class Overload:
     @property
     def _is_late(self) -> bool:
         node = self._may.room.node
-        late = node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))
+        late = node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node))
         return late and self._reader.answers and self._may.refuse_for_now()
 
-    def _waits_for_commit(self, late_ns: int) -> bool:
-        return self._unanswered.look(self.unanswered_since_ns(), self._counters.times.now_ns(), late_ns)
+    def _waits_for_commit(self, node: NodeRoom) -> bool:
+        now_ns = self._counters.times.now_ns()
+        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.pressed_ns)
+        if late:
+            node.refuses_for_commit(now_ns)
+        return late
 
     def refuses(self) -> bool:
         """Whether ``is_refused_unread`` ones are refused: the node is late, or there is no room for them here."""

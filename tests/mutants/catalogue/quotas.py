@@ -21,8 +21,8 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/overload.py",
-        ("commits are waited for without an end", "node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))", "node.is_late", "under a flood who is accepted hears of it seconds later"),
-        ("a dead follower refuses in a calm", "(node.pressed_ns > 0 and self._waits_for_commit(node.pressed_ns))", "self._waits_for_commit(10**9)", "a restart of a follower refuses what had only to wait"),
+        ("commits are waited for without an end", "node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node))", "node.is_late", "under a flood who is accepted hears of it seconds later"),
+        ("a refusal for a commit is none", "            node.refuses_for_commit(now_ns)\n", "            pass\n", "a flood fills the queue before the commit again and again"),
         ("what has come before is not stored", "if message_id in ids.in_hand or ids.waits():", "if message_id in ids.in_hand:", "who is told no finds his first message stored"),
         ("what is in hand is not stored", "if message_id in ids.in_hand or ids.waits():", "if ids.waits():", "who is told no finds his first message stored"),
         ("in hand is not known", "if stored is not None or ids[index] in in_hand}", "if stored is not None}", "who is told no finds his first message stored"),
@@ -55,6 +55,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/lateness.py",
+        ("a dead follower refuses in a calm", "self.is_late = bool(late_ns) and waited_ns", "self.is_late = waited_ns", "a restart of a follower refuses what had only to wait"),
         ("a queue may stand", "        if self._refused_ns < 0:\n", "        if True:\n", "under a flood who is accepted waits for as long as may be, and so does who is refused"),
         ("short for ever", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "self._short_ns", "after one flood every burst is refused"),
         ("long at once", "(now_ns - self._refused_ns) // _REGAINS_PARTS", "(now_ns - self._refused_ns)", "under a flood nearly as long a queue stands as before"),

@@ -331,6 +331,21 @@ def test_what_waits_for_its_commit_shuts_the_door_only_where_more_comes_than_is_
     assert not door.refuses()
 
 
+def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
+    """What comes is refused as soon as it is read then: no age of unread bytes would say that too much comes."""
+    bench = Refused()
+    bench.node = NodeRoom(100, late_s=1.0)
+    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    _waits_for_its_commit(bench)
+    assert bench.ingest._overload.refuses()
+    bench.node.look_at_age(0, 0, 7502 * MS)
+    assert bench.node.pressed_ns == 1000 * MS
+    bench.acks.release(AckPolicy.ALL, 0, 3, 0)
+    assert not bench.ingest._overload.refuses()
+    bench.node.look_at_age(0, 0, (7501 + 7000) * MS)
+    assert bench.node.pressed_ns == 0
+
+
 def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:
     bench = Refused()
     bench.node.waited_ns = 700_000_000
