@@ -63,8 +63,9 @@ def restore(
     """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
 
     Groups and cursors of streams that have their name again go on where they were; with --all an empty cluster gets the default quota,
-    and the session times that somebody had set, too. Streams take publishes once all replicas are in sync. Exit code 4: the streams are restored, and a position of a group or
-    cursor, or a setting of the cluster, could not be set; it is named, with the command that sets it.
+    and the session times that somebody had set, too. Streams take publishes once all replicas are in sync. Exit code 4: the streams
+    are restored, and a position of a group or cursor, or a setting of the cluster, could not be set; it is named, with the command
+    that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("give --all, or --into NAME (with --stream, --subject)")

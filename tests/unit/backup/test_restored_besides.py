@@ -1,4 +1,4 @@
-"""What goes with restored streams: groups' positions, the cluster's default quota and session times; what could not be set is said, and ends nothing."""
+"""What goes with restored streams: groups' positions, settings of the whole cluster; what could not be set is said, and ends nothing."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_session_times_that_nobody_has_set_are_no_part_of_a_backup() -> None:
 
 @pytest.mark.parametrize("cursors", [{}, {"g": ""}, {"g": "", "h": "orders/1 gives no bounds"}])
 @pytest.mark.parametrize(
-    "settings", [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]]
+    "settings",
+    [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
 )
 def test_the_exit_code_says_that_something_is_left_to_do(
     cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
