@@ -1,4 +1,4 @@
-"""What goes with restored streams: groups' positions, settings of the whole cluster; what could not be set is said, and ends nothing."""
+"""What goes with restored streams: groups' positions, the whole cluster's settings; what could not be set is said, and ends nothing."""
 
 from __future__ import annotations
 
