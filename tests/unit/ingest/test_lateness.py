@@ -131,7 +131,9 @@ def test_in_a_calm_a_queue_before_the_commit_stands_when_it_moves_and_is_too_old
 def test_in_a_calm_a_follower_that_died_is_waited_for() -> None:
     same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
     assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
-    moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [(10_000 + 50 * step, 1851 + 50 * step) for step in range(200)]
+    moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
+        (10_000 + 50 * step, 1851 + 50 * step) for step in range(200)
+    ]
     assert not any(seen_in_a_calm(moved_first))
 
 
