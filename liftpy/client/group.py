@@ -26,6 +26,7 @@ from typing import Literal, Protocol, cast
 from liftpy.client.calling import CommandAnswer
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
+from liftpy.client.ending import end_tasks
 from liftpy.client.group_part import GroupPart
 from liftpy.client.positions import Start
 from liftpy.client.producing import ProducerOptions
@@ -206,10 +207,7 @@ class Group:
             return
         self._closed = True
         self._news.set()
-        tasks = [*self._tasks, *(pump.task for pump in self._pumps.values() if pump.task is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._tasks, *(pump.task for pump in self._pumps.values())])
         self._pumps.clear()
         machine = self._machine
         if machine is None:
