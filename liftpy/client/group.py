@@ -315,9 +315,8 @@ class Group:
 
     def _pass_over(self) -> None:
         """What no application was given, for a filter leaves it out or it is gone, is done with when all before it is."""
-        waiting = {pump.gained.key for pump, _ in self._ready}
         for key, pump in self._pumps.items():
-            if key in waiting or self._in_hand[key, pump.gained.generation] or pump.consumer is None:
+            if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
                 continue
             at = pump.consumer.passed_offset
             if at is not None and at > max(pump.gained.position, self._done.get(key, (0, 0))[0]):

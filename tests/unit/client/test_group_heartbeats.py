@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from liftpy.client import GroupOptions
+from liftpy.client import group as group_module
+from liftpy.client import queue as queue_module
 from liftpy.client.group import Group
 from liftpy.client.transport import NoAnswerError
 from liftpy.errors import UnavailableError
@@ -156,6 +158,43 @@ async def test_a_heartbeat_that_nobody_answers_is_followed_by_the_next() -> None
         group._beat_soon.set()
         assert await group.take() is not None
         assert group.counters["unanswered"] == 2
+
+
+async def test_what_is_in_hand_or_waits_is_not_passed_over() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        part = await group.take()
+        assert part is not None
+        (pump,) = group._pumps.values()
+        while pump.consumer is None or pump.consumer.passed_offset != 1:
+            await asyncio.sleep(0)
+        group._pass_over()
+        assert group._done == {}
+        home.node.append(b"b")
+        while not group._ready:
+            await asyncio.sleep(0)
+        group.finished(part)
+        group._pass_over()
+        assert group._done == {part.key: (1, 1)}
+
+
+async def test_a_commit_of_many_partitions_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_POSITIONS", 1)
+    home = Coordinated(partitions=3)
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        for _ in range(3):
+            part = await group.take()
+            assert part is not None
+            group.finished(part)
+        await group.commit()
+        assert committed(home) == {0: 1, 1: 1, 2: 1}
+
+
+def test_the_clock_of_a_session_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: 7 if clock == time.CLOCK_BOOTTIME else 0)
+    assert (group_module.now_ns(), queue_module._now_ns()) == (7, 7)
 
 
 async def test_what_was_lost_is_neither_handed_on_nor_done() -> None:
