@@ -45,4 +45,82 @@ MUTANTS = [
         ),
         tests=_RECONNECTS,
     ),
+    *rows(
+        "sidecar/bus/backlog.py",
+        (
+            "a link that is away is a silent server",
+            "            self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS",
+            "            pass",
+            "for 10 s after an outage of one connection the server cuts the other unseen",
+        ),
+        (
+            "the silence of one server is the next one's",
+            "if self._about != (server_id, client_id):",
+            "if not self._about:",
+            "for 10 s after a change of servers nobody asks what the new one holds",
+        ),
+        tests=("tests/unit/bus/test_what_a_server_holds.py",),
+    ),
+    *rows(
+        "sidecar/bus/cuts.py",
+        (
+            "each server has client ids of its own",
+            "(t.server_id, t.client_id) == named]",
+            "t.client_id == cut.client_id]",
+            "a restart of NATS is counted as a loss of all that was ever published",
+        ),
+        (
+            "what is said of the next connection counts for the one before",
+            "_Cut(server_id, client_id, last)",
+            "_Cut(server_id, client_id, None)",
+            "the least that was lost with a connection is not told",
+        ),
+        tests=("tests/unit/bus/test_what_a_server_holds.py",),
+    ),
+    *rows(
+        "sidecar/bus/inflow.py",
+        (
+            "another server's backlog is this one's",
+            "if (told.server_id, told.client_id) == self._identity() and not told.reason:",
+            "if told.client_id == self._client_id and not told.reason:",
+            "publishes are left out that the new server does not hold",
+        ),
+        (
+            "without a thread nobody reads",
+            "            transport.resume_reading()\n            self.errors",
+            "            self.errors",
+            "a node that is out of descriptors goes deaf with the first burst",
+        ),
+        tests=("tests/unit/bus/test_who_reads_a_burst.py", "tests/unit/bus/test_inflow_steps.py"),
+    ),
+    *rows(
+        "sidecar/bus/standby_link.py",
+        (
+            "a missing file ends the node",
+            "            except ConfigError as error:",
+            "            except MemoryError as error:",
+            "a node stops because its credentials were being replaced when it first stood by",
+        ),
+        tests=("tests/unit/bus/test_standby_link.py",),
+    ),
+    *rows(
+        "sidecar/partition/driver.py",
+        (
+            "each wake-up of a held replica is kept",
+            "_NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)",
+            "_NEWEST_COUNTS = (MetadataHeard, NoticeReceived)",
+            "whoever may publish on a notify subject ends a node whose disk hangs",
+        ),
+        tests=("tests/unit/partition/test_executor.py",),
+    ),
+    *rows(
+        "sidecar/partition/services.py",
+        (
+            "a goodbye must have an address",
+            'reply.decode(errors="replace")',
+            "reply.decode()",
+            "a service that leaves is kept, and an error is logged",
+        ),
+        tests=("tests/unit/service/test_service_desk.py",),
+    ),
 ]
