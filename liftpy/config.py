@@ -350,7 +350,8 @@ class ReplicationConfig:
     holds 64 MiB for a connection, and cuts it then. Half of it may be held back for partitions that can't take what came."""
     ingest_late_s: float = 1.0
     """When something has waited unread for longer, publishes that somebody waits for are refused, before clients take silence for a
-    loss and send again; while that lasts already beyond an eighth of it (``liftpy/ingest/lateness.py``)."""
+    loss and send again; while that lasts already beyond an eighth of it. So they are while answers go out, and all of them later
+    than that (``liftpy/ingest/lateness.py``)."""
     ingest_queue_bytes: int = 64 * 1024 * 1024
     """The same for one partition."""
     ingest_queue_records: int = 262_144

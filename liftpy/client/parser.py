@@ -25,7 +25,7 @@ from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.transport import Transport
-from nats.errors import Error, ProtocolError, UnexpectedEOF
+from nats.errors import Error, FlushTimeoutError, ProtocolError, UnexpectedEOF
 from nats.protocol.parser import AWAITING_MSG_PAYLOAD, Parser
 
 from liftpy.client.urls import wants_tls
@@ -289,6 +289,8 @@ class StrictConnection(Client):
         self.errors: Counter[str] = Counter() if errors is None else errors
         self._ps = StrictParser(self, self.errors)
         self._wants_tls = self._urls_want_tls = False
+        self._made: Any = None
+        """The stream of the connection whose handshake is done, until it is given up."""
         self._looked_at: tuple[str | None, bytes] = None, b""
         """The subject of the last message that ``hand_over`` took, as text and as bytes."""
 
@@ -345,10 +347,46 @@ class StrictConnection(Client):
 
     async def _process_connect_init(self) -> None:
         """nats-py hands its messages to ``writelines``, which in some versions of asyncio (CVE-2024-12254) never says that it holds
-        enough: they then pile up there without a bound."""
+        enough: they then pile up there without a bound. And a server whose first words it can't read ends its reconnecting for good: to
+        us that is a server that can't be had yet."""
+        self._leave_made()
         transport: Any = self._transport
         transport.writelines = lambda messages: transport.write(b"".join(messages))
-        await super()._process_connect_init()
+        try:
+            await super()._process_connect_init()
+        except (OSError, TimeoutError, Error):
+            raise
+        except Exception as error:
+            raise ProtocolError(f"nats: the server's first words can't be read: {error!r}") from error
+        self._made = getattr(transport, "_io_writer", None)
+
+    def _leave_made(self) -> None:
+        """nats-py connects anew when it can't write what follows a handshake, and does not give that connection up: it would be read on
+        beside the next one."""
+        made, self._made = self._made, None
+        if made is None:
+            return
+        self._ps.reset()
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
+        made.transport.abort()
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """As nats-py's."""
+        if not (self.is_closed or self.is_reconnecting):
+            self._made = None  # it is given up in good order
+        await super()._process_op_err(e)
+
+    async def flush(self, timeout: int = 10) -> None:
+        """As nats-py's. While it connects anew a PONG that is late is waited for, behind whatever comes first: nats-py would take a
+        second connection beside the first. A server that says nothing at all is found out by its pings."""
+        while True:
+            try:
+                return await super().flush(timeout)
+            except FlushTimeoutError:
+                if asyncio.current_task() is not self._reconnection_task:
+                    raise
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         """nats-py waits to be told that the socket is closed, which asyncio never says after a TLS handshake that has failed."""

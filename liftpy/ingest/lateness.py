@@ -14,9 +14,10 @@ taken: at about 140 ms refused again, 10 ms later taken again, and so on. The fl
 the bound is 625.
 
 The queue may stand behind the log as well, where followers get too little of a processor that a flood has: what was taken waits for its
-commit, and each more that is taken waits longer. So while that bound is short, ``Unanswered`` has a partition refuse, too, as soon as
-its oldest publish without an answer is older than half of ``late_ns``, until a quarter; and the bound stays short meanwhile. In a calm
-nobody is refused for it: a follower that died is waited for.
+commit, and each more that is taken waits longer, while nothing waits unread. ``Unanswered`` sees that of one partition. In a calm its
+queue stands when answers go out, and for a quarter of ``late_ns`` the oldest that is still without one was always older than
+``late_ns``. A follower that died is waited for: then the oldest is the same one all the time. While the node's bound is short, half of
+``late_ns`` is too old already. Both until a quarter, and the node's bound stays short meanwhile.
 """
 
 from __future__ import annotations
@@ -62,13 +63,34 @@ class Lateness:
 class Unanswered:
     """Of one partition: whether what was taken of it waits for too long. Times as of ``Lateness``."""
 
-    __slots__ = ("is_late",)
+    __slots__ = ("_moved_ns", "_oldest_ns", "is_late")
 
     def __init__(self) -> None:
         self.is_late = False
+        self._oldest_ns = 0
+        """When the oldest was taken, as last seen; 0: it was not older than ``late_ns``."""
+        self._moved_ns = 0
+        """When it was another one for the first time since then; 0: not yet."""
 
-    def look(self, since_ns: int, now_ns: int, late_ns: int) -> bool:
-        """The oldest was taken at ``since_ns``, 0: none waits; ``late_ns`` 0: in a calm, nothing is late."""
-        waited_ns = now_ns - since_ns if since_ns else 0
-        self.is_late = bool(late_ns) and waited_ns > late_ns // (4 if self.is_late else 2)
+    def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
+        """The oldest was taken at ``since_ns``, 0: none waits; ``late_ns`` 0: nothing is late; ``is_pressed``: the node refuses, or did
+        lately."""
+        waited_ns = now_ns - since_ns if since_ns and late_ns else 0
+        stands = self._stands(since_ns, waited_ns, now_ns, late_ns)
+        if self.is_late:
+            self.is_late = waited_ns > late_ns // 4
+        else:
+            self.is_late = stands or (is_pressed and waited_ns > late_ns // 2)
         return self.is_late
+
+    def _stands(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
+        """Whether it is a queue that moves, and is too long all the same."""
+        if waited_ns <= late_ns:
+            self._oldest_ns = self._moved_ns = 0
+        elif not self._oldest_ns:
+            self._oldest_ns = since_ns
+        elif since_ns != self._oldest_ns:
+            self._oldest_ns = since_ns
+            self._moved_ns = self._moved_ns or now_ns
+            return now_ns - self._moved_ns > late_ns // 4
+        return False

@@ -64,21 +64,21 @@ class NodeRoom:
     """Of one node. ``limit_bytes`` 0: there is no limit; ``late_s`` 0: nothing is late."""
 
     __slots__ = (
-        "_late_ns", "_lateness", "_looks", "is_late", "is_limited", "limit_bytes", "open_part", "pressed_ns", "used_bytes", "waited_ns",
+        "_lateness", "_looks", "is_late", "is_limited", "is_pressed", "late_ns", "limit_bytes", "open_part", "used_bytes", "waited_ns",
     )  # fmt: skip
 
     def __init__(self, limit_bytes: int = 0, late_s: float = 0.0) -> None:
         self.limit_bytes = limit_bytes
-        self._late_ns = round(late_s * NS_PER_S)
-        self._lateness = Lateness(self._late_ns)
+        self.late_ns = round(late_s * NS_PER_S)
+        self._lateness = Lateness(self.late_ns)
         self._looks: deque[tuple[int, int]] = deque(maxlen=_MOST_LOOKS)
         """(bytes that had arrived, when), of which some are not looked at yet."""
         self.waited_ns = 0
         """For how long the oldest of them has waited, about."""
         self.is_late = False
         """Who waits for an answer is refused."""
-        self.pressed_ns = 0
-        """More came than could be taken, until now or lately: ``ingest_late_s``, else 0."""
+        self.is_pressed = False
+        """More came than could be taken, until now or lately."""
         self.used_bytes = 0
         self.is_limited = False
         """Partitions have less than their own bounds."""
@@ -94,8 +94,7 @@ class NodeRoom:
         if arrived_bytes > done_bytes and (not self._looks or now_ns - self._looks[-1][1] >= apart_ns):
             self._looks.append((arrived_bytes, now_ns))
         self.is_late = self._lateness.look(self.waited_ns, now_ns)
-        is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self._late_ns
-        self.pressed_ns = self._late_ns if is_pressed else 0
+        self.is_pressed = self.is_late or self._lateness.bound_ns(now_ns) < self.late_ns
 
     def refuses_for_commit(self, now_ns: int) -> None:
         """A partition refuses for what waits for its commit: more comes than is taken, however soon it is read."""
@@ -104,7 +103,7 @@ class NodeRoom:
     @property
     def retry_after_ms(self) -> int:
         """When who is refused now had better come again. A queue that stands is kept short: its age says little about its end."""
-        wait_ns = max(self.waited_ns, self._late_ns // 2) if self.is_late or self.pressed_ns else self.waited_ns
+        wait_ns = max(self.waited_ns, self.late_ns // 2) if self.is_late or self.is_pressed else self.waited_ns
         return min(max(wait_ns // 1_000_000, LEAST_WAIT_MS), LONGEST_WAIT_MS)
 
     def look(self, held: HeldByNode) -> None:

@@ -73,12 +73,12 @@ class Overload:
     @property
     def _is_late(self) -> bool:
         node = self._may.room.node
-        late = node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node))
+        late = node.is_late or self._waits_for_commit(node)
         return late and self._reader.answers and self._may.refuse_for_now()
 
     def _waits_for_commit(self, node: NodeRoom) -> bool:
         now_ns = self._counters.times.now_ns()
-        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.pressed_ns)
+        late = self._unanswered.look(self.unanswered_since_ns(), now_ns, node.late_ns, is_pressed=node.is_pressed)
         if late:
             node.refuses_for_commit(now_ns)
         return late

@@ -37,12 +37,12 @@ from liftpy.client.plans import PlacementWish
 from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.placement import MANUAL
-from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
+from liftpy.config import StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.ids import check_name
+from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, set_cluster_wide
 from sidecar.backup.cursors import set_cursors
-from sidecar.backup.default_quota import RestoredQuota, set_default_quota
 from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
 from sidecar.backup.staging import NOWHERE, StagedLog, Until, stage
 from sidecar.backup.store import Store
@@ -69,14 +69,14 @@ class RestoreWish:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreOptions:
     """``scratch``: a folder with room for all that is restored, None: a temporary one. ``node_config``: a node's settings, for the
-    helper. ``cursors``: whether groups and cursors get their positions. ``default_quota``: to be the cluster's, where it is empty."""
+    helper. ``cursors``: whether groups and cursors get their positions. ``wide``: of the whole cluster, where it is empty."""
 
     target: Target
     until: Until = NOWHERE
     scratch: Path | None = None
     node_config: Path | None = None
     cursors: bool = True
-    default_quota: DefaultQuota = NO_QUOTA
+    wide: ClusterWide = NOTHING_WIDE
 
 
 @dataclass(slots=True)
@@ -98,19 +98,19 @@ class RestoredStream:
 @dataclass(slots=True)
 class Restored:
     """``served_s``: until all records could be read; ``took_s``: until everything was done. ``cursors``: name of
-    each group and cursor whose positions were to be set -> why they could not be, or ''. ``quota``: the cluster's default, None: none
-    was to be set."""
+    each group and cursor whose positions were to be set -> why they could not be, or ''. ``settings``: of the whole cluster, that were
+    to be set."""
 
     streams: list[RestoredStream]
     served_s: float = 0.0
     took_s: float = 0.0
     cursors: dict[str, str] = field(default_factory=dict)
-    quota: RestoredQuota | None = None
+    settings: list[RestoredSetting] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
         """Whether all is there that goes with the streams, too."""
-        return not any(self.cursors.values()) and not (self.quota is not None and self.quota.why)
+        return not any(self.cursors.values()) and not any(one.why for one in self.settings)
 
 
 class Restore:
@@ -178,10 +178,10 @@ class Restore:
             self._step("replicate")
             await self._move(with_helper=True)
             if not keep_closed:
-                if self._options.default_quota != NO_QUOTA:
-                    self._step("quota")
+                if self._options.wide != NOTHING_WIDE:
+                    self._step("settings")
                     names = {one.wish.into for one in self._streams}
-                    result.quota = await set_default_quota(self._client, self._options.default_quota, names)
+                    result.settings = await set_cluster_wide(self._client, self._options.wide, names)
                 self._step("open")
                 for one in self._streams:
                     self._open.add(one.wish.into)

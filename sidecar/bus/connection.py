@@ -16,6 +16,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import nats.errors
@@ -35,7 +36,7 @@ from sidecar.bus.keys import Keys
 from sidecar.bus.outlet import Buffer, Outlet
 from sidecar.bus.parser import Sink, SinkParser
 from sidecar.settings import NodeSettings
-from sidecar.tasks import spawn
+from sidecar.tasks import spawn, unexpected
 
 logger = logging.getLogger("liftpy.bus")
 
@@ -400,8 +401,7 @@ class BusConnection(StrictConnection):
         self._left_server, self._lost_ns = str(self._server_info.get("server_id", "")), clock.now_ns()
         if not self.is_closed:
             logger.warning("NATS connection for %s lost (%s); reconnecting", self.name, self.last_problem)
-            for callback in self._on_change:
-                callback(False)
+            self._tell_all([partial(changed, False) for changed in self._on_change])
 
     async def _reconnected(self) -> None:
         self._problems.told = None
@@ -411,10 +411,15 @@ class BusConnection(StrictConnection):
         if again := self._unsure.again(self._lost_ns):
             self._write((again,), len(again))
         self.all_have_lost_it = all_have_lost_it(len(self.servers), self._left_server, server)
-        for callback in self._on_reconnect:
-            callback()
-        for changed in self._on_change:
-            changed(True)
+        self._tell_all([*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)])
+
+    def _tell_all(self, callbacks: Sequence[Callable[[], None]]) -> None:
+        """nats-py would swallow what one raises, or take it for a server that can't be had, and the others would hear nothing."""
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:
+                unexpected(f"what follows the NATS connection for {self.name}", error)
 
 
 def _call(callback: Callable[[], None]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,10 +13,9 @@ from liftpy.backup.manifest import Manifest
 from liftpy.client import Client
 from liftpy.client.positions import parse_until, timestamp_ns
 from liftpy.cluster.image import ClusterImage
-from liftpy.config import NO_QUOTA
 from liftpy.errors import ConfigError, NotFoundError
+from sidecar.backup.cluster_wide import NOTHING_WIDE, RestoredSetting, cluster_wide_of
 from sidecar.backup.cursors import set_cursors
-from sidecar.backup.default_quota import RestoredQuota
 from sidecar.backup.drill import Drilled, drill
 from sidecar.backup.looking import read_image
 from sidecar.backup.restoring import Restore, Restored, RestoreOptions, RestoreWish
@@ -65,8 +63,9 @@ def restore(
     """Bring streams back under a new uid: the same offsets, time stamps, bytes. Nothing that is there is overwritten.
 
     Groups and cursors of streams that have their name again go on where they were; with --all an empty cluster gets the default quota,
-    too. Streams take publishes once all replicas are in sync. Exit code 4: the streams are restored, and a position of a group or
-    cursor, or the default quota, could not be set; it is named, with the command that sets it.
+    and the session times that somebody had set, too. Streams take publishes once all replicas are in sync. Exit code 4: the streams
+    are restored, and a position of a group or cursor, or a setting of the cluster, could not be set; it is named, with the command
+    that sets it.
     """
     if everything == bool(into) or (everything and (name or subject)):
         raise ConfigError("give --all, or --into NAME (with --stream, --subject)")
@@ -80,7 +79,7 @@ def restore(
         until=until_of(until_text),
         scratch=scratch,
         node_config=node_config,
-        default_quota=image.default_quota if everything else NO_QUOTA,
+        wide=cluster_wide_of(image) if everything else NOTHING_WIDE,
     )
 
     with traced("restore", target, trace, trace_endpoint) as spans:
@@ -99,7 +98,7 @@ def restore(
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("set them later: liftpy backup cursors URL", err=True)
-    _say_quota(done.quota)
+    _say_settings(done.settings)
     click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")
     return 0 if done.is_whole else EXIT_PARTLY
 
@@ -130,14 +129,13 @@ def _say_cursors(said: Mapping[str, str]) -> None:
         click.echo(f"{cursor}: " + (f"its positions could not be set: {why}" if why else "goes on where it was"), err=bool(why))
 
 
-def _say_quota(said: RestoredQuota | None) -> None:
-    if said is None:
-        return
-    if not said.why:
-        click.echo(f"default quota: {said.quota.words}")
-        return
-    click.echo(f"the default quota ({said.quota.words}) could not be set: {said.why}", err=True)
-    click.echo(f"set it later: {said.command}", err=True)
+def _say_settings(said: Sequence[RestoredSetting]) -> None:
+    for one in said:
+        if one.why:
+            click.echo(f"{one.name} ({one.words}) could not be set: {one.why}", err=True)
+            click.echo(f"set it later: {one.command}", err=True)
+        else:
+            click.echo(f"{one.name}: {one.words}")
 
 
 @click.command("cursors")
@@ -178,7 +176,7 @@ def _shown(manifest: Manifest, done: Restored) -> dict[str, object]:
         "backup": manifest.backup,
         "streams": streams,
         "cursors": done.cursors,
-        "default_quota": None if done.quota is None else {**asdict(done.quota.quota), "why_not": done.quota.why},
+        "settings": {one.name.replace(" ", "_"): one.shown for one in done.settings},
         "readable_s": round(done.served_s, 3),
         "took_s": round(done.took_s, 3),
     }

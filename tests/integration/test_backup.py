@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from liftpy.client.group_admin import describe_cursor, describe_group, reset_group, set_cursor
-from liftpy.config import DefaultQuota
+from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.errors import AlreadyExistsError
 from liftpy.ids import PartitionKey
 from liftpy.wire.batch import split_batches
-from sidecar.backup.default_quota import RestoredQuota
+from sidecar.backup.cluster_wide import ClusterWide, RestoredSetting
 from sidecar.backup.looking import list_backups, read_image, verify_backup
 from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
@@ -67,8 +67,8 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
             manifest = store.newest()
             was = read_image(store, manifest).streams[stream_name]
             wish = RestoreWish(name=stream_name, into=stream_name, subject=was.subject, config=was.config, replicas=3)
-            quota = DefaultQuota(records_per_s=1_000_000)
-            target = RestoreOptions(target=Target(nats=(other.nats_url,)), scratch=tmp_path, default_quota=quota)
+            wide = ClusterWide(DefaultQuota(records_per_s=1_000_000), SessionTimes(1800, 1100, change=2))
+            target = RestoreOptions(target=Target(nats=(other.nats_url,)), scratch=tmp_path, wide=wide)
             done = await Restore(fresh.client, store, manifest, [wish], target).run()
             now = (await fresh.client.describe_cluster(linearizable=True)).image
             restored = now.streams[stream_name]
@@ -84,7 +84,10 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
             key = PartitionKey(stream_name, restored.uid, 1)
             assert (await describe_group(fresh.client, f"g{stream_name}")).positions == {key: 1234}
             assert await describe_cursor(fresh.client, f"c{stream_name}") == {key: 77}
-            assert (done.quota, now.default_quota) == (RestoredQuota(quota), quota)
+            assert done.settings == [RestoredSetting(value) for value in (wide.quota, wide.times) if value is not None]
+            assert now.default_quota == wide.quota
+            assert now.session_times is not None
+            assert (now.session_times.session_ms, now.session_times.lease_ms) == (1800, 1100)
             assert done.cursors == {f"c{stream_name}": "", f"g{stream_name}": ""}
             ack = json.loads((await fresh.nc.request(f"data.{stream_name}.1", b"and on", timeout=5)).data)
             assert ack["seq"] == 3001

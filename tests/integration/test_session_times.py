@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 OWN = {"n1": (2.0, 0.9), "n2": (6.0, 5.0), "n3": (0.8, 0.5)}
 """(session, lease) of each node's settings, in s."""
 SESSION_S, LEASE_S = 1.5, 1.0
+LONG_LEAST_S = 2.4
+"""Until a leader is replaced that has had a lease of 3.2 s, at most a fifth of the session (4 s) before."""
 STREAM = "orders"
 
 
@@ -82,6 +84,12 @@ async def other_leader(client: Client, than: str) -> str:
     return found
 
 
+async def settled(client: Client) -> None:
+    async with asyncio.timeout(30):
+        while (times := await client.session_times()) is None or not times.is_settled:
+            await asyncio.sleep(0.05)
+
+
 async def in_sync(client: Client) -> None:
     async with asyncio.timeout(30):
         while len((await client.stream(STREAM)).partitions[0].isr) < len(OWN):
@@ -121,19 +129,22 @@ async def test_session_and_lease_change_under_load_whatever_the_nodes_settings_s
 
             first = await leader_of(client)
             await asyncio.to_thread(cluster.nodes[first].kill)
-            await load.goes_on(10)
+            short_s = await load.goes_on(10)
             second = await other_leader(client, first)
             cluster.nodes[first].start()
             await asyncio.to_thread(cluster.nodes[first].wait_ready)
             await in_sync(client)
 
-            assert (await command(capsys, cluster, "settings", "session", "--session-s", "3", "--lease-s", "2", "--no-wait"))[
+            assert (await command(capsys, cluster, "settings", "session", "--session-s", "4", "--lease-s", "3.2", "--no-wait"))[
                 0
             ] == 0
-            code, _, err = await command(capsys, cluster, "settings", "session", "--session-s", "4")
+            code, _, err = await command(capsys, cluster, "settings", "session", "--session-s", "5")
             assert (code != 0, "the change before is not settled yet" in err) == (True, True), "one at a time"
+            await settled(client)
             cluster.nodes[second].send(signal.SIGSTOP)
-            await load.goes_on(20)
+            long_s = await load.goes_on(20)
+            assert long_s >= LONG_LEAST_S, "it was replaced while its lease could still count"
+            assert short_s < long_s, "fail-over follows the session that holds"
             assert await other_leader(client, second) != second
             cluster.nodes[second].send(signal.SIGCONT)
             await in_sync(client)

@@ -30,7 +30,7 @@ MUTANTS = [
         tests=_BESIDES,
     ),
     *rows(
-        "sidecar/backup/default_quota.py",
+        "sidecar/backup/cluster_wide.py",
         (
             "the default quota of a backup bounds other streams",
             "        if others:\n",
@@ -39,9 +39,21 @@ MUTANTS = [
         ),
         (
             "the default quota of a backup takes another's place",
-            "if image.default_quota.has_rates:",
-            "if False:",
+            "if held is not None and (held.has_rates if isinstance(held, DefaultQuota) else held.change):",
+            "if held is not None and isinstance(held, SessionTimes) and held.change:",
             "an operator's quota is gone",
+        ),
+        (
+            "the session times of a backup take others' place",
+            "if isinstance(held, DefaultQuota) else held.change):",
+            "if isinstance(held, DefaultQuota) else 0):",
+            "leaders are replaced after times that an operator had put right",
+        ),
+        (
+            "a backup brings times that nobody has set",
+            "times if times is not None and times.change else None",
+            "times",
+            "a restored cluster goes by the settings that one node of another had",
         ),
         tests=_BESIDES,
     ),
@@ -49,14 +61,14 @@ MUTANTS = [
         "sidecar/cli/backup_restore.py",
         (
             "one stream brings the default quota",
-            "default_quota=image.default_quota if everything else NO_QUOTA,",
-            "default_quota=image.default_quota,",
+            "wide=cluster_wide_of(image) if everything else NOTHING_WIDE,",
+            "wide=cluster_wide_of(image),",
             "a stream restored beside others changes what they may be sent",
         ),
         (
             "a restore says that all is well",
-            '    _say_quota(done.quota)\n    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")\n    return 0 if done.is_whole else EXIT_PARTLY\n',
-            "    _say_quota(done.quota)\n    return 0\n",
+            '    _say_settings(done.settings)\n    click.echo(f"{manifest.backup}: readable after {done.served_s:.1f} s, done after {done.took_s:.1f} s")\n    return 0 if done.is_whole else EXIT_PARTLY\n',
+            "    _say_settings(done.settings)\n    return 0\n",
             "nobody looks what is left to do",
         ),
         tests=_BESIDES,

@@ -34,7 +34,7 @@ MUTANTS = [
         ("a closed listener stays", "        if self._sinks.pop(b\"%d\" % sid, None) is not None:\n            self._unsubscribe(sid)", "        self._sinks.pop(b\"%d\" % sid, None)", "the server goes on sending what nobody takes"),
         ("subscriptions are believed at once", "        for _ in range(2):  #", "        for _ in range(0):  #", "a leader answers before its subscription stands: publishes are lost"),
         ("who was not heard is forgotten", "                self._unheard = asking + self._unheard\n", "", "a leader that starts in a burst never opens its reads"),
-        ("reconnects tell nobody", "        for changed in self._on_change:\n            changed(True)", "        for changed in self._on_change:\n            changed(False)", "a leader gives up its leadership after a reconnect"),
+        ("reconnects tell nobody", "[*self._on_reconnect, *(partial(changed, True) for changed in self._on_change)]", "[*self._on_reconnect, *(partial(changed, False) for changed in self._on_change)]", "a leader gives up its leadership after a reconnect"),
     ),
     *rows(
         "sidecar/bus/cuts.py",

@@ -21,7 +21,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/overload.py",
-        ("commits are waited for without an end", "node.is_late or (node.pressed_ns > 0 and self._waits_for_commit(node))", "node.is_late", "under a flood who is accepted hears of it seconds later"),
+        ("commits are waited for without an end", "node.is_late or self._waits_for_commit(node)", "node.is_late", "under a flood who is accepted hears of it seconds later"),
         ("a refusal for a commit is none", "            node.refuses_for_commit(now_ns)\n", "            pass\n", "a flood fills the queue before the commit again and again"),
         ("what has come before is not stored", "if message_id in ids.in_hand or ids.waits():", "if message_id in ids.in_hand:", "who is told no finds his first message stored"),
         ("what is in hand is not stored", "if message_id in ids.in_hand or ids.waits():", "if ids.waits():", "who is told no finds his first message stored"),
@@ -55,10 +55,14 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/lateness.py",
-        ("a dead follower refuses in a calm", "self.is_late = bool(late_ns) and waited_ns", "self.is_late = waited_ns", "a restart of a follower refuses what had only to wait"),
+        ("a dead follower refuses in a calm", "stands or (is_pressed and waited_ns", "stands or (waited_ns", "a restart of a follower refuses what had only to wait"),
         ("a queue may stand", "        if self._refused_ns < 0:\n", "        if True:\n", "under a flood who is accepted waits for as long as may be, and so does who is refused"),
         ("short for ever", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "self._short_ns", "after one flood every burst is refused"),
         ("long at once", "(now_ns - self._refused_ns) // _REGAINS_PARTS", "(now_ns - self._refused_ns)", "under a flood nearly as long a queue stands as before"),
+        ("a calm does not look behind the log", "            self.is_late = stands or (", "            self.is_late = (", "a flood fills the queue before the commit for seconds before anybody is refused"),
+        ("a drain is a queue", "return now_ns - self._moved_ns > late_ns // 4", "return True", "after each moment's standstill of a follower publishes are refused"),
+        ("stood still as long as it stands", "        elif since_ns != self._oldest_ns:\n", "        else:\n", "a restart of a follower refuses what had only to wait"),
+        ("an old movement counts", "            self._oldest_ns = self._moved_ns = 0\n", "            self._oldest_ns = 0\n", "two moments of standstill are taken for a queue that stands"),
         ("what it was is passed", "min(self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS, self._late_ns)", "self._short_ns + (now_ns - self._refused_ns) // _REGAINS_PARTS", "an hour after a flood nobody is refused any more, however late"),
         ("since it began", "            self._refused_ns = now_ns\n            self.is_late", "            self._refused_ns = max(self._refused_ns, 0)\n            self.is_late", "a flood that lasts has a long queue again and again"),
         ("late until nothing waits", "2 * waited_ns > self._short_ns", "waited_ns > 0", "all are refused in a flood, and nothing is stored for moments"),
@@ -74,7 +78,7 @@ MUTANTS = [
     ),
     *rows(
         "liftpy/ingest/node_room.py",
-        ("who is refused at a short queue comes at once", "if self.is_late or self.pressed_ns else self.waited_ns", "if False else self.waited_ns", "a flood of those who were refused follows on each flood"),
+        ("who is refused at a short queue comes at once", "if self.is_late or self.is_pressed else self.waited_ns", "if False else self.waited_ns", "a flood of those who were refused follows on each flood"),
         tests=_LATE,
     ),
     *rows(

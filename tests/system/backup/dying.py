@@ -17,7 +17,7 @@ from sidecar.backup.taking import TakeOptions, take_backup
 from sidecar.settings import Target
 
 CREATE_STEPS = ("begin", "barrier", "pieces", "image", "check", "manifest", "end")
-RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "quota", "open", "leave", "remove", "cursors")
+RESTORE_STEPS = ("look", "stage", "register", "create", "serve", "replicate", "settings", "open", "leave", "remove", "cursors")
 PIECE_BYTES = 50_000
 QUOTA = DefaultQuota(records_per_s=1_000_000)
 

@@ -1,4 +1,4 @@
-"""What goes with restored streams: groups' positions, the cluster's default quota; what could not be set is said, and ends nothing."""
+"""What goes with restored streams: groups' positions, the whole cluster's settings; what could not be set is said, and ends nothing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ import pytest
 from click.testing import CliRunner
 
 from liftpy.backup.manifest import CursorCopy
-from liftpy.config import NO_QUOTA, DefaultQuota
+from liftpy.cluster.image import ClusterImage
+from liftpy.config import NO_QUOTA, DefaultQuota, SessionTimes
 from liftpy.errors import ConfigError, LiftError, NotFoundError, UnavailableError
 from liftpy.ids import PartitionKey
 from sidecar.backup import cursors as cursors_module
+from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, cluster_wide_of, set_cluster_wide
 from sidecar.backup.cursors import set_cursors
-from sidecar.backup.default_quota import RestoredQuota, set_default_quota
 from sidecar.backup.restoring import Restored
 from sidecar.cli import backup_restore as module
 from tests.unit.backup.stored import UID, two_backups
 
 NOW = "00000b-20"
 QUOTA = DefaultQuota(records_per_s=500, bytes_per_s=4096, by_token=2)
+TIMES = SessionTimes(5500, 4000, change=3)
 
 
 async def test_a_partition_without_bounds_takes_nothing_from_the_others(
@@ -83,34 +85,75 @@ async def test_an_empty_cluster_gets_the_default_quota(
             raise fails
 
     client: Any = SimpleNamespace(describe_cluster=describe, set_default_quota=set_quota)
-    found = await set_default_quota(client, QUOTA, {"orders"})
-    assert found == RestoredQuota(QUOTA, why)
+    (found,) = await set_cluster_wide(client, ClusterWide(QUOTA), {"orders"})
+    assert found == RestoredSetting(QUOTA, why)
     assert told == [{"records_per_s": 500, "bytes_per_s": 4096, "by_token": 2}] * (held == NO_QUOTA and "mine" not in there)
     assert found.command == "liftpy settings default-quota --records 500 --bytes 4096 --by-token 2"
 
 
+@pytest.mark.parametrize(
+    ("there", "held", "fails", "why"),
+    [
+        (("orders", "_lift-groups"), SessionTimes(1000, 600), None, ""),
+        (("orders",), None, ConfigError("the level is 4"), "the level is 4"),
+        (("orders", "mine"), SessionTimes(1000, 600), None, "the cluster has streams of its own: mine"),
+        (("orders",), SessionTimes(1000, 600, change=1), None, "the cluster has others: session 1 s, lease 0.6 s"),
+        (("orders", "mine"), SessionTimes(5500, 4000), None, ""),
+    ],
+)
+async def test_an_empty_cluster_gets_the_session_times_that_somebody_had_set(
+    there: tuple[str, ...], held: SessionTimes | None, fails: LiftError | None, why: str
+) -> None:
+    told: list[dict[str, float]] = []
+
+    async def describe(*, linearizable: bool) -> Any:
+        return SimpleNamespace(image=SimpleNamespace(streams=dict.fromkeys(there), session_times=held))
+
+    async def set_times(**seconds: float) -> None:
+        told.append(seconds)
+        if fails is not None:
+            raise fails
+
+    client: Any = SimpleNamespace(describe_cluster=describe, set_session_times=set_times)
+    (found,) = await set_cluster_wide(client, ClusterWide(times=TIMES), {"orders"})
+    assert found == RestoredSetting(TIMES, why)
+    assert told == [{"session_s": 5.5, "lease_s": 4.0}] * (why in ("", "the level is 4") and "mine" not in there)
+    assert found.command == "liftpy settings session --session-s 5.5 --lease-s 4"
+    assert found.shown == {"session_ms": 5500, "lease_ms": 4000, "why_not": why}
+
+
+def test_session_times_that_nobody_has_set_are_no_part_of_a_backup() -> None:
+    assert cluster_wide_of(ClusterImage(session_times=TIMES, default_quota=QUOTA)) == ClusterWide(QUOTA, TIMES)
+    assert cluster_wide_of(ClusterImage(session_times=SessionTimes(900, 500))) == NOTHING_WIDE
+    assert cluster_wide_of(ClusterImage()) == NOTHING_WIDE
+
+
 @pytest.mark.parametrize("cursors", [{}, {"g": ""}, {"g": "", "h": "orders/1 gives no bounds"}])
-@pytest.mark.parametrize("quota", [None, RestoredQuota(QUOTA), RestoredQuota(QUOTA, "the level is 3")])
+@pytest.mark.parametrize(
+    "settings",
+    [[], [RestoredSetting(QUOTA), RestoredSetting(TIMES)], [RestoredSetting(TIMES), RestoredSetting(QUOTA, "level 3")]],
+)
 def test_the_exit_code_says_that_something_is_left_to_do(
-    cursors: dict[str, str], quota: RestoredQuota | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cursors: dict[str, str], settings: list[RestoredSetting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_backups(tmp_path)
-    done = Restored([], cursors=cursors, quota=quota)
-    image = SimpleNamespace(streams={}, default_quota=QUOTA)
+    done = Restored([], cursors=cursors, settings=settings)
+    image = ClusterImage(default_quota=QUOTA, session_times=TIMES)
     options: list[Any] = []
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
     monkeypatch.setattr(module, "_wish", lambda *_: None)
     monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
     monkeypatch.setattr(module, "with_client", lambda target, work: done)
-    left = "h" in cursors or (quota is not None and quota.why)
-    for wish, wanted in (("--all", QUOTA), ("--into=orders", NO_QUOTA)):
+    left = any(one.why for one in settings)
+    for wish, wanted in (("--all", ClusterWide(QUOTA, TIMES)), ("--into=orders", NOTHING_WIDE)):
         ended = CliRunner().invoke(module.restore, [str(tmp_path), wish], standalone_mode=False)
         assert ended.exception is None
-        assert ended.return_value == (4 if left else 0)
-        assert options.pop()["default_quota"] == wanted, "a cluster's, not a stream's"
+        assert ended.return_value == (4 if left or "h" in cursors else 0)
+        assert options.pop()["wide"] == wanted, "a cluster's, not a stream's"
     assert ("liftpy backup cursors" in ended.output) == ("h" in cursors)
-    assert ("liftpy settings default-quota" in ended.output) == bool(quota is not None and quota.why)
+    assert ("liftpy settings default-quota" in ended.output) == left
+    assert ("session times: session 5.5 s, lease 4 s" in ended.output) == bool(settings)
     as_json = CliRunner().invoke(module.restore, [str(tmp_path), "--all", "--json"], standalone_mode=False)
     said = json.loads(as_json.output)
-    assert as_json.return_value == (4 if left else 0)
-    assert (said["cursors"], said["default_quota"] is None) == (cursors, quota is None)
+    assert as_json.return_value == (4 if left or "h" in cursors else 0)
+    assert (said["cursors"], set(said["settings"])) == (cursors, {"default_quota", "session_times"} if settings else set())

@@ -297,7 +297,7 @@ def _much_waits(bench: Refused) -> None:
 
 
 def _waits_for_its_commit(bench: Refused) -> None:
-    bench.node.pressed_ns = 1000 * MS
+    bench.node.late_ns, bench.node.is_pressed = 1000 * MS, True
     bench.ingest.counters.times.now_ns = lambda: 7000 * MS
     bench.arrive((b"_INBOX.1", b"v", b""))
     assert bench.acks.since_ns() == 7000 * MS
@@ -322,13 +322,34 @@ def test_what_waits_for_its_commit_shuts_the_door_only_where_more_comes_than_is_
     bench = Refused()
     door = bench.ingest._overload
     _waits_for_its_commit(bench)
-    bench.node.pressed_ns = 0
+    bench.node.is_pressed = False
     assert not door.refuses(), "a calm: a follower that died is waited for"
-    bench.node.pressed_ns = 1000 * MS
+    bench.node.is_pressed = True
     assert door.refuses()
     bench.acks.release(AckPolicy.ALL, 0, 3, 0)
     assert bench.acks.since_ns() == 0
     assert not door.refuses()
+
+
+def test_answers_that_go_out_late_shut_the_door_in_a_calm_too() -> None:
+    """A queue that stands before the commit, at the begin of a flood: nothing waits unread for long."""
+    bench = Refused()
+    door = bench.ingest._overload
+    bench.node = NodeRoom(100, late_s=1.0)
+    bench.may(room=PartitionRoom(bench.node, 1 << 20, lambda: 0))
+    seen = []
+    for step in range(100):
+        at_ms = 7000 + 50 * step
+        bench.ingest.counters.times.now_ns = lambda now_ms=at_ms: now_ms * MS  # type: ignore[misc]
+        seen.append(door.refuses())
+        bench.node.look_at_age(0, 0, at_ms * MS)
+        if seen[-1]:
+            break
+        bench.arrive((b"_INBOX.1", b"v", b""))
+        if step > 22:  # commits go on, 1.1 s late
+            bench.acks.release(AckPolicy.ALL, step - 23, 3, 0)
+    assert 28 < len(seen) < 36, "older than a second since step 21, and it moves since step 23"
+    assert bench.node.is_pressed
 
 
 def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
@@ -339,11 +360,11 @@ def test_while_it_refuses_for_commits_the_node_stays_pressed() -> None:
     _waits_for_its_commit(bench)
     assert bench.ingest._overload.refuses()
     bench.node.look_at_age(0, 0, 7502 * MS)
-    assert bench.node.pressed_ns == 1000 * MS
+    assert bench.node.is_pressed
     bench.acks.release(AckPolicy.ALL, 0, 3, 0)
     assert not bench.ingest._overload.refuses()
     bench.node.look_at_age(0, 0, (7501 + 7000) * MS)
-    assert bench.node.pressed_ns == 0
+    assert not bench.node.is_pressed
 
 
 def test_each_is_told_when_to_come_again_and_who_is_no_inbox_is_not() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -94,26 +94,55 @@ def test_it_refuses_until_half_of_the_short_bound() -> None:
 def test_a_node_is_pressed_from_its_first_refusal_until_its_bound_is_what_it_was() -> None:
     room = NodeRoom(late_s=1.0)
     room.look_at_age(10, 0, 0)
-    assert room.pressed_ns == 0
+    assert not room.is_pressed
     room.look_at_age(10, 0, 1001 * MS)
-    assert (room.is_late, room.pressed_ns) == (True, 1000 * MS)
+    assert (room.is_late, room.is_pressed) == (True, True)
     room.look_at_age(10, 10, 1002 * MS)
-    assert (room.is_late, room.pressed_ns, room.retry_after_ms) == (False, 1000 * MS, 500)
+    assert (room.is_late, room.is_pressed, room.retry_after_ms) == (False, True, 500)
     room.look_at_age(10, 10, 8001 * MS)
-    assert room.pressed_ns == 1000 * MS
+    assert room.is_pressed
     room.look_at_age(10, 10, 8002 * MS)
-    assert room.pressed_ns == 0
+    assert not room.is_pressed
 
 
 def test_what_waits_for_its_commit_is_late_from_half_of_the_bound_until_a_quarter() -> None:
     made, late_ns = Unanswered(), 1000 * MS
     at_ns = 10_000 * MS
-    seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns) for waited_ms in (0, 251, 500, 501, 251, 250, 251, 500, 501)]
+    waits = (0, 251, 500, 501, 251, 250, 251, 500, 501)
+    seen = [made.look(at_ns - waited_ms * MS, at_ns, late_ns, is_pressed=True) for waited_ms in waits]
     assert seen == [False, False, False, True, True, False, False, False, True]
-    assert not made.look(0, at_ns, late_ns), "nobody waits"
-    assert made.look(1, at_ns, late_ns)
-    assert not made.look(1, at_ns, 0), "in a calm a follower that died is waited for"
-    assert not made.look(at_ns - 500 * MS, at_ns, late_ns), "and it begins anew"
+    assert made.look(at_ns - 251 * MS, at_ns, late_ns, is_pressed=False), "until a quarter, in any case"
+    assert not made.look(0, at_ns, late_ns, is_pressed=True), "nobody waits"
+    assert made.look(1, at_ns, late_ns, is_pressed=True)
+    assert not made.look(1, at_ns, 0, is_pressed=True), "nothing is late"
+
+
+def seen_in_a_calm(steps: Iterable[tuple[int, int]]) -> list[bool]:
+    """Of (when, how long the oldest has waited), in ms, looked at by one, with a bound of a second."""
+    made = Unanswered()
+    return [made.look((at_ms - waited_ms) * MS, at_ms * MS, 1000 * MS, is_pressed=False) for at_ms, waited_ms in steps]
+
+
+def test_in_a_calm_a_queue_before_the_commit_stands_when_it_moves_and_is_too_old_for_a_quarter() -> None:
+    steps = [(10_000 + 50 * step, 1001) for step in range(9)]
+    assert seen_in_a_calm(steps) == [False] * 7 + [True] * 2, "it moved at 50 for the first time, and more than 250 later again"
+
+
+def test_in_a_calm_a_follower_that_died_is_waited_for() -> None:
+    same = [(10_000 + 50 * step, 50 * step) for step in range(200)]
+    assert not any(seen_in_a_calm(same)), "the oldest is the same one all the time"
+    moved_first = [(9000 + 50 * step, 1001) for step in range(4)] + [
+        (10_000 + 50 * step, 1851 + 50 * step) for step in range(200)
+    ]
+    assert not any(seen_in_a_calm(moved_first))
+
+
+def test_in_a_calm_what_drains_after_a_standstill_is_no_queue_that_stands() -> None:
+    """A follower, or this node, stood still for 3 s. Then it takes 200 ms until nobody waits for longer than a second."""
+    still = [(10_000 + 50 * step, 50 * step) for step in range(60)]
+    drains = [(13_000 + 10 * step, 3000 - 100 * step) for step in range(21)]
+    again = [(13_400 + 10 * step, 1001) for step in range(25)]
+    assert not any(seen_in_a_calm([*still, *drains, *again])), "and it begins anew behind that"
 
 
 def test_without_a_bound_nothing_is_late() -> None:
