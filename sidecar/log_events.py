@@ -15,6 +15,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.bus", "NATS connection for %s can't be had again yet (%s); trying o"): "bus.still_lost",
     ("liftpy.bus", "a message on %r can't be taken: %r"): "bus.message_not_taken",
     ("liftpy.bus", "no NATS server at %s lets this node in yet (%s); trying on"): "bus.not_let_in",
+    ("liftpy.bus", "no connection for standbys yet: %s"): "bus.no_standby_yet",
     ("liftpy.bus", "%s"): "bus.rights_denied",
     ("liftpy.bus", "the NATS stream can't be read"): "bus.unreadable",
     ("liftpy.disk", "HW checkpoint: %s"): "disk.checkpoint_failed",

@@ -2,7 +2,7 @@
 
 Every account may ask about its own connections (``$SYS.REQ.ACCOUNT.PING.CONNZ``), over another connection, since an answer over the
 same one would come behind everything that the server holds. Where it does not answer (no right to publish there, no system account),
-it is asked seldom.
+it is asked seldom. While that other connection is away nobody is asked, and nobody is silent.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _SILENT_AFTER_NS = 2_000_000_000
 @dataclass(frozen=True, slots=True)
 class Told:
     """``backlog_bytes``: held for it; ``delivered``: messages that were, or were to be, sent to it; ``reason``: why it was closed, ""
-    while it is open. ``asked_ns``: when."""
+    while it is open. ``asked_ns``: when. A client id is one of a server: others give the same."""
 
     asked_ns: int
+    server_id: str
     client_id: int
     backlog_bytes: int
     delivered: int
@@ -45,22 +46,29 @@ class Backlog:
         self._bus.listen(f"{self._prefix}.*", self._answered)
         self._outstanding: dict[bytes, tuple[int, str, int, Callable[[Told], None]]] = {}
         self._number = 0
+        self._about = "", 0
+        """The connection that was asked about last."""
         self._silent_ns = 0  # since when; 0: it has answered
         self._next_ns = 0
 
     def ask(self, server_id: str, client_id: int, heard: Callable[[Told], None], *, at_once: bool = False) -> None:
         """Ask the server ``server_id`` about one connection; ``heard`` is called if it answers. Not more often than is of use."""
         now_ns = clock.now_ns()
-        if now_ns < self._next_ns and not at_once:
-            return
-        self._silent_ns = self._silent_ns or now_ns
-        self._next_ns = now_ns + (_ASK_EVERY_NS if now_ns - self._silent_ns < _SILENT_AFTER_NS else _SILENT_EVERY_NS)
+        if not at_once:
+            if self._about != (server_id, client_id):  # what another server leaves unanswered says nothing of this one
+                self._about, self._silent_ns, self._next_ns = (server_id, client_id), 0, 0
+            if now_ns < self._next_ns:
+                return
+            self._silent_ns = self._silent_ns or now_ns
+            self._next_ns = now_ns + (_ASK_EVERY_NS if now_ns - self._silent_ns < _SILENT_AFTER_NS else _SILENT_EVERY_NS)
         self._number += 1
         while len(self._outstanding) >= _OUTSTANDING:
             self._outstanding.pop(next(iter(self._outstanding)))
         question = json.dumps({"cid": client_id, "state": _OPEN_OR_CLOSED}).encode()
         if self._bus.send(SERVER_CONNECTIONS, (question,), f"{self._prefix}.{self._number}"):
             self._outstanding[b"%d" % self._number] = now_ns, server_id, client_id, heard
+        else:
+            self._silent_ns, self._next_ns = 0, now_ns + _ASK_EVERY_NS
 
     def _answered(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         number = subject.rpartition(b".")[2]
@@ -81,6 +89,6 @@ def _told(payload: bytes, asked_ns: int, server_id: str, client_id: int) -> Told
             return None
         (found,) = (connection for connection in data["connections"] if connection["cid"] == client_id)
         pending, delivered = (whole_number(found[name], 0, 1 << 62) for name in ("pending_bytes", "out_msgs"))
-        return Told(asked_ns, client_id, pending, delivered, str(found.get("reason", "")))
+        return Told(asked_ns, server_id, client_id, pending, delivered, str(found.get("reason", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

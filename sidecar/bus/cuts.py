@@ -26,6 +26,8 @@ _TRY_S = 0.2
 class _Cut:
     server_id: str
     client_id: int
+    last: Told | None
+    """What its server said of it last, while it was open."""
 
 
 class Cuts:
@@ -46,22 +48,24 @@ class Cuts:
 
     def lost(self, server_id: str, client_id: int) -> None:
         """A connection was lost; what it brought before may not have been looked at yet."""
-        self._cuts.append(_Cut(server_id, client_id))
+        last, self._last = self._last, None
+        self._cuts.append(_Cut(server_id, client_id, last))
 
     def passed(self, seen: int) -> None:
         """All that it brought has been looked at: ``seen`` messages since the node started."""
         cut, arrived = self._cuts.popleft(), seen - self._seen
         self._seen = seen
-        spawn(self._judge(cut, arrived, self._last), "counting what a cut connection cost")
+        spawn(self._judge(cut, arrived), "counting what a cut connection cost")
 
     def told(self, told: Told) -> None:
         """What the server says of the connection while it is open."""
         self._last = told
 
-    async def _judge(self, cut: _Cut, arrived: int, last: Told | None) -> None:
+    async def _judge(self, cut: _Cut, arrived: int) -> None:
         told = await self._ask(cut)
         self.unknown += told is None
-        known = [t.delivered for t in (told, last) if t is not None and t.client_id == cut.client_id]
+        named = cut.server_id, cut.client_id
+        known = [t.delivered for t in (told, cut.last) if t is not None and (t.server_id, t.client_id) == named]
         lost = max([arrived, *known]) - arrived
         self.lost_messages += lost
         if told is None:

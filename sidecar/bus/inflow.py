@@ -238,8 +238,14 @@ class Inflow(BusConnection):
         if transport.get_extra_info("ssl_object") or transport.is_closing() or descriptor is None:
             return False
         transport.pause_reading()
+        try:
+            self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
+        except (OSError, RuntimeError):  # no descriptor, or no thread, is to be had: the connection is as good as before
+            transport.resume_reading()
+            self.errors["no thread to read a burst"] += 1
+            self._burst_ns = 0
+            return False
         self.bursts += 1
-        self._thread = SocketThread(descriptor.fileno(), self._read_aside, self._reads, lambda: self._call(self._hand_back))
         return True
 
     def _hand_back(self) -> None:
@@ -341,7 +347,7 @@ class Inflow(BusConnection):
         return self._server_info.get("server_id", ""), self._client_id or 0
 
     def _heard(self, read_bytes: int, told: Told) -> None:
-        if told.client_id == self._client_id and not told.reason:
+        if (told.server_id, told.client_id) == self._identity() and not told.reason:
             self.cuts.told(told)
             self.overflow.heard(told.backlog_bytes, read_bytes, told.asked_ns)
 

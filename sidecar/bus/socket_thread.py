@@ -25,7 +25,8 @@ _GATHER_S = 0.001
 class SocketThread:
     """Gives ``take`` what a plain socket brings while ``has_room``; calls ``ended``, and reads no more, when the other side closed it.
 
-    All three are called in the thread. The socket keeps its owner: the thread has a descriptor of its own.
+    All three are called in the thread. The socket keeps its owner: the thread has a descriptor of its own. Raises OSError or
+    RuntimeError where no descriptor or no thread is to be had.
     """
 
     def __init__(

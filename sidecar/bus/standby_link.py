@@ -8,15 +8,21 @@ leader goes over to the node's ingest connection.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from liftpy.client.ending import end_tasks
+from liftpy.errors import ConfigError
 from sidecar.bus.connection import Listener
 from sidecar.bus.inflow import Inflow
 from sidecar.bus.parser import Sink
 from sidecar.tasks import spawn
 
+logger = logging.getLogger("liftpy.bus")
+
 _SETTLES_S = 1.0
+_AGAIN_S = 1.0
+"""After credentials that could not be read."""
 
 
 class Subscribed:
@@ -113,8 +119,20 @@ class StandbyLink:
             self._connecting = spawn(self._open(), "connecting for standbys")
         return subscribed
 
+    async def _connected(self) -> Inflow:
+        """A file of credentials that is missing for a moment, while it is replaced, is no reason for a node to end."""
+        told = ""
+        while True:
+            try:
+                return await self._connect()
+            except ConfigError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.error("no connection for standbys yet: %s", told)
+            await asyncio.sleep(_AGAIN_S)
+
     async def _open(self) -> None:
-        link = await self._connect()
+        link = await self._connected()
         link.on_change(self._changed)
         link.on_denial(self._denied)
         self.link = link

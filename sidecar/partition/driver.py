@@ -19,7 +19,7 @@ from weakref import WeakSet
 from liftpy.errors import InvariantError
 from liftpy.ids import PartitionKey
 from liftpy.replica.effects import ConfirmQuiet, Effect, SetDeadline
-from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived
+from liftpy.replica.events import DeadlineReached, Event, MetadataHeard, NoticeReceived, QuietFetchReceived, WokenUp
 from liftpy.replica.replica import Replica
 from sidecar import clock
 
@@ -34,7 +34,7 @@ _FEWEST_STEPS = 8
 _MOST_OF_A_STEP = 500
 """Characters of a step that are printed."""
 
-_NEWEST_COUNTS = (MetadataHeard, NoticeReceived)
+_NEWEST_COUNTS = (MetadataHeard, NoticeReceived, WokenUp)
 """Come as long as there are others, and say nothing that the next one does not say."""
 _ROUTINE, _LOOKS = frozenset({MetadataHeard, DeadlineReached, QuietFetchReceived}), frozenset({SetDeadline, ConfirmQuiet})
 """What comes to partitions of which nothing happens. Where it asks for no more than another look, nothing that is shown has changed."""

@@ -373,7 +373,7 @@ class ServiceDesk:
         if not hello.leaving and not self._inboxes.allows(reply):
             self._counters[REPLY] += 1
             return
-        inbox = reply.decode()
+        inbox = reply.decode(errors="replace")  # who leaves is answered nowhere
         services = self._find(hello.stream, hello.partition)
         if services is not None:
             services.hello(hello, inbox)

@@ -49,7 +49,7 @@ MUTANTS = [
     *rows(
         "sidecar/bus/inflow.py",
         ("what is held does not fill the buffer", "return self.waiting_bytes + self._node.held_bytes >= self._buffer_bytes", "return self.waiting_bytes >= self._buffer_bytes", "memory for publishes is twice its bound"),
-        ("an answer about another connection counts", "if told.client_id == self._client_id and not told.reason:", "if not told.reason:", "publishes are left out for a connection that is gone"),
+        ("an answer about another connection counts", "if (told.server_id, told.client_id) == self._identity() and not told.reason:", "if not told.reason:", "publishes are left out for a connection that is gone"),
         ("room is left out as well", "await self._leave_out(due_bytes - max(room_bytes, 0))", "await self._leave_out(due_bytes)", "publishes are dropped although there is room"),
         ("the rest of a lost connection is parsed", "            self._parser.reset()\n            self.cuts", "            self.cuts", "half a message of the old connection is joined to the new one"),
         ("a burst's thread outlives its connection", "        self._end_thread()\n        self._gate.cut_off()", "        self._gate.cut_off()", "a thread reads a descriptor that is another's"),

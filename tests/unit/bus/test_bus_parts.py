@@ -198,21 +198,22 @@ async def test_each_lost_connection_is_judged_by_what_it_brought_itself(monkeypa
     made: Any = Cuts(None, SimpleNamespace())  # type: ignore[arg-type]
     made._judge = lambda *given: judged.append(given) or SimpleNamespace(close=lambda: None)
     made.lost("s1", 7)
-    made.lost("s2", 8)
-    told = Told(0, 8, 0, 3, "")
-    made.passed(10)
+    told = Told(0, "s2", 8, 0, 3, "")
     made.told(told)
+    made.lost("s2", 8)
+    made.told(Told(0, "s3", 9, 0, 4, ""))  # by then of the next one
+    made.passed(10)
     made.passed(25)
     first, second = (given for given in judged if isinstance(given, tuple))
-    assert (first[0].server_id, first[0].client_id, *first[1:]) == ("s1", 7, 10, None)
-    assert (second[0].server_id, second[0].client_id, *second[1:]) == ("s2", 8, 15, told)
+    assert (first[0].server_id, first[0].client_id, first[0].last, *first[1:]) == ("s1", 7, None, 10)
+    assert (second[0].server_id, second[0].client_id, second[0].last, *second[1:]) == ("s2", 8, told, 15)
 
 
 async def test_a_server_is_asked_again_after_a_while_as_long_as_it_calls_the_connection_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits: list[Any] = []
-    answers = [Told(0, 7, 0, 3, ""), None, Told(0, 7, 0, 4, "Slow Consumer (Pending Bytes)"), None]
+    answers = [Told(0, "s1", 7, 0, 3, ""), None, Told(0, "s1", 7, 0, 4, "Slow Consumer (Pending Bytes)"), None]
 
     class Queue(list[Told]):
         put_nowait = list.append

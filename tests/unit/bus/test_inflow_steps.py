@@ -1,4 +1,4 @@
-"""The ingest connection step by step: what is read, what waits, what is taken in one turn, and who reads; each count exactly [A11]."""
+"""The ingest connection step by step: what is read, what waits, what is taken in one turn; each count exactly [A11]."""
 
 from __future__ import annotations
 
@@ -14,83 +14,8 @@ from sidecar.bus import inflow as module
 from sidecar.bus.backlog import Told
 from sidecar.bus.connection import BusConnection
 from sidecar.bus.inflow import Inflow
+from tests.unit.bus.inflow_bench import BUFFER_BYTES, KIB, MS, Bench, Thread
 from tests.unit.bus.test_ingest_overload import message
-
-KIB = 1024
-BUFFER_BYTES = 1000 * KIB
-MS = 1_000_000
-
-
-class Thread:
-    """In the place of a SocketThread."""
-
-    def __init__(self, *given: Any) -> None:
-        self.given = given
-        self.did: list[str] = []
-
-    def stop(self) -> None:
-        self.did.append("stop")
-
-    def room(self) -> None:
-        self.did.append("room")
-
-
-class Transport:
-    def __init__(self, **info: Any) -> None:
-        self.info: dict[str, Any] = {"socket": SimpleNamespace(fileno=lambda: 5), "ssl_object": None, **info}
-        self.closing = False
-        self.did: list[str] = []
-
-    def get_extra_info(self, name: str) -> Any:
-        return self.info[name]
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def pause_reading(self) -> None:
-        self.did.append("pause")
-
-    def resume_reading(self) -> None:
-        self.did.append("resume")
-
-
-class Bench:
-    """An Inflow without its task and without a socket; the clocks go as the test says."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ns, self.busy_ns = 5_000 * MS, 0
-        monkeypatch.setattr(module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
-        monkeypatch.setattr(module, "time", SimpleNamespace(thread_time_ns=lambda: self.busy_ns))
-        monkeypatch.setattr(module, "SocketThread", Thread)
-        self.monkeypatch = monkeypatch
-        self.node = NodeIntake()
-        self.bus: Any = Inflow(self.node, BUFFER_BYTES)
-        self.bus._pump_task.cancel()
-        self.bus._receiver = SimpleNamespace(is_idle=True, transport=Transport())
-        self.got: list[bytes] = []
-        self.given_up: list[int] = []
-        self.bus.listen("ev", self._sink, given_up=self.given_up.append)
-        self.takes = True
-        monkeypatch.setattr(self.bus._gate, "may_take", self._may_take)
-        self.asked: list[tuple[int, bool, int]] = []
-
-    def _sink(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        self.got.append(payload)
-
-    def _may_take(self, taken_bytes: int, blocked: bool, now_ns: int) -> bool:
-        self.asked.append((taken_bytes, blocked, now_ns))
-        return self.takes
-
-    def parsing(self, each_ns: int = 0) -> list[tuple[int, bool]]:
-        """From now on pieces are noted, with whether messages are left out, and cost as much."""
-        pieces: list[tuple[int, bool]] = []
-
-        async def parse(piece: bytes) -> None:
-            pieces.append((len(piece), self.bus._parser.leaving_out))
-            self.busy_ns += each_ns
-
-        self.bus._parser.parse = parse
-        return pieces
 
 
 @pytest.fixture
@@ -273,103 +198,6 @@ async def test_a_server_that_says_no_name_and_no_number_is_asked_for_none(bench:
     assert bench.bus._identity() == ("", 0)
 
 
-# ---- who reads ---------------------------------------------------------------------------------------------------------------
-def in_a_burst(bench: Bench) -> None:
-    bench.bus._burst_ns, bench.bus._large_ns = 10 * MS, 10 * MS + module._BURST_NS
-
-
-async def test_in_a_burst_a_thread_takes_over(bench: Bench) -> None:
-    bus = bench.bus
-    in_a_burst(bench)
-    assert bus._hand_over()
-    thread, transport = bus._thread, bus._receiver.transport
-    assert (bus.bursts, transport.did) == (1, ["pause"])
-    assert thread.given[:3] == (5, bus._read_aside, bus._reads)
-    assert bus._hand_over(), "it has done so"
-    assert (bus._thread, bus.bursts, transport.did) == (thread, 1, ["pause"])
-    thread.given[3]()
-    assert bus._thread is thread, "it says in the loop that it has ended"
-    await asyncio.sleep(0)
-    assert (bus._thread, thread.did, transport.did) == (None, ["stop"], ["pause", "resume"])
-
-
-@pytest.mark.parametrize(
-    "why", ["no burst", "not yet", "no receiver", "task", "reconnecting", "closed", "tls", "closing", "no socket"]
-)
-async def test_where_a_thread_can_not_read_or_not_yet_the_loop_does(bench: Bench, why: str) -> None:
-    bus = bench.bus
-    in_a_burst(bench)
-    transport = bus._receiver.transport
-    if why == "no burst":
-        bus._burst_ns = 0
-    elif why == "not yet":
-        bus._large_ns -= 1
-    elif why == "no receiver":
-        bus._receiver = None
-    elif why == "task":
-        bus._receiver.is_idle = False
-    elif why in ("reconnecting", "closed"):
-        bench.monkeypatch.setattr(Inflow, f"is_{why}", True)
-    elif why == "closing":
-        transport.closing = True
-    else:
-        transport.info["ssl_object" if why == "tls" else "socket"] = object() if why == "tls" else None
-    assert not bus._hand_over()
-    assert (bus._thread, bus.bursts, transport.did) == (None, 0, [])
-
-
-@pytest.mark.parametrize(("thread", "receiver", "closing"), [(0, 1, 0), (1, 0, 0), (1, 1, 1)])
-async def test_the_loop_reads_again_where_it_did_not_and_where_there_is_something(
-    bench: Bench, thread: int, receiver: int, closing: int
-) -> None:
-    bus = bench.bus
-    transport = bus._receiver.transport
-    transport.closing = bool(closing)
-    bus._thread = Thread() if thread else None
-    if not receiver:
-        bus._receiver = None
-    bus._hand_back()
-    assert (bus._thread, transport.did) == (None, [])
-
-
-async def test_the_loop_hears_once_of_all_that_the_thread_has_read(bench: Bench) -> None:
-    bus = bench.bus
-    calls: list[Any] = []
-    bus._loop = SimpleNamespace(call_soon_threadsafe=calls.append)
-    bus._pings_outstanding = 2
-    bus._read_aside(b"ab")
-    bus._read_aside(b"c")
-    assert (list(bus._chunks), bus.waiting_bytes, calls) == ([b"ab", b"c"], 3, [bus._tell])
-    assert not bus._arrived.is_set(), "an event is no thing of threads"
-    calls[0]()
-    assert (bus._arrived.is_set(), bus._pings_outstanding) == (True, 0)
-    bus._read_aside(b"d")
-    assert len(calls) == 2
-
-    def gone(callback: Any) -> None:
-        raise RuntimeError("closed")
-
-    bus._loop = SimpleNamespace(call_soon_threadsafe=gone)
-    bus._tell()
-    bus._read_aside(b"e")
-    assert bus.waiting_bytes == 5
-
-
-@pytest.mark.parametrize(("since_ns", "back"), [(module._CALM_NS - 1, False), (module._CALM_NS, True)])
-async def test_when_it_is_calm_the_loop_reads_again(bench: Bench, since_ns: int, back: bool) -> None:
-    bus = bench.bus
-    waits: list[float | None] = []
-    noted = SimpleNamespace(timeout=lambda seconds: waits.append(seconds) or asyncio.timeout(0))
-    bench.monkeypatch.setattr(module, "asyncio", noted)
-    bus._thread = Thread()
-    bus._large_ns = bench.now_ns - since_ns
-    bus._arrived.set()
-    await bus._idle()
-    assert (bus._thread is None) is back
-    assert waits == [None if back else 0.2]
-    assert not bus._arrived.is_set(), "it waited for something new"
-
-
 # ---- what is taken in a turn -------------------------------------------------------------------------------------------------
 async def test_a_turn_takes_so_many_bytes_in_pieces(bench: Bench) -> None:
     bus, pieces = bench.bus, bench.parsing()
@@ -505,16 +333,30 @@ async def test_what_was_left_out_is_told_to_whom_it_would_have_come(bench: Bench
     assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
 
 
-@pytest.mark.parametrize(("client_id", "reason", "heard"), [(7, "", True), (8, "", False), (7, "Slow Consumer", False)])
+async def test_who_takes_a_subscription_over_is_told_what_was_left_out(bench: Bench) -> None:
+    before: list[int] = []
+    after: list[int] = []
+    listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
+    listener.feed_to(lambda *_: None, after.append)
+    bench.bus._append(message(b"", subject=b"two", sid=2))
+    await bench.bus._leave_out(1)
+    assert (before, after) == ([], [1])
+
+
+@pytest.mark.parametrize(
+    ("server", "client_id", "reason", "heard"),
+    [("s1", 7, "", True), ("s1", 8, "", False), ("s2", 7, "", False), ("s1", 7, "Slow Consumer", False)],
+)
 async def test_only_what_is_said_of_this_connection_while_it_is_open_counts(
-    bench: Bench, client_id: int, reason: str, heard: bool
+    bench: Bench, server: str, client_id: int, reason: str, heard: bool
 ) -> None:
     bus = bench.bus
     noted: list[Any] = []
     bench.monkeypatch.setattr(bus.overflow, "heard", lambda *given: noted.append(given))
     bench.monkeypatch.setattr(bus.cuts, "told", noted.append)
     bus._client_id = 7
-    told = Told(3, client_id, 100, 5, reason)
+    bus._server_info = {"server_id": "s1"}
+    told = Told(3, server, client_id, 100, 5, reason)
     bus._heard(50, told)
     assert noted == ([told, (100, 50, 3)] if heard else [])
 

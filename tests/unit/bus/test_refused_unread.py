@@ -19,8 +19,8 @@ from liftpy.wire.ordinary import Ordinary
 from sidecar.bus.inflow import _PIECE_BYTES as PIECE_BYTES
 from sidecar.bus.leaving_out import InflowParser
 from tests.unit.bus.batches import Bench, published
-from tests.unit.bus.test_inflow_steps import MS
-from tests.unit.bus.test_inflow_steps import Bench as BusBench
+from tests.unit.bus.inflow_bench import MS
+from tests.unit.bus.inflow_bench import Bench as BusBench
 from tests.unit.bus.test_messages_exactly import HEADERS, Made
 from tests.unit.bus.test_quota_of_publishers import enveloped
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.errors import ConfigError
 from sidecar.bus import standby_link
 from sidecar.bus.standby_link import StandbyLink
 from tests.unit.bus.test_connection import until
@@ -168,3 +169,24 @@ async def test_who_leads_by_a_subscription_that_nats_denies_listens_in_another_w
     stands_by.feed_to("sink", "given up", lambda: lost.append("again"))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     assert (lost.count("later"), lost.count("again")) == (0, 0), "it is asked for anew with the next connection"
+
+
+async def test_credentials_that_can_not_be_read_for_a_moment_end_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(standby_link, "_AGAIN_S", 0.001)
+    link, tries = FakeLink(), 0
+
+    async def connect() -> Any:
+        nonlocal tries
+        tries += 1
+        if tries < 4:
+            raise ConfigError("a.creds can't be read")
+        return link
+
+    standby = StandbyLink(connect)
+    standby.hear("a", "sink", "given up")  # type: ignore[arg-type]
+    await until(lambda: standby.link is link, "it is there")
+    assert link.told == [("listen", "a", "sink", "given up")]
+    assert caplog.messages == ["no connection for standbys yet: a.creds can't be read"], "said once"
+    await standby.stop()

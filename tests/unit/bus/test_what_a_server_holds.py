@@ -79,7 +79,7 @@ def test_an_answer_is_told_once_and_says_when_it_was_asked_for(asker: Asker) -> 
     asker.bus.answer(1, reason="Slow Consumer")
     asker.bus.answer(1)
     asker.bus.answer(2)
-    assert asker.heard == [Told(asked_ns, 7, 100, 5, "Slow Consumer")]
+    assert asker.heard == [Told(asked_ns, "s1", 7, 100, 5, "Slow Consumer")]
     assert asker.ask() == 1, "who has answered may be asked at once"
 
 
@@ -119,6 +119,32 @@ def test_a_server_is_asked_every_so_often_and_seldom_where_it_is_silent(asker: A
     assert (asker.ask(), asker.ask(19), asker.ask(1)) == (1, 0, 1)
 
 
+def test_while_nobody_can_be_asked_nobody_is_silent(asker: Asker) -> None:
+    """The link to ask by was away for minutes: with a burst behind it the server is asked at once, and as often as ever."""
+    asker.ask()
+    asker.bus.up = False
+    assert asker.ask(1_000) == 1
+    assert asker.ask(60_000) == 1
+    assert (asker.ask(19.9), asker.ask(0.1)) == (0, 1)
+    asker.bus.up = True
+    assert (asker.ask(20), asker.ask(20), asker.ask(1_980)) == (1, 1, 1)
+    assert (asker.ask(9_999), asker.ask(1)) == (0, 1), "this silence is its own"
+
+
+def test_the_silence_of_one_server_is_not_the_next_ones(asker: Asker) -> None:
+    assert (asker.ask(), asker.ask(2_000), asker.ask(20)) == (1, 1, 0)
+    for count in (3, 4):
+        asker.backlog.ask("s2", 3, asker.heard.append)
+        assert len(asker.bus.asked) == count
+        asker.now_ns += 20 * MS
+
+
+def test_what_a_cut_costs_is_asked_beside_the_others(asker: Asker) -> None:
+    """A server that is gone with its connection says nothing; nor does it hold for the next one."""
+    asker.backlog.ask("s0", 7, asker.heard.append, at_once=True)
+    assert (asker.ask(60_000), asker.ask(20)) == (1, 1)
+
+
 def test_only_the_newest_questions_are_waited_for(asker: Asker) -> None:
     for _ in range(17):
         asker.ask(25)
@@ -148,7 +174,7 @@ class Server:
             heard(answer)
 
 
-CLOSED = Told(0, 7, 4096, 30, "Slow Consumer (Pending Bytes)")
+CLOSED = Told(0, "s1", 7, 4096, 30, "Slow Consumer (Pending Bytes)")
 
 
 async def judged(
@@ -174,12 +200,13 @@ async def judged(
     ("answers", "last", "lost", "unknown", "learned"),
     [
         ((CLOSED,), None, 5, 0, [4096]),  # 30 were delivered, 25 arrived
-        ((Told(0, 7, 0, 30, ""), CLOSED), None, 5, 0, [4096]),  # it is asked again until the connection is closed
+        ((Told(0, "s1", 7, 0, 30, ""), CLOSED), None, 5, 0, [4096]),  # it is asked again until the connection is closed
         ((None, CLOSED), None, 5, 0, [4096]),
-        ((Told(0, 7, 9, 20, "Client Closed"),), None, 0, 0, []),
-        ((Told(0, 7, 9, 20, "Client Closed"),), Told(0, 7, 0, 28, ""), 3, 0, []),
-        ((), Told(0, 7, 0, 28, ""), 3, 1, []),
-        ((), Told(0, 6, 0, 28, ""), 0, 1, []),
+        ((Told(0, "s1", 7, 9, 20, "Client Closed"),), None, 0, 0, []),
+        ((Told(0, "s1", 7, 9, 20, "Client Closed"),), Told(0, "s1", 7, 0, 28, ""), 3, 0, []),
+        ((), Told(0, "s1", 7, 0, 28, ""), 3, 1, []),
+        ((), Told(0, "s1", 6, 0, 28, ""), 0, 1, []),
+        ((), Told(0, "s2", 7, 0, 28, ""), 0, 1, []),  # each server counts from one on
         ((), None, 0, 1, []),
     ],
 )

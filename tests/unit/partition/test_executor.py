@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -154,6 +155,24 @@ def test_a_replica_that_is_held_takes_what_came_meanwhile_behind_what_it_waits_f
     assert len(broken) == 1, "a bug in it is one of the replica's"
     driver.go_on(lambda: done.append("after the end"))
     assert done[-1] == "e"
+
+
+def test_wake_ups_of_a_replica_that_is_held_are_one() -> None:
+    """Anybody may send them, however many, while a disk hangs."""
+    taken: list[Any] = []
+
+    def step(event: Any, now_ns: int) -> list[Any]:
+        taken.append(event)
+        return []
+
+    replica: Any = SimpleNamespace(step=step)
+    driver = ReplicaDriver(KEY, replica, lambda error: pytest.fail(str(error)))
+    driver.hold()
+    driver.feed("before")  # type: ignore[arg-type]
+    for _ in range(100):
+        driver.feed(events.WokenUp())
+    driver.go_on(lambda: None)
+    assert taken == ["before", events.WokenUp()]
 
 
 def test_the_end_of_each_step_that_does_something_is_told() -> None:

@@ -156,7 +156,7 @@ def test_a_partition_that_is_not_here_is_told_and_a_goodbye_needs_no_answer(worl
     refusal = world.last(pb.ServiceRefusal)
     assert (refusal.reason, refusal.node, refusal.stream) == (pb.ServiceRefusal.NO_SUCH_PARTITION, "n1", "other")
     world.say(hello())
-    world.say(hello(leaving=True), b"")
+    world.say(hello(leaving=True), b"\xff")  # whatever that is
     assert world.services.report() == []
     assert len(world.sent) == 2
 
