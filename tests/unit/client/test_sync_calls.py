@@ -215,12 +215,11 @@ def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobod
 def test_a_call_that_begins_while_another_thread_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had looked whether the client is closed, and its work came to a loop that has stopped."""
     loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
-    looked, begun, told = threading.Event(), threading.Event(), list[BaseException]()
+    looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()
 
     def slowly(work: Any, where: Any) -> Any:
         if threading.current_thread() is caller:
             looked.set()
-            begun.wait(10)
             closing.join(0.3)
         return real(work, where)
 
@@ -230,13 +229,16 @@ def test_a_call_that_begins_while_another_thread_closes_is_told(monkeypatch: pyt
         except BaseException as error:
             told.append(error)
 
+    async def last() -> None:
+        ending.set()
+        await asyncio.to_thread(looked.wait, 10)
+
     caller = threading.Thread(target=call, daemon=True)
-    closing = threading.Thread(target=loop.end, args=(sync._nothing,), daemon=True)
+    closing = threading.Thread(target=loop.end, args=(last,), daemon=True)
     monkeypatch.setattr(sync.asyncio, "run_coroutine_threadsafe", slowly)
-    caller.start()
-    assert looked.wait(10)
     closing.start()
-    begun.set()
+    assert ending.wait(10)
+    caller.start()
     for thread in (closing, caller):
         thread.join(10)
         assert not thread.is_alive()
