@@ -153,7 +153,6 @@ POSITIONAL_RECORDS = {
 }
 """Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
 LARGE_CLASSES = {
-    "liftpy.client.publisher.Publisher": "26: what is on its way, who takes it, and what was refused",
     "liftpy.config.ReplicationConfig": "settings, each by itself",
     "liftpy.service.settings.ServiceSettings": "the same",
     "liftpy.glance.Glance": "figures, each by itself",

@@ -21,7 +21,14 @@ from liftpy.client.queries import ERROR_HEADER, NODE_HEADER
 from liftpy.client.retrying import retrying
 from liftpy.client.transport import NoAnswerError, NobodyListensError, Transport
 from liftpy.dataclass import dataclass
-from liftpy.errors import LiftError, OutcomeUnknownError, ProtocolError, PublishRejectedError, UnavailableError
+from liftpy.errors import (
+    LiftError,
+    NotAllowedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.headers import Pairs
@@ -34,7 +41,13 @@ _ATTEMPT_S = 2.0
 Answering = tuple[str, asyncio.Future[Any]]
 """An inbox, and what comes there."""
 _Error = client_pb2.Ack
-_AGAIN = frozenset({_Error.NOT_LEADER, _Error.OVERLOADED, _Error.WRONG_STREAM, _Error.BELOW_MIN_ISR, _Error.QUOTA})
+_AGAIN = frozenset({_Error.NOT_LEADER, _Error.OVERLOADED, _Error.BELOW_MIN_ISR, _Error.QUOTA})
+
+
+class MisaddressedError(UnavailableError):
+    """Another stream, or another incarnation of it, takes what goes there: nothing was stored. The address is asked for anew."""
+
+    code = "MISADDRESSED"
 
 
 class CommandFailedError(LiftError):
@@ -66,27 +79,34 @@ class Command:
 
 
 async def call(
-    transport: Transport, find: Callable[[], Awaitable[Address]], command: Command, timeout_s: float
+    transport: Transport, find: Callable[[bool], Awaitable[Address]], command: Command, timeout_s: float
 ) -> CommandAnswer:
-    """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``."""
+    """Send it until it is answered or ``timeout_s`` have passed; see ``Client.call_service``. ``find``: the address, asked for anew or
+    as it is known."""
     message_id = command.message_id or secrets.token_hex(16)
-    sent = False
+    attempt_s, address = min(_ATTEMPT_S, timeout_s), None
+    maybe_stored = doubtful = False
     async with contextlib.AsyncExitStack() as stack:
         answering: Answering | None = None
         async for attempt in retrying(timeout_s):
             with attempt:
-                address = await find()
                 try:
-                    attempt_s = min(_ATTEMPT_S, timeout_s)
+                    if address is None:
+                        address = await find(False)
+                    elif doubtful:
+                        with contextlib.suppress(UnavailableError, OutcomeUnknownError, TimeoutError):  # nobody is there to ask
+                            address = await asyncio.wait_for(find(True), attempt_s)
                     if answering is None:  # one for all attempts: the answer to an earlier one counts
                         answering = await stack.enter_async_context(transport.expecting(address.subject, attempt_s))
                     return await _once(transport, address, command, message_id, attempt_s, answering)
-                except NobodyListensError as error:
-                    if sent:
-                        raise OutcomeUnknownError(f"{error}; an earlier attempt may have been stored ({message_id})") from None
+                except OutcomeUnknownError:
+                    maybe_stored = doubtful = True
                     raise
-                except LiftError:
-                    sent = True
+                except (UnavailableError, PublishRejectedError, NotAllowedError) as error:
+                    doubtful = isinstance(error, MisaddressedError | NobodyListensError)
+                    if maybe_stored:  # what is said of this attempt is nothing about an earlier one
+                        text = f"{error}; an earlier attempt may have been stored ({message_id})"
+                        raise OutcomeUnknownError(text, message_id) from None
                     raise
     raise AssertionError("unreachable: the attempts end with a result or an error")
 
@@ -141,6 +161,8 @@ def _look_at(message: Any, subject: str, command: Command) -> None:
         return
     reason = client_pb2.Ack.Error.Name(ack.ackError) if ack.ackError in client_pb2.Ack.Error.values() else str(ack.ackError)
     text = f"{command.stream}/{command.partition} refused: {reason} {ack.detail}".rstrip()
+    if ack.ackError == client_pb2.Ack.WRONG_STREAM:
+        raise MisaddressedError(text)
     if ack.ackError in _AGAIN:
         raise UnavailableError(text)
     raise PublishRejectedError(text, reason)

@@ -478,10 +478,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         if subject:
             address = _address(subject)
         else:
-            known = self._streams.get(stream)
-            if known is None or partition >= len(known.partitions):  # it may have been added meanwhile
-                known = await self._described(stream)
-            address = _address_of(known, partition)
+            address = _address_of(await self._known(stream, partition), partition)
 
         async def find() -> Address:
             return _address_of(await self._described(stream), partition, subject)
@@ -519,8 +516,14 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         await made.open()
         return made
 
-    async def _address(self, stream: str, partition: int) -> Address:
-        return _address_of(self._streams.get(stream) or await self._described(stream), partition)
+    async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
+        return _address_of(await self._known(stream, partition, anew=anew), partition)
+
+    async def _known(self, stream: str, partition: int, *, anew: bool = False) -> StreamImage:
+        known = self._streams.get(stream)
+        if anew or known is None or partition >= len(known.partitions):  # it may have been added meanwhile
+            known = await self._described(stream)
+        return known
 
     # ---- inside ------------------------------------------------------------------------------------------------------
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:

@@ -424,8 +424,10 @@ class Consumer:
             last = (named - 1, self._after_epoch) if isinstance(named, int) and self._after_epoch else (-1, 0)
             uid = start.uid if isinstance(start, Position) else ""
             bounds, at_offset = await self._reader.bounds(uid, at_ns=at_ns, last=last)
-            self._origin = await self._begin_at(bounds, None if at_ns is None else at_offset, last)
-            self.bounds = bounds
+            origin = await self._begin_at(bounds, None if at_ns is None else at_offset, last)
+            if self.bounds is None and start is self._start:  # another task may have begun meanwhile, or gone elsewhere
+                self._origin, self.bounds = origin, bounds
+            return self.bounds or await self.begin()
         return self.bounds
 
     async def _begin_at(self, bounds: Bounds, at_offset: int | None, last: tuple[int, int]) -> ReadProgress:

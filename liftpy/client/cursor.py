@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from liftpy.client.consumer import Consumer
-from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start
 from liftpy.errors import ConfigError
 from liftpy.group.commands import decode_query_answer, partition_of
@@ -123,4 +123,4 @@ class Cursor:
 
     def _check(self, code: int, detail: str) -> None:
         if code != pb.GROUP_OK:
-            raise GroupRefusedError(f"cursor {self.name}: {pb.GroupCode.Name(code)} {detail}".strip())
+            raise GroupRefusedError(f"cursor {self.name}: {name_of(code)} {detail}".strip())

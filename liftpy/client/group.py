@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import socket
 import time
@@ -119,6 +120,11 @@ async def ask_coordinator(client: GroupHome, partition: int, command: pb.GroupCo
     return decode_answer(answer.value)
 
 
+def name_of(code: int) -> str:
+    """A coordinator's code; of one that is newer than this client the number."""
+    return pb.GroupCode.Name(code) if code in pb.GroupCode.values() else str(code)
+
+
 class _Pump:
     """The reader of one owned partition. It has at most one part that waits for the application, beside what is read ahead."""
 
@@ -160,7 +166,7 @@ class Group:
         self._news, self._wake, self._beat_soon = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._error: Exception | None = None
         self._closed = False
-        self._looked_s = 0.0
+        self._looked_s = -math.inf
         self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
@@ -427,7 +433,7 @@ class Group:
                     continue
                 answer = await self._say(command, timeout_s)
                 if answer.code not in (pb.GROUP_OK, pb.GROUP_STALE):
-                    raise GroupRefusedError(f"group {self.name}: {pb.GroupCode.Name(answer.code)} {answer.detail}")
+                    raise GroupRefusedError(f"group {self.name}: {name_of(answer.code)} {answer.detail}")
                 bad = {PartitionKey(at.stream, at.uid, at.partition) for at in answer.refused}
                 owned = {PartitionKey(at.stream, at.uid, at.partition) for at in command.commit.positions}
                 refused += [key for key in some if key in bad or key not in owned]
@@ -494,7 +500,7 @@ class Group:
                     logger.debug("group %s: %s", self.name, error)
                     await asyncio.sleep(_AGAIN_S)
                 except NotFoundError:
-                    self._looked_s = 0.0  # deleted, or made again
+                    self._looked_s = -math.inf  # deleted, or made again
                     self._wake.set()
                     return
         except Exception as error:  # never in silence: what can't be read on is the application's to decide

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from liftpy.client.group import GroupRefusedError
+from liftpy.client.group import GroupRefusedError, name_of
 from liftpy.dataclass import dataclass
 from liftpy.errors import NotFoundError
 from liftpy.group.commands import decode_answer, decode_query_answer, encode_command, partition_of
@@ -216,7 +216,7 @@ def _check(code: int, detail: str) -> None:
     if code == pb.GROUP_NOT_FOUND:
         raise NotFoundError(detail)
     if code != pb.GROUP_OK:
-        raise GroupRefusedError(f"{pb.GroupCode.Name(code)} {detail}".strip())
+        raise GroupRefusedError(f"{name_of(code)} {detail}".strip())
 
 
 def _summary(group: pb.GroupSummary, partition: int) -> GroupSummary:

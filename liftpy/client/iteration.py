@@ -47,6 +47,8 @@ class ReadAhead:
         self._fetch: Fetch | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _nothing
+        self._getting = False
+        """``next`` waits for what comes."""
         self.ended = False
         """At its end, or closed."""
 
@@ -59,9 +61,13 @@ class ReadAhead:
         self._home.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._begin()
+        if self.ended:  # closed meanwhile, by another task
+            return None
         if self._fetching is None:
             self._start(self._fetch)
-        found = self._seen.pop() if self._seen else await self._ready.get()
+        found = self._seen.pop() if self._seen else await self._get()
+        if self.ended:
+            return None
         if isinstance(found, LiftError):
             fetching, self._fetching = self._fetching, None
             self._forget()
@@ -73,6 +79,13 @@ class ReadAhead:
             return None
         self._pieces.extend(found)
         return self._pieces.popleft()
+
+    async def _get(self) -> list[BatchSlice] | LiftError | None:
+        self._getting = True
+        try:
+            return await self._ready.get()
+        finally:
+            self._getting = False
 
     def at_once(self) -> BatchSlice | None:
         """The next slice if it has come, else None; an end or an error is left for ``next``."""
@@ -121,6 +134,10 @@ class ReadAhead:
         self.ended = True
         self._pieces.clear()
         self._seen.clear()
+        if self._getting:  # whoever waits is at the end
+            while not self._ready.empty():
+                self._ready.get_nowait()
+            self._ready.put_nowait(None)
         self._forget()
         self._forget = _nothing
         fetching, self._fetching = self._fetching, None

@@ -108,7 +108,9 @@ class ManyConsumer:
         self._coming: dict[asyncio.Task[BatchSlice | None], Place] = {}
         self._paused: set[Place] = set()
         self._ended: set[Place] = set()
-        self._looked_at: float | None = None
+        self._look_at = 0.0
+        self._begun = False
+        """It is known what is there at the beginning."""
         self._waiting = False
         self._turn = 0
         self._served: dict[Place, int] = {}
@@ -117,6 +119,8 @@ class ManyConsumer:
         """Of the slice that is handed on record by record: an iteration that is broken off loses none of it."""
         self._last: tuple[str, int, Record] | None = None
         """The last record handed on of a slice that is not through."""
+        self._unread: Taken | None = None
+        """Whose records can't be had: it stays the next one, so that nobody goes on behind it."""
 
     async def __aenter__(self) -> ManyConsumer:
         await self._look()
@@ -149,9 +153,9 @@ class ManyConsumer:
     async def _look(self) -> None:
         """Begin with partitions that are there and are not read yet; at most every ``LOOK_EVERY_S``."""
         now = asyncio.get_running_loop().time()
-        if self._looked_at is not None and now < self._looked_at + LOOK_EVERY_S:
+        if now < self._look_at:
             return
-        first, self._looked_at = self._looked_at is None, now
+        first = not self._begun  # also where an earlier look has failed, or was cancelled
         there = sorted(place for place in await self._home.places() if self._selects(place[0]))
         if first:
             exact = {name for name in self._names if not _WILD & set(name)}
@@ -166,6 +170,7 @@ class ManyConsumer:
         for place in new:
             start = self._positions.get(place, self._start if first else "earliest")
             self._readers[place] = self._home.consumer(place, start, ahead)
+        self._begun, self._look_at = True, now + LOOK_EVERY_S
         await asyncio.gather(
             *(self._readers[place].begin() for place in new)
         )  # "new" is from now on, not from the first look at it
@@ -180,6 +185,9 @@ class ManyConsumer:
         that is cancelled takes nothing."""
         if self._waiting:
             raise ConfigError("another task is reading here: one at a time")
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            return unread
         self._waiting = True
         try:
             while True:
@@ -229,7 +237,9 @@ class ManyConsumer:
             taken = await self.next()
             if taken is None:
                 return None
+            self._unread = taken
             self._rest = _records_of(taken)
+            self._unread = None
 
     # ---- where it is -----------------------------------------------------------------------------------------------------
     async def positions(self) -> dict[Place, Position]:
@@ -242,6 +252,9 @@ class ManyConsumer:
             ahead = task.result() if task is not None and task.done() and not task.exception() else None
             behind = await reader.position()
             found[place] = behind if ahead is None else Position(behind.uid, ahead.first_offset, 0)
+        if self._unread is not None:
+            place, first = (self._unread.stream, self._unread.partition), self._unread.slice.first_offset
+            found[place] = Position(found[place].uid, first, 0)
         if self._last is not None:
             stream, partition, record = self._last
             place = (stream, partition)

@@ -317,14 +317,15 @@ class Producer:
             if made_from is not None:
                 end = bisect_right(made_from, made_from[end - 1], end - 1)
             taken = ends[end - 1] - (ends[start - 1] if start else 0)
+            some_keys = None if keys is None else keys[start:end]
+            places = self._shared_out(end - start, some_keys, partition)  # first: a partitioner that raises takes no room
             if not self._buffer.try_enter(taken, end - start):
                 await self._buffer.enter(taken, end - start)
                 self._must_go_on()
-            some_keys = None if keys is None else keys[start:end]
             if made_from is not None:
                 self._last_position = made_from[end - 1]
             some_positions = None if made_from is None else made_from[start:end]
-            shares += self._add_many(values[start:end], some_keys, sizes[start:end], partition, some_positions)
+            shares += self._add_many(places, values[start:end], some_keys, sizes[start:end], some_positions)
             start = end
             await asyncio.sleep(0)
         return ManyReceipt(shares)
@@ -385,14 +386,14 @@ class Producer:
 
     def _add_many(
         self,
+        places: list[tuple[Course, list[int] | None]],
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         sizes: Sequence[int],
-        partition: int | None,
         positions: Sequence[int] | None,
     ) -> list[tuple[Ticket, int, int]]:
         now, shares = self._loop.time(), []
-        for course, at in self._shared_out(len(values), keys, partition):
+        for course, at in places:
             if positions is not None and positions[0] <= course.lane.position:
                 at = self._not_there(course.lane.position, positions, sizes, range(len(values)) if at is None else at)
             if at is None:

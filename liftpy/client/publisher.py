@@ -25,7 +25,8 @@ from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
 from liftpy.client.in_flight import InFlight, MessageIds, PublishAck, PublishOptions, is_final
-from liftpy.client.outgoing import Address, enveloped, plain, promised, readdressed
+from liftpy.client.outgoing import Address, enveloped, promised, readdressed
+from liftpy.client.posting import Posts
 from liftpy.client.transport import Transport
 from liftpy.client.window import Window
 from liftpy.config import AckPolicy
@@ -97,14 +98,12 @@ class Publisher:
         """The transport's: to ask for it each time costs as much as an envelope."""
         self._subscription: Any = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._denied: NotAllowedError | None = None
-        """NATS refused a message that has no ack, and nobody was told."""
-        self._posted = False
+        self._posts = Posts(transport, stream, partition, options.timeout_s)
         self._has_right = False
         """Whether an ack has come on this address: then a denial says nothing about what was sent before it."""
         self._opening = asyncio.Lock()
         self._closed = False
-        self._unwatch = transport.tell_of_denials(self._on_denial)
+        self._unwatch = [transport.tell_of_denials(self._on_denial), transport.tell_of_close(self._on_close)]
         self.foreign_answers = 0
         """Answers on the stream's subject by somebody else than the partition: not counted as acks."""
         self._last_foreign = ""
@@ -210,15 +209,7 @@ class Publisher:
         self._must_be_open()
         if self._addressing.unknown:
             await self._addressing.look()
-        self._raise_denied()
-        self._posted = True
-        address, give_up_at = self._addressing.address, asyncio.get_running_loop().time() + self._options.timeout_s
-        if addressed or key is not None or value is None:
-            payload = enveloped(self._stream, self._partition, address.uid, value, key, headers, AckPolicy.NONE)
-            await self._transport.publish(address.subject, payload, give_up_at=give_up_at)
-            return
-        payload, nats_headers = plain(value, headers)
-        await self._transport.publish(address.subject, payload, headers=nats_headers, give_up_at=give_up_at)
+        await self._posts.send(self._addressing.address, value, key, headers, addressed=addressed)
 
     @overload
     async def publish(
@@ -290,10 +281,8 @@ class Publisher:
         waiting = [message.answer for message in self._in_flight.values() if not message.answer.done()]
         if waiting:
             await asyncio.wait(waiting)
-        if self._posted and not self._closed:
-            await self._transport.settle()
-            self._posted = False
-            self._raise_denied()
+        if not self._closed:
+            await self._posts.settle()
         unseen, self._unseen = self._unseen, None
         if unseen is not None and not _was_looked_at(unseen):
             unseen.result()
@@ -301,10 +290,9 @@ class Publisher:
     async def close(self) -> None:
         """Stop without waiting; what is in flight fails with OutcomeUnknownError, who waits to send with ClientClosedError."""
         self._transport.must_be_at_home()
-        self._closed = True
-        self._unwatch()
-        for number in list(self._in_flight):
-            self._fail(number, OutcomeUnknownError("the publisher was closed before the ack came"))
+        self._end("the publisher was closed before the ack came")
+        for unwatch in self._unwatch:
+            unwatch()
         if self._unseen is not None:
             self._unseen.exception()  # nobody is left who would flush
         subscription, self._subscription = self._subscription, None
@@ -314,6 +302,18 @@ class Publisher:
             if subscription is not None:
                 with contextlib.suppress(Exception):
                     await subscription.unsubscribe()
+
+    def _end(self, why: str) -> None:
+        self._closed = True
+        for number in list(self._in_flight):
+            self._fail(number, OutcomeUnknownError(why))
+
+    def _on_close(self) -> None:
+        """The client's: no ack comes any more, and nothing is sent again."""
+        self._end("the client was closed before the ack came")
+        for task in (self._sweeper, self._addressing.task):
+            if task is not None:
+                task.cancel()
 
     async def __aenter__(self) -> Publisher:
         return self
@@ -481,17 +481,11 @@ class Publisher:
             return
         what = f"publish on {subject}" if is_publish else f"listen for acks on {subject}"
         denial = NotAllowedError(f"NATS does not let this user {what}")
-        if self._posted:
-            self._denied = denial
+        self._posts.denied(denial)
         if not is_publish:
             self._subscription = None  # the next one tries again
         for number in list(self._in_flight):  # what was sent while the right was there may be stored
             self._fail(number, OutcomeUnknownError(str(denial)) if self._has_right else denial)
-
-    def _raise_denied(self) -> None:
-        denied, self._denied = self._denied, None
-        if denied is not None:
-            raise denied
 
     def _moved(self) -> None:
         """The stream was made again: what its like have refused goes there. What may be stored is never sent twice."""

@@ -31,7 +31,7 @@ from liftpy.client.queue_pace import TakePace
 from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.cluster.image import StreamImage
 from liftpy.dataclass import dataclass
-from liftpy.errors import ConfigError, LiftError, NotFoundError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
@@ -45,6 +45,8 @@ logger = logging.getLogger("liftpy.client")
 _COMMAND_S = 10.0
 _LOOK_NS = 100_000_000
 """Between two looks where nothing was."""
+_STREAM_NS = 30_000_000_000
+"""How often it is looked which partitions the stream has; where it has none, because it waits for nodes, every ``_ASK_AGAIN_S``."""
 _ASK_AGAIN_S = 1.0
 """What others have may come back at any time: so often it is asked for."""
 _MARGIN_NS = 50_000_000
@@ -169,6 +171,8 @@ class Queue:
         self._member = secrets.token_hex(16)
         self._partition = 0
         self._places: deque[_Place] = deque()
+        self._look_at_ns = 0
+        """When to look again which partitions there are."""
         self._ready: deque[Job] = deque()
         """Taken, fetched, and not handed on."""
         self._coming: asyncio.Task[None] | None = None
@@ -200,6 +204,7 @@ class Queue:
         self._places = deque(known.get(key) or _Place(QueueLog(self._client, key, self._options.read)) for key in found)
         for place in known.keys() - set(found):
             known[place].log.close()
+        self._look_at_ns = _now_ns() + (_STREAM_NS if found else round(_ASK_AGAIN_S * 1e9))
 
     async def __aenter__(self) -> Queue:
         return self
@@ -311,6 +316,8 @@ class Queue:
     async def _take_somewhere(self, wanted: int) -> None:
         """Of the first partition that has something, asked in turn."""
         refused: GroupRefusedError | None = None
+        if _now_ns() >= self._look_at_ns:
+            await self._look_for_partitions()
         for _ in range(len(self._places)):
             if not self._places:
                 break
@@ -350,6 +357,15 @@ class Queue:
         self._know(await self._client.stream(self.stream))
         return False
 
+    async def _look_for_partitions(self) -> None:
+        """Those that were added are taken of, too."""
+        self._look_at_ns = _now_ns() + round(_ASK_AGAIN_S * 1e9)
+        try:
+            await self._look_anew()
+        except (UnavailableError, OutcomeUnknownError) as error:  # those that are known go on
+            self.counters["not looked"] += 1
+            logger.debug("queue %s: %s", self.name, error)
+
     def _note_end(self, place: _Place, answer: pb.GroupAnswer) -> None:
         """There is no more, for now."""
         place.ended = place.log.end_offset
@@ -362,7 +378,9 @@ class Queue:
         if any(place.log.bounds is None for place in self._places):
             return  # not looked at yet
         now_ns = _now_ns()
-        at_ns = min([until_ns, *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)])
+        at_ns = min(
+            [until_ns, max(self._look_at_ns, now_ns), *(max(place.again_ns, now_ns + _LOOK_NS) for place in self._places)]
+        )
         watches = {place.log.watch() for place in self._places if not place.log.has_more}
         wait_s = max(0.0, (at_ns - now_ns) / 1e9)
         if watches:

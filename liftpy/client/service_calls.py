@@ -17,8 +17,8 @@ class ServiceCalls:
     _transport: Transport
     _subjects: Subjects
 
-    async def _address(self, stream: str, partition: int) -> Address:
-        """Where a partition is published to."""
+    async def _address(self, stream: str, partition: int, *, anew: bool) -> Address:
+        """Where a partition is published to; ``anew``: as it is now, not as it was described last."""
         raise NotImplementedError
 
     async def query_service(
@@ -54,8 +54,8 @@ class ServiceCalls:
         check_name(stream, "stream")
         check_partition(partition)
 
-        async def find() -> Address:
-            return await self._address(stream, partition)
+        async def find(anew: bool) -> Address:
+            return await self._address(stream, partition, anew=anew)
 
         sent = calling.Command(service, stream, partition, command, key, pairs_of(headers), message_id)
         return await calling.call(self._transport, find, sent, timeout_s)

@@ -270,8 +270,12 @@ class Transport:
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(timeout_s), name="inbox of a client")
             self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        opening = self._opening
         async with asyncio.timeout(timeout_s):
-            await asyncio.shield(self._opening)
+            await asyncio.wait({opening})
+        if opening.cancelled():  # by the close; nobody has cancelled who waits here
+            raise ClientClosedError("the client was closed before anything was sent")
+        opening.result()
 
     async def _open(self, timeout_s: float) -> None:
         await self._answers.leave()

@@ -44,6 +44,7 @@ class Wire:
         self.sent: list[tuple[str, client_pb2.Message, str]] = []
         self.expected: list[tuple[str, float]] = []
         self.waiting: dict[str, asyncio.Future[Any]] = {}
+        self.found_anew: list[bool] = []
 
     @contextlib.asynccontextmanager
     async def expecting(self, subject: str, timeout_s: float) -> AsyncIterator[tuple[str, asyncio.Future[Any]]]:
@@ -62,8 +63,9 @@ class Wire:
             if said is not None:
                 self.waiting[name].set_result(said)
 
-    async def found(self) -> Address:
-        return Address("shop.commands", "u1")
+    async def found(self, anew: bool) -> Address:
+        self.found_anew.append(anew)
+        return Address("shop.commands", f"u{len(self.found_anew)}")
 
     async def call(self, command: Command = COMMAND, timeout_s: float = 30.0) -> CommandAnswer:
         transport: Any = self
@@ -161,6 +163,40 @@ async def test_nobody_there_is_unavailable_only_while_nothing_may_be_stored(monk
         await Wire((None, None), nobody).call()
 
 
+@pytest.mark.parametrize("said", [_Ack.NOT_LEADER, _Ack.PAUSED, _Ack.READ_ONLY])
+async def test_what_refuses_an_attempt_says_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch, said: Any) -> None:
+    twice = AsyncRetrying(stop=stop_after_attempt(2), reraise=True)
+    monkeypatch.setattr(calling, "retrying", lambda patience_s: twice)
+    monkeypatch.setattr(calling, "_ATTEMPT_S", 0.01)
+    with pytest.raises(OutcomeUnknownError, match=r"an earlier attempt may have been stored \(id-1\)") as caught:
+        await Wire((None, None), (ack(ackError=said), None)).call()
+    assert caught.value.message_id == "id-1"
+
+
+@pytest.mark.parametrize("said", [(ack(ackError=_Ack.WRONG_STREAM), None), (message(), None)])
+async def test_where_another_stream_or_nobody_listens_the_address_is_asked_for_anew(said: Any) -> None:
+    wire = Wire(said, (ack(), reply()))
+    assert (await wire.call()).offset == 17
+    assert [sent.streamUid for _, sent, _ in wire.sent] == ["u1", "u2"]
+    assert wire.found_anew == [False, True]
+
+
+async def test_a_leader_that_is_none_leaves_the_address_as_it_is_and_so_does_nobody_to_ask() -> None:
+    wire = Wire((ack(ackError=_Ack.NOT_LEADER), None), (ack(ackError=_Ack.WRONG_STREAM), None), (ack(), reply()))
+    real = wire.found
+
+    async def found(anew: bool) -> Address:
+        address = await real(anew)
+        if anew:
+            raise UnavailableError("no metadata group")
+        return address
+
+    wire.found = found  # type: ignore[method-assign]
+    assert (await wire.call()).offset == 17
+    assert [sent.streamUid for _, sent, _ in wire.sent] == ["u1"] * 3
+    assert wire.found_anew == [False, True]
+
+
 async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named() -> None:
     wire = Wire(*[(ack(), None)] * 100)
     text = r"^no service bank has answered on shop\.commands within 0\.02 s: is it running, and does it reply\?$"
@@ -172,7 +208,7 @@ async def test_a_service_that_is_silent_is_asked_again_within_the_time_and_named
 async def test_where_there_is_no_stream_nothing_is_sent() -> None:
     wire = Wire()
 
-    async def find() -> Address:
+    async def find(anew: bool) -> Address:
         raise NotFoundError("no stream")
 
     transport: Any = wire

@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
-from liftpy.client import Client, Publisher, consumer
+from liftpy.client import Client, Publisher, PublishOptions, consumer
 from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.transport import Transport, open_connection
 from liftpy.client.urls import check_urls
 from liftpy.client.window import Window
-from liftpy.errors import ClientClosedError, ConfigError, NotFoundError, ProtocolError, UnavailableError
+from liftpy.errors import (
+    ClientClosedError,
+    ConfigError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.subjects import Subjects
@@ -111,6 +118,46 @@ async def test_a_connection_that_was_lent_goes_on_without_a_trace_of_the_client(
         await client.close()
     finally:
         await connection.close()
+
+
+async def test_a_close_tells_who_publishes_by_a_publisher_of_his_own(nats_url: str) -> None:
+    """Nobody listens: it would be sent again until the patience is over, by a publisher that has no connection any more."""
+    client = Client(Transport(await open_connection(nats_url)), Subjects("ns"), owns_connection=True)
+    publisher = await client.publisher("s", subject="nobody.there", options=PublishOptions(window=1))
+    first = await publisher.send(b"1")
+    second = asyncio.create_task(publisher.send(b"2"))
+    await turns()
+    await client.close()
+    async with asyncio.timeout(5):  # both at once
+        with pytest.raises(OutcomeUnknownError, match="the client was closed before the ack came"):
+            await first
+        with pytest.raises(ClientClosedError):
+            await second
+    assert publisher._sweeper is not None
+    await asyncio.wait({publisher._sweeper})
+    assert publisher._sweeper.cancelled()
+    await publisher.close()
+
+
+async def test_a_close_cancels_nobody_who_waits_for_an_inbox(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport = Transport(await open_connection(nats_url))
+    listening = asyncio.Event()
+
+    async def listen(*_: Any) -> None:
+        listening.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(transport, "listen", listen)
+
+    async def expecting() -> None:
+        async with transport.expecting("s", 30.0):
+            pass
+
+    asking = [asyncio.create_task(transport.request("s", b"", 30.0)), asyncio.create_task(expecting())]
+    await listening.wait()
+    await transport.close()
+    await asyncio.wait(asking)
+    assert [type(task.exception()) for task in asking] == [ClientClosedError] * 2
 
 
 async def test_a_connection_of_its_own_goes_with_the_client(nats_url: str) -> None:

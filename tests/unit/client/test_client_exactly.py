@@ -20,6 +20,7 @@ from liftpy.client.in_flight import InFlight, PublishOptions
 from liftpy.client.iteration import HandedOn, Iteration
 from liftpy.client.making import Making
 from liftpy.client.parser import LONGEST_LINE_BYTES, StrictParser, message_fields
+from liftpy.client.posting import Posts
 from liftpy.client.progress import _MOST_BEHIND, NotServedError, ReadProgress, bounds_of, check_head, must_agree
 from liftpy.client.publisher import Publisher
 from liftpy.client.transport import open_connection
@@ -524,7 +525,8 @@ async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, c
     failed: list[tuple[int, Exception]] = []
     made: Any = Publisher.__new__(Publisher)
     made._addressing = SimpleNamespace(address=Address("ev", "u1", True))
-    made._inbox, made._posted, made._denied, made._subscription = "inbox", True, None, "listens"
+    made._inbox, made._posts, made._subscription = "inbox", Posts(made, "s", 0, 1.0), "listens"
+    made._posts._some = True
     made._in_flight, made._has_right = {1: None, 2: None}, had_right
     made._fail = lambda number, error: failed.append((number, error))
     made._on_denial(is_publish, subject)
@@ -532,12 +534,12 @@ async def test_a_denial_fails_what_it_concerns(is_publish: bool, subject: str, c
     assert all(isinstance(error, OutcomeUnknownError if had_right else NotAllowedError) for _, error in failed)
     assert made._subscription == (None if concerns and not is_publish else "listens")
     if not concerns:
-        made._raise_denied()
+        made._posts.raise_denied()
         return
     what = "publish on ev" if is_publish else "listen for acks on inbox.*"
     with pytest.raises(NotAllowedError, match=re.escape(f"NATS does not let this user {what}")):
-        made._raise_denied()
-    made._raise_denied()  # it is said once
+        made._posts.raise_denied()
+    made._posts.raise_denied()  # it is said once
 
 
 def test_an_exit_of_a_window_or_a_patience_that_nobody_can_mean() -> None:

@@ -242,6 +242,41 @@ async def test_two_tasks_on_one_iteration_are_refused() -> None:
     await items.aclose()
 
 
+@pytest.mark.parametrize("at", ["the beginning", "the end of the log"])
+@pytest.mark.parametrize("how", ["aclose", "seek"])
+async def test_who_waits_in_another_task_is_at_the_end_when_it_is_closed(at: str, how: str) -> None:
+    reader = Reader()
+    gate = asyncio.Event()
+    name = "bounds" if at == "the beginning" else "fetch"
+    real = getattr(reader, name)
+
+    async def gated(*given: Any, **named: Any) -> Any:
+        await gate.wait()
+        return await real(*given, **named)
+
+    setattr(reader, name, gated)
+    consumer = Consumer(reader, "earliest", "end")
+    items = consumer.records()
+    waiting = asyncio.create_task(anext(items, None))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    if how == "aclose":
+        await items.aclose()
+    else:
+        going = asyncio.create_task(consumer.seek(3))
+        await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(20):
+        assert await waiting is None
+        if how == "seek":
+            await going
+            again = consumer.records()
+            assert (await anext(again)).offset == 3
+            await again.aclose()
+    await nothing_left()
+
+
 async def test_a_range_is_an_iteration_too() -> None:
     reader = Reader()
     reader.failing = {2: UnavailableError("nobody")}

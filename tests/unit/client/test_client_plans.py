@@ -458,11 +458,12 @@ async def test_what_is_asked_of_the_group_goes_there_as_it_was_said() -> None:
 
 
 async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, told, _ = led_client(stream=[image(3), image(3, uid="u2")])
+    made, told, _ = led_client(stream=[image(3), image(3, uid="u2"), image(3, uid="u2")])
     called: list[Any] = []
+    anew = False
 
     async def call(transport: Any, find: Any, command: calling.Command, timeout_s: float) -> str:
-        called.append((transport, await find(), command, timeout_s))
+        called.append((transport, await find(anew), command, timeout_s))
         return "answer"
 
     monkeypatch.setattr(calling, "call", call)
@@ -473,11 +474,16 @@ async def test_a_service_is_called_where_its_stream_is(monkeypatch: pytest.Monke
     await made.call_service("bank", "s", b"pay")
     assert called[1][1:] == (Address("shop.s", "u1"), calling.Command("bank", "s", 0, b"pay"), 5.0)
     assert len(told.asked) == 1, "it is known already"
+    anew = True
+    await made.call_service("bank", "s", b"pay")
+    assert called.pop()[1] == Address("shop.s", "u2"), "made again meanwhile"
+    anew = False
     for service, stream, partition, kind in (("a b", "s", 0, InvalidNameError), ("bank", "a b", 0, InvalidNameError),
                                              ("bank", "s", -1, ConfigError), ("bank", "s", 3, NotFoundError)):  # fmt: skip
         with pytest.raises(kind):
             await made.call_service(service, stream, b"pay", partition=partition)
     assert len(called) == 2
+    assert len(told.asked) == 3, "a partition that is not known may have been added"
 
 
 async def test_a_service_is_asked_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:

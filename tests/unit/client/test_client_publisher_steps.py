@@ -58,6 +58,7 @@ class Wire:
         self.posted: list[Any] = []
         self.fails: list[Exception] = []
         self.denied: Any = None
+        self.on_close: Any = None
         self.settled = 0
         self.on_settle: Any = lambda: None
         self.reconnected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,6 +73,10 @@ class Wire:
     def tell_of_denials(self, callback: Any) -> Any:
         self.denied = callback
         return lambda: setattr(self, "denied", None)
+
+    def tell_of_close(self, callback: Any) -> Any:
+        self.on_close = callback
+        return lambda: setattr(self, "on_close", None)
 
     async def listen(self, subject: str, callback: Any, timeout_s: float) -> Any:
         self.listened.append((subject, timeout_s))

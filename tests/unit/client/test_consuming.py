@@ -342,3 +342,35 @@ async def test_a_forged_answer_backwards_is_asked_again_and_moves_nothing(node: 
     assert [r.offset async for r in consumer(node, "new", backwards=True)] == list(range(119, -1, -1))
     assert forged == 3
     assert client_pb2.ReadResponse().selected is False
+
+
+async def test_two_tasks_that_begin_at_once_begin_at_the_same_record() -> None:
+    node = Node()
+    node.append(b"a", b"b")
+    reading = consumer(node, "new")
+    real, gates = reading._reader.bounds, [asyncio.Event(), asyncio.Event()]
+    asked: list[asyncio.Event] = []
+
+    async def bounds(*given: Any, **named: Any) -> Any:
+        found = await real(*given, **named)
+        asked.append(gate := gates.pop(0))
+        await gate.wait()
+        return found
+
+    reading._reader.bounds = bounds  # type: ignore[method-assign]
+    first = asyncio.create_task(reading.getone(20.0))
+    while not asked:
+        await asyncio.sleep(0)
+    node.append(b"c")
+    second = asyncio.create_task(reading.begin())
+    while len(asked) < 2:
+        await asyncio.sleep(0)
+    asked[0].set()
+    while reading.bounds is None:
+        await asyncio.sleep(0)
+    asked[1].set()
+    assert (await second).high_watermark == 1, "the second one begins where the first did"
+    assert (await reading.position()).offset == 2 or first.done()
+    record = await first
+    assert record is not None
+    assert record.offset == 2

@@ -10,7 +10,14 @@ import pytest
 from liftpy.client import ManyConsumer, Position, ReadOptions, positions_from
 from liftpy.client import many as module
 from liftpy.client.many import Place, Places, bounded_ahead, selects
-from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import (
+    ConfigError,
+    CorruptionError,
+    InvalidNameError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    UnavailableError,
+)
 from tests.unit.client.test_consuming import Node, consumer
 
 
@@ -91,6 +98,55 @@ async def test_what_comes_later_joins_from_its_first_record(monkeypatch: pytest.
             seen[taken.stream, taken.partition] = seen.get((taken.stream, taken.partition), 0) + taken.slice.record_count
     assert seen == {("orders", 0): 1, ("new-1", 0): 20}
     assert [(place, start) for place, start, _ in streams.begun] == [(("orders", 0), "new"), (("new-1", 0), "earliest")]
+
+
+async def test_a_first_look_that_fails_or_is_cancelled_is_the_first_again() -> None:
+    streams = Streams(orders=1)
+    many = streams.many("orders", start="new", until=None)
+    lacking = streams.many("orders", "lacking", start="new")
+    real, outcomes = many._home.places, [UnavailableError("no metadata group"), asyncio.CancelledError()]
+
+    async def places() -> Any:
+        if outcomes:
+            raise outcomes.pop(0)
+        return await real()
+
+    many._home = Places(places, many._home.consumer)
+    for error in list(outcomes):
+        with pytest.raises(type(error)):
+            await many.next()
+    coming = asyncio.create_task(many.next())
+    async with many:
+        while not many.places:
+            await asyncio.sleep(0.001)
+        await many.lag()
+        streams.nodes["orders", 0].append(b"late")
+        taken = await asyncio.wait_for(coming, 20)
+    assert taken is not None
+    assert [record.key for record in taken.slice.records()] == [b"late"]
+    for _ in range(2):
+        with pytest.raises(NotFoundError, match="there is no stream lacking"):
+            await asyncio.wait_for(lacking.next(), 20)
+
+
+async def test_nobody_goes_on_behind_records_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams(orders=1)
+    real, broken = module._records_of, CorruptionError("it does not decompress")
+
+    def records_of(taken: Any) -> Any:
+        if taken.slice.first_offset == 1:
+            raise broken
+        return real(taken)
+
+    monkeypatch.setattr(module, "_records_of", records_of)
+    async with streams.many("orders") as many:
+        assert (await anext(aiter(many)))[2].offset == 0
+        for _ in range(2):
+            with pytest.raises(CorruptionError):
+                await anext(aiter(many))
+            assert (await many.positions())["orders", 0].offset == 1
+        assert (await anext(many.batches())).slice.first_offset == 1
+        assert (await many.positions())["orders", 0].offset == 2
 
 
 async def test_nothing_of_a_paused_partition_is_given_until_it_is_resumed() -> None:

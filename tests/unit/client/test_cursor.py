@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from liftpy.client import Client
+from liftpy.client import cursor as module
 from liftpy.client.group import GroupRefusedError
 from liftpy.client.group_admin import delete_cursor, describe_cursor, list_cursors, list_groups, set_cursor
 from liftpy.client.positions import Position
 from liftpy.errors import ConfigError, NotFoundError, OffsetOutOfRangeError
 from liftpy.testing.memory import memory_cluster
+from liftpy.wire._pb import group_pb2
 
 
 @pytest.fixture
@@ -112,3 +115,14 @@ async def test_what_is_not_there_and_a_stream_that_was_made_again(client: Client
     again = await client.cursor("nightly", "orders")
     assert await again.fetch() is None
     await again.commit(1)
+
+
+async def test_a_code_of_a_newer_coordinator_is_a_refusal_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    cursor = await client.cursor("nightly", "orders")
+
+    async def answered(*_: Any) -> Any:
+        return group_pb2.GroupAnswer(code=99, detail="new")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "ask_coordinator", answered)
+    with pytest.raises(GroupRefusedError, match="cursor nightly: 99 new"):
+        await cursor.commit(1)

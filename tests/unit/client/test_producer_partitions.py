@@ -91,3 +91,18 @@ async def test_what_can_not_be_sent_is_said_at_once() -> None:
     for name, partitioner in (("", "key"), ("x" * 256, "key"), ("p", "odd")):
         with pytest.raises(ConfigError):
             await a_producer(wire, name, partitioner)  # type: ignore[arg-type]
+
+
+async def test_a_partitioner_that_raises_takes_no_room_in_the_buffer() -> None:
+    def how(key: bytes | None, count: int) -> int:
+        if key == b"bad":
+            raise LookupError
+        return 5 if key == b"outside" else 0
+
+    wire = Wire(partitions=2)
+    async with await a_producer(wire, "a", how) as made:
+        for keys, error in (([b"k", b"bad"], LookupError), ([b"outside"], ConfigError)):
+            with pytest.raises(error):
+                await made.send_many([b"v"] * len(keys), keys=keys)
+            assert made.unanswered == (0, 0)
+        await (await made.send_many([b"v"], keys=[b"k"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from liftpy.client.consumer import PartitionReader
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
-from liftpy.errors import ConfigError, NotFoundError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 
 SHORT = QueueOptions(ack_wait_s=0.2)
@@ -213,6 +214,38 @@ async def test_several_partitions_and_a_stream_made_again(client: Client) -> Non
         await client.create_stream("many", "many", config=StreamConfig())
         await client.publish("many", b"7")
         assert await all_of(queue, 1, Job.ack) == [7]
+
+
+async def test_partitions_that_are_added_are_taken_of_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    real, failures = client.stream, [UnavailableError("no metadata group"), OutcomeUnknownError("no answer")]
+    async with client.queue("jobs", "w") as queue:
+        await client.add_partitions("jobs", 2)
+        await client.publish("jobs", b"7", partition=1)
+
+        async def stream(name: str) -> Any:
+            if failures:
+                raise failures.pop()
+            return await real(name)
+
+        monkeypatch.setattr(client, "stream", stream)
+        assert await all_of(queue, 1, Job.ack) == [7]
+        assert queue.counters["not looked"] == 2
+
+
+async def test_a_stream_that_waits_for_nodes_is_taken_of_later(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, waits = client.stream, 2
+
+    async def stream(name: str) -> Any:
+        nonlocal waits
+        waits -= 1
+        found = await real(name)
+        return found if waits < 0 else dataclasses.replace(found, partitions=())
+
+    await fill(client, 1)
+    monkeypatch.setattr(client, "stream", stream)
+    async with client.queue("jobs", "w") as queue:
+        assert await all_of(queue, 1, Job.ack) == [0]
 
 
 async def test_where_a_queue_begins(client: Client) -> None:
