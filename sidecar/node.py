@@ -30,13 +30,9 @@ from liftpy.cluster.watched import ClusterWatch
 from liftpy.health import Signs
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
-from liftpy.ingest.heard import NodeHeard
-from liftpy.ingest.node_room import READERS_SHARE, STANDBY_SHARE, WAITING_PUBLISHER_BYTES, HeldByNode, NodeRoom, limit_of
 from liftpy.instruments import Instruments
 from liftpy.log.flush_place import FlushPlace
 from liftpy.replica.copying import pace_of
-from liftpy.replica.intake import NodeIntake
-from liftpy.replica.reads import MAX_WAITING_BYTES, ReadBudget
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import replication_pb2, service_pb2
 from liftpy.wire.inboxes import InboxRule
@@ -59,7 +55,6 @@ from sidecar.disk.flush_times import NodeFlushTimes
 from sidecar.jetstream import JetStreamDesk
 from sidecar.leaving import leave_the_process_in
 from sidecar.logs import LOGS
-from sidecar.memory import memory_bytes
 from sidecar.metadata.group import MetadataGroup
 from sidecar.metadata.identity import NodeFile, WorkerMarks, unknown_folders
 from sidecar.metadata.joining import GroupLink
@@ -81,6 +76,7 @@ from sidecar.partition.services import ServiceDesk, Told
 from sidecar.partition.set import Partitions
 from sidecar.partition.timers import Timers
 from sidecar.partition.worker import NodeTools
+from sidecar.publish_memory import PublishMemory
 from sidecar.reloading import LiveParts, Reloading
 from sidecar.restarting import EXIT_NEVER_AGAIN, EXIT_TO_REPAIR, momentary, never_again
 from sidecar.settings import GivenSettings, NodeSettings, supervised, was_said_to_be_open
@@ -104,10 +100,6 @@ _CLOSE_SUBJECTS_TIMEOUT_S = 0.5
 _DRAIN_TIMEOUT_S = 3.0
 _LEAVE_TIMEOUT_S = 1.0
 _LIVE_TIMEOUT_S = 5.0
-
-
-def _room_of(settings: NodeSettings, processes: int) -> NodeRoom:
-    return NodeRoom(limit_of(settings.memory_limit_bytes, memory_bytes() // processes), settings.replication.ingest_late_s)
 
 
 class Node:
@@ -158,12 +150,7 @@ class Node:
         self._pool = ThreadPoolExecutor(FLUSH_THREADS, thread_name_prefix="liftpy-disk")
         self._folder: DataFolder | None = None
         self._identity: NodeFile | None = None
-        self._intake = NodeIntake()
-        self._room = _room_of(settings, self.share.of)
-        self._read_budget = ReadBudget(min(MAX_WAITING_BYTES, round(self._room.limit_bytes * READERS_SHARE)))
-        self._heard_room = NodeHeard(
-            min(settings.replication.node_standby_bytes, round(self._room.limit_bytes * STANDBY_SHARE))
-        )
+        self._memory = PublishMemory(settings, self.share.of)
         self._drops = Drops()
         self._links: Links | None = None
         self._thread: GroupThread | None = None
@@ -219,7 +206,7 @@ class Node:
         self._try_out_flushes(folder.path)
         self._identity = identity = NodeFile(folder, settings.node_id)
         await self.status.open_page()
-        self._links = links = await open_links(settings, self._intake, self._room, self._keys)
+        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
         self._look_at_rights(links)
         await wait_for_predecessor(links.replication, self.subjects, settings.node_id, Predecessor(clock.now_ns()))
         previous = identity.previous
@@ -290,21 +277,8 @@ class Node:
         group.watch(self._coordinators.follow)
 
     def _look_at_room(self) -> None:
-        """What is held for publishes, ten times a second: in sums that are kept anyway, but for publishers that wait."""
-        links, intake = self._links, self._intake
         waiting = sum(worker.acks.count for worker in self.partitions.leading()) if self.partitions is not None else 0
-        if links is not None:
-            self._room.look_at_age(*links.ingest.passed_bytes, clock.now_ns())
-        self._room.look(
-            HeldByNode(
-                unread=links.ingest.waiting_bytes if links is not None else 0,
-                held_back=intake.held_bytes,
-                uncommitted=intake.unreplicated_bytes,
-                publishers=waiting * WAITING_PUBLISHER_BYTES,
-                standby=self._heard_room.size_bytes,
-                readers=self._read_budget.used_bytes,
-            )
-        )
+        self._memory.look(self._links.ingest if self._links is not None else None, waiting)
 
     def _signs(self) -> Signs:
         """For health."""
@@ -357,7 +331,7 @@ class Node:
     def _read_tools(self, links: Links) -> ReadTools:
         host = this_host() if self.settings.offer_files else ""
         return ReadTools(
-            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._read_budget, self.instruments, host
+            links.reads, self.subjects, self._inboxes, self._timers, self.counters, self._memory.reads, self.instruments, host
         )
 
     def _build(
@@ -381,9 +355,9 @@ class Node:
             settings=settings,
             incarnation=self.incarnation,
             links=links,
-            intake=self._intake,
-            heard=self._heard_room,
-            room=self._room,
+            intake=self._memory.intake,
+            heard=self._memory.heard,
+            room=self._memory.room,
             derived=NodeDerived(settings.replication.node_derived_bytes),
             copy_pace=pace_of(settings.replication),
             clocks=ClockWatch(settings.node_id, bus, self.subjects, group, self.counters),
@@ -445,9 +419,9 @@ class Node:
             flush_place=self._flush_place,
             coordinators=self._coordinators,
             instruments=self.instruments,
-            intake=self._intake,
-            read_budget=self._read_budget,
-            room=self._room,
+            intake=self._memory.intake,
+            read_budget=self._memory.reads,
+            room=self._memory.room,
             cluster_watch=self._cluster_watch,
             clocks=partitions.clocks,
         )

@@ -95,7 +95,7 @@ class WorkerNode(Node):
         own = folder.own_folder(self.share.number)
         self._try_out_flushes(own)
         self._marks = marks = WorkerMarks(folder, clean_stop=said["clean_stop"], flushed_always=said["flushed_always"])
-        self._links = links = await open_links(settings, self._intake, self._room, self._keys)
+        self._links = links = await open_links(settings, self._memory.intake, self._memory.room, self._keys)
         self._look_at_rights(links)
         await self._recovered.run(folder, self._pool, clean_stop=said["clean_stop"], share=self.share)
         recovered = self._recovered

@@ -123,4 +123,100 @@ MUTANTS = [
         ),
         tests=("tests/unit/service/test_service_desk.py",),
     ),
+    *rows(
+        "sidecar/partition/worker.py",
+        (
+            "who left the ISR answers reads",
+            "        self.reads.share(self._node.settings.node_id in held.isr)\n",
+            "        self.reads.share(self._node.settings.node_id in held.state.replicas)\n",
+            "readers are sent to a replica that falls behind",
+        ),
+        (
+            "a state is stored before its log is closed",
+            "            self.log.close(clean=healthy and not delete)\n            if healthy and not delete:\n                store_state()",
+            "            if healthy and not delete:\n                store_state()\n            self.log.close(clean=healthy and not delete)",
+            "a node starts with what is derived from records that were never flushed",
+        ),
+        (
+            "each replica counts changes of the ISR",
+            "    if before is not None and after.leader == node_id:",
+            "    if before is not None:",
+            "operators see three times as many changes as there were",
+        ),
+        tests=("tests/unit/partition/test_orders_of_the_shell.py",),
+    ),
+    *rows(
+        "sidecar/partition/executor.py",
+        (
+            "a replica acts on a promise that its log does not know",
+            "        self._t.log.promised(leader_epoch)\n        self._t.feed(events.LeaderEpochPersisted(leader_epoch=leader_epoch))",
+            "        self._t.feed(events.LeaderEpochPersisted(leader_epoch=leader_epoch))\n        self._t.log.promised(leader_epoch)",
+            "a candidate's log is opened again with the epoch before",
+        ),
+        (
+            "a standby does not see what was fetched",
+            "        self._t.standby.shown()\n        self._t.flusher.appended()",
+            "        self._t.flusher.appended()",
+            "a new leader appends what is in its log already",
+        ),
+        tests=("tests/unit/partition/test_orders_of_the_shell.py",),
+    ),
+    *rows(
+        "sidecar/partition/replication.py",
+        (
+            "a leader that stops drops what is on its way",
+            "        self._bus.retire(self._listeners)\n",
+            "        for listener in self._listeners:\n            listener.close()\n",
+            "followers wait for a time-out after each election",
+        ),
+        (
+            "half a batch keeps its room",
+            "        if not held.position:\n            self._router.release(self._slot)\n",
+            "",
+            "batches in pieces of other partitions wait for ever",
+        ),
+        tests=("tests/unit/partition/test_orders_of_the_shell.py",),
+    ),
+    *rows(
+        "sidecar/partition/flushing.py",
+        (
+            "a state is written behind a HW that was not stored",
+            "        if error is None:\n            stored()",
+            "        stored()",
+            "after a crash the derived state is ahead of the log",
+        ),
+        (
+            "a flush that ends by a bug counts as done",
+            "            return 0, error if isinstance(error, Exception) else StorageError(str(error))",
+            "            return 0, error if isinstance(error, StorageError) else None",
+            "acknowledged records are lost",
+        ),
+        tests=("tests/unit/partition/test_orders_of_the_shell.py",),
+    ),
+    *rows(
+        "sidecar/partition/timers.py",
+        (
+            "a deadline that is moved a little is lost",
+            "                if wanted_ns > now_ns:\n                    self._push",
+            "                if wanted_ns > now_ns + GRID_NS:\n                    self._push",
+            "a leader never steps down, a follower never fetches again",
+        ),
+        (
+            "behind the end the rest of a moment fires",
+            "        self._due.clear()\n",
+            "",
+            "a node that stops begins new work",
+        ),
+        tests=("tests/unit/partition/test_orders_of_the_shell.py",),
+    ),
+    *rows(
+        "sidecar/bus/inflow.py",
+        (
+            "who takes over is not told what is left out",
+            "        super().redirect(sid, sink, given_up)\n        self._parser.tell(sid, given_up)",
+            "        super().redirect(sid, sink, given_up)",
+            "a new leader counts no drops of its first burst",
+        ),
+        tests=("tests/unit/bus/test_inflow_steps.py",),
+    ),
 ]

@@ -333,6 +333,16 @@ async def test_what_was_left_out_is_told_to_whom_it_would_have_come(bench: Bench
     assert (bench.given_up, bench.bus.left_out, bench.got) == ([3], 4, [b"wants an answer"])
 
 
+async def test_who_takes_a_subscription_over_is_told_what_was_left_out(bench: Bench) -> None:
+    before: list[int] = []
+    after: list[int] = []
+    listener = bench.bus.listen("two", lambda *_: None, given_up=before.append)
+    listener.feed_to(lambda *_: None, after.append)
+    bench.bus._append(message(b"", subject=b"two", sid=2))
+    await bench.bus._leave_out(1)
+    assert (before, after) == ([], [1])
+
+
 @pytest.mark.parametrize(
     ("server", "client_id", "reason", "heard"),
     [("s1", 7, "", True), ("s1", 8, "", False), ("s2", 7, "", False), ("s1", 7, "Slow Consumer", False)],

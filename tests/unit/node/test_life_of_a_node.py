@@ -373,7 +373,7 @@ async def test_what_a_start_asks_with_what_and_what_it_says_when_it_is_up(
         (bus, node.subjects, "n1", 1, first._deadline_ns),
     ]
     assert first._silences > 1
-    assert made["open_links"] == (settings, node._intake, node._room, node._keys)
+    assert made["open_links"] == (settings, node._memory.intake, node._memory.room, node._keys)
     assert made["Membership"] == (settings, node.group, node._heard, node.fatal)
     assert made["GroupThread"][0]() == (
         settings, folder, node.subjects, node._inboxes, node.counters, node.instruments, node._keys

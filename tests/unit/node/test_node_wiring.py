@@ -110,7 +110,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
         ),
         "Requests": (node._step_aside, node._testify, made["QuietTalk"].received, node._service_reported),
         "Notifications": (bus, subjects, "n1", node._node_inboxes, node._deliver, made["Requests"], counters),
-        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._read_budget, node.instruments, ""),
+        "ReadTools": (built.reads, subjects, node._inboxes, node._timers, counters, node._memory.reads, node.instruments, ""),
         "Deletions": (group, "n1"),
         "NodeTools": (),
         "Partitions": (made["NodeTools"],),
@@ -132,7 +132,7 @@ async def test_every_part_is_made_of_what_belongs_to_it(built: Built) -> None:
 async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Built) -> None:
     node, made = built.node, built.made
     held = {
-        "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._intake,
+        "settings": node.settings, "incarnation": 7, "links": built.links, "intake": node._memory.intake,
         "copy_pace": pace_of(node.settings.replication), "clocks": made["ClockWatch"], "drops": node._drops, "subjects": node.subjects,
         "node_inboxes": node._node_inboxes, "router": made["AnswerRouter"], "notifications": made["Notifications"],
         "quiet": made["QuietTalk"], "probes": made["Probes"], "proposals": made["Proposals"], "timers": node._timers,
@@ -147,8 +147,8 @@ async def test_partitions_and_the_status_page_get_what_the_node_holds(built: Bui
         "settings": node.settings, "incarnation": 7, "group": built.group, "links": built.links, "partitions": node.partitions,
         "counters": node.counters, "scrub": made["Scrub"], "descriptors": node._descriptors, "flush_times": node._flush_times,
         "flush_place": node._flush_place, "coordinators": node._coordinators, "instruments": node.instruments,
-        "intake": node._intake, "read_budget": node._read_budget, "cluster_watch": node._cluster_watch, "room": node._room,
-        "clocks": node.partitions.clocks,
+        "intake": node._memory.intake, "read_budget": node._memory.reads, "cluster_watch": node._cluster_watch,
+        "room": node._memory.room, "clocks": node.partitions.clocks,
     }  # fmt: skip
     assert node.status.reporter is made["Reporter"]  # type: ignore[comparison-overlap]
     assert built.told == [

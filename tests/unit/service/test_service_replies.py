@@ -353,7 +353,7 @@ def answered(value: bytes, who: str = "bank", **headers: str) -> Any:
 
 
 async def called(bus: Asking, timeout_s: float = 20.0, message_id: str = "") -> Any:
-    async def find() -> Address:
+    async def find(anew: bool) -> Address:
         return Address("commands", "u7", True)
 
     command = Command("bank", "commands", 0, b"do it", b"k", (("n", b"v"),), message_id)

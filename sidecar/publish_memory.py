@@ -1,0 +1,38 @@
+"""What of a node's memory publishes on their way may take, and those who read: the sums, and their bounds, of this process."""
+
+from __future__ import annotations
+
+from liftpy.ingest.heard import NodeHeard
+from liftpy.ingest.node_room import READERS_SHARE, STANDBY_SHARE, WAITING_PUBLISHER_BYTES, HeldByNode, NodeRoom, limit_of
+from liftpy.replica.intake import NodeIntake
+from liftpy.replica.reads import MAX_WAITING_BYTES, ReadBudget
+from sidecar import clock
+from sidecar.bus.inflow import Inflow
+from sidecar.memory import memory_bytes
+from sidecar.settings import NodeSettings
+
+
+class PublishMemory:
+    """``settings``: of this process, which is one of ``processes``."""
+
+    def __init__(self, settings: NodeSettings, processes: int) -> None:
+        limit_bytes = limit_of(settings.memory_limit_bytes, memory_bytes() // processes)
+        self.intake = NodeIntake()
+        self.room = NodeRoom(limit_bytes, settings.replication.ingest_late_s)
+        self.reads = ReadBudget(min(MAX_WAITING_BYTES, round(limit_bytes * READERS_SHARE)))
+        self.heard = NodeHeard(min(settings.replication.node_standby_bytes, round(limit_bytes * STANDBY_SHARE)))
+
+    def look(self, ingest: Inflow | None, waiting: int) -> None:
+        """What is held now, ten times a second, in sums that are kept anyway. ``waiting``: publishers that wait for an answer."""
+        if ingest is not None:
+            self.room.look_at_age(*ingest.passed_bytes, clock.now_ns())
+        self.room.look(
+            HeldByNode(
+                unread=ingest.waiting_bytes if ingest is not None else 0,
+                held_back=self.intake.held_bytes,
+                uncommitted=self.intake.unreplicated_bytes,
+                publishers=waiting * WAITING_PUBLISHER_BYTES,
+                standby=self.heard.size_bytes,
+                readers=self.reads.used_bytes,
+            )
+        )

@@ -1,0 +1,172 @@
+"""What a partition's shell does before what, where the other way round is right nearly always."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.errors import StorageError
+from liftpy.instruments import Instruments
+from liftpy.partition import PartitionState
+from liftpy.replica import effects as do
+from liftpy.replica import events
+from liftpy.wire.batch import build_batch, split_batches
+from sidecar.partition import timers as timers_module
+from sidecar.partition.timers import Timer, Timers
+from sidecar.partition.worker import PartitionWorker, count_isr
+from tests.unit.partition import test_flushing, test_replication_exactly, test_states
+from tests.unit.partition.shell_parts import until, worker
+from tests.unit.partition.test_effects_carried_out import executor
+
+MS = 1_000_000
+
+
+# ---- the log -------------------------------------------------------------------------------------------------------------------
+def test_a_promise_is_the_logs_before_the_replica_acts_on_it() -> None:
+    runner, calls, _ = executor()
+    runner._t.feed = lambda event: calls.append(("feed", (event,), {}))
+    runner._promised(7, None)
+    assert [(name, args) for name, args, _ in calls] == [
+        ("log.promised", (7,)),
+        ("feed", (events.LeaderEpochPersisted(leader_epoch=7),)),
+    ]
+
+
+def test_what_was_fetched_is_shown_to_all_who_go_by_the_log_before_its_flush_begins() -> None:
+    runner, calls, _ = executor()
+    data = build_batch([b"a"], base_offset=5, leader_epoch=1)
+    runner._t.fetches.fetched[1] = SimpleNamespace(buffer=memoryview(data), batches=split_batches(data))  # type: ignore[assignment]
+    runner.execute(do.AppendFetched(token=1, last_offset=5, leader_high_watermark=4, leader_epoch=1))
+    assert [name for name, _, _ in calls] == ["log.append_batches", "derived.fetched", "standby.shown", "flusher.appended"]
+
+
+async def test_a_flush_that_ends_by_a_bug_has_failed(pool: concurrent.futures.ThreadPoolExecutor) -> None:
+    bench = test_flushing.Bench(pool)
+    bench.fault = ValueError("a bug, in a thread")
+    bench.append()
+    await until(lambda: bench.failed)
+    assert bench.flushed == []
+    await bench.flusher.close()
+
+
+async def test_what_is_derived_is_not_written_behind_hw_that_could_not_be_stored(
+    pool: concurrent.futures.ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = test_states.Bench(pool, test_states.MemoryStorage())
+    bench.append(b"1")
+    stored = bench.log.checkpoint
+
+    def fails() -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(bench.log, "checkpoint", fails)
+    bench.states.checkpoint()
+    await until(lambda: bench.flusher._checkpoint is None)
+    assert (bench.states._writing, bench.states.writer.written) == (None, 0)
+    monkeypatch.setattr(bench.log, "checkpoint", stored)
+    bench.states.checkpoint()
+    await until(lambda: bench.states.writer.written == 1)
+    await bench.flusher.close()
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_what_is_derived_is_written_behind_a_log_that_has_been_closed_well(works: bool) -> None:
+    closing = worker()
+
+    def close(*, clean: bool) -> None:
+        closing.told.append(f"closed, clean: {clean}")
+        if not works:
+            raise StorageError("the last flush has failed")
+
+    closing.log = SimpleNamespace(close=close)
+    assert PartitionWorker._close(closing, True, False, lambda: closing.told.append("state")) is works
+    assert closing.told == ["closed, clean: True", *(["state"] if works else [])]
+
+
+# ---- deadlines -----------------------------------------------------------------------------------------------------------------
+class Wheel:
+    """Timers whose clock and loop stand still until the test turns them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 0
+        monkeypatch.setattr(timers_module, "clock", SimpleNamespace(now_ns=lambda: self.now_ns))
+        self.fired: list[str] = []
+        loop: Any = SimpleNamespace(
+            call_later=lambda delay_s, callback: SimpleNamespace(cancel=lambda: None),
+            call_soon=lambda callback: SimpleNamespace(cancel=lambda: None),
+        )
+        self.timers = Timers(loop)
+
+    def at(self, now_ms: int) -> list[str]:
+        """What fires then."""
+        self.now_ns, self.fired[:] = now_ms * MS, []
+        self.timers._fire()
+        return list(self.fired)
+
+
+def test_a_deadline_that_is_moved_by_less_than_a_step_of_the_grid_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = Wheel(monkeypatch)
+    timer = Timer(lambda: wheel.fired.append("it"))
+    wheel.timers.set(timer, 8 * MS)
+    wheel.timers.set(timer, 13 * MS)
+    assert [wheel.at(10), wheel.at(15), wheel.at(20)] == [[], ["it"], []]
+
+
+def test_behind_a_close_nothing_fires_even_of_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = Wheel(monkeypatch)
+    wheel.timers.set(Timer(wheel.timers.close), 5 * MS)
+    wheel.timers.set(Timer(lambda: wheel.fired.append("it")), 5 * MS)
+    assert wheel.at(5) == []
+
+
+# ---- other replicas --------------------------------------------------------------------------------------------------------------
+def test_a_fetch_from_the_beginning_gives_back_the_room_of_what_was_half_there() -> None:
+    follower = test_replication_exactly.Follower()
+    first, *_ = test_replication_exactly.pieces_of(build_batch([b"v" * 2500], base_offset=42, leader_epoch=5), 1000)
+    follower.fetch()
+    follower.answered(first)
+    assert follower.router.assembling_bytes
+    assert follower.fetch(42, offset=40).position == 0
+    assert follower.router.assembling_bytes == 0
+
+
+def test_a_leader_that_stops_leaves_its_subjects_behind_what_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = test_replication_exactly.Leader()
+    listeners, retired = leader.desk._listeners, list[Any]()
+    monkeypatch.setattr(leader.bus, "retire", retired.append)
+    leader.desk.stop()
+    assert retired == [listeners], "for the core to refuse: who hears nothing asks after a time-out only"
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------------------
+def test_who_left_the_isr_answers_no_reads_of_anybody() -> None:
+    shared: list[bool] = []
+    told: Any = worker(
+        log=SimpleNamespace(config=None, told=lambda state: False),
+        ingest=SimpleNamespace(settings_changed=lambda *given: None),
+        reads=SimpleNamespace(share=shared.append, advanced=lambda: None),
+        standby=SimpleNamespace(review=lambda: None),
+        state=None,
+    )
+    for isr in (("n1", "n2"), ("n2",)):
+        held: Any = SimpleNamespace(
+            state=PartitionState(partition=3, replicas=("n1", "n2"), isr=isr, leader="n2", leader_epoch=4, epoch=9),
+            isr=isr, config=None, partition_count=1,
+        )  # fmt: skip
+        PartitionWorker.update(told, held, {})
+    assert shared == [True, False]
+
+
+def test_an_isr_is_counted_where_it_is_led() -> None:
+    small = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1",), leader="n1", leader_epoch=1, epoch=1)
+    large = PartitionState(partition=0, replicas=("n1", "n2"), isr=("n1", "n2"), leader="n1", leader_epoch=1, epoch=2)
+    counted = {}
+    for node in ("n1", "n2"):
+        instruments = Instruments()
+        for before, after in ((None, small), (small, large), (large, large), (large, small), (small, large)):
+            count_isr(instruments, node, before, after)
+        counted[node] = instruments.isr_expands, instruments.isr_shrinks
+    assert counted == {"n1": (2, 1), "n2": (0, 0)}
