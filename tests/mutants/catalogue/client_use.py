@@ -419,4 +419,14 @@ MUTANTS = [
         ),
         tests=(f"{HERE}test_producer_leavings.py", f"{HERE}test_producer.py"),
     ),
+    *rows(
+        "liftpy/client/iteration.py",
+        (
+            "an error beside what is taken is nobody's",
+            "                self._seen.append(found)\n",
+            "",
+            "an application that takes many records at a time hangs after an error",
+        ),
+        tests=(f"{HERE}test_taken_together.py",),
+    ),
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from liftpy.client.iteration import Iteration, ReadAhead
 from liftpy.client.slices import BatchSlice
-from liftpy.errors import CorruptionError
+from liftpy.errors import CorruptionError, LiftError, UnavailableError
 from liftpy.wire.batch import build_batch, parse_batch
 
 
@@ -55,3 +56,27 @@ class Source:
             return self.answers.pop(0)
 
         return fetch
+
+
+async def test_an_error_that_is_met_while_more_is_taken_is_told_by_the_next_call() -> None:
+    pieces = [BatchSlice(parse_batch(build_batch([b"x"], base_offset=n, leader_epoch=1)), 0, 1) for n in range(3)]
+    answers: list[Any] = [pieces[:2], UnavailableError("nobody"), pieces[2:], None]
+
+    async def begin() -> Any:
+        async def fetch() -> list[BatchSlice] | None:
+            found = answers.pop(0)
+            if isinstance(found, LiftError):
+                raise found
+            return found  # type: ignore[no-any-return]
+
+        return fetch
+
+    reading: Any = Iteration(ReadAhead("s/0", Home(), 4, begin), BatchSlice.records)
+    async with asyncio.timeout(20):
+        assert (await anext(reading)).offset == 0
+        while reading._ahead._ready.empty():
+            await asyncio.sleep(0)
+        assert [record.offset for record in reading.at_once(9)] == [1]
+        with pytest.raises(UnavailableError):
+            await anext(reading)
+        assert [record.offset async for record in reading] == [2]
