@@ -343,4 +343,80 @@ MUTANTS = [
         ),
         tests=(f"{HERE}test_group_heartbeats.py",),
     ),
+    *rows(
+        "liftpy/client/queue.py",
+        (
+            "a range between two settlements is nobody's",
+            "range(0, len(ranges), MAX_RANGES)",
+            "range(0, len(ranges), MAX_RANGES + 1)",
+            "an acknowledgement of many records leaves one out",
+        ),
+        tests=(f"{HERE}test_queue.py",),
+    ),
+    *rows(
+        "liftpy/client/queue_log.py",
+        (
+            "what is kept is counted in answers",
+            "while self._held_bytes > HELD_BYTES and len(self._held) > len(found):",
+            "while len(self._held) > 64 and len(self._held) > len(found):",
+            "a worker on large records takes gigabytes",
+        ),
+        (
+            "retention ends a take",
+            "            except OffsetOutOfRangeError:  # retention was faster\n                start = max(start + 1, (await self.look()).log_start_offset)\n                continue\n",
+            "            except ZeroDivisionError:\n                continue\n",
+            "a worker behind retention stands still",
+        ),
+        (
+            "one watch is all",
+            "if self._watch is None or self._watch.done():",
+            "if self._watch is None:",
+            "an idle worker asks without a pause",
+        ),
+        (
+            "a watch that fails is over at once",
+            "            await asyncio.sleep(_FAILED_S)\n",
+            "            pass\n",
+            "an idle worker asks without a pause",
+        ),
+        (
+            "who lacks the last one may answer",
+            "floor_high_watermark=end - 1, compacted",
+            "floor_high_watermark=end - 2, compacted",
+            "a take waits for a replica that is behind",
+        ),
+        tests=(f"{HERE}test_queue_log.py",),
+    ),
+    *rows(
+        "liftpy/client/many.py",
+        (
+            "a close is not heard by who waits",
+            "                if self._closes != closes:\n                    return None\n                if not done:",
+            "                if not done:",
+            "a task that reads meets a KeyError when another one closes",
+        ),
+        (
+            "a close in a look is not heard",
+            "                if self._closes != closes:\n                    return None\n                self._arm()",
+            "                self._arm()",
+            "what was closed is read on, unseen",
+        ),
+        tests=(f"{HERE}test_consuming_many.py",),
+    ),
+    *rows(
+        "liftpy/client/producer.py",
+        (
+            "a send that is cancelled has been taken",
+            "            course.newest, self._has_begun = ticket, True\n",
+            "            course.newest = ticket\n            await asyncio.sleep(0)\n",
+            "a send that is tried again after a time-out is stored twice",
+        ),
+        (
+            "who comes later passes who yields",
+            "        if self._has_begun or self._yielding:\n",
+            "        if self._has_begun:\n            self._has_begun = False\n",
+            "records of two tasks change their order",
+        ),
+        tests=(f"{HERE}test_producer_leavings.py", f"{HERE}test_producer.py"),
+    ),
 ]

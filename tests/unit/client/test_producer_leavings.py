@@ -244,3 +244,21 @@ async def test_a_flush_waits_for_no_linger() -> None:
         await p.send(b"a")
         await asyncio.wait_for(p.flush(), 20)
         assert wire.values() == [b"a"]
+
+
+async def test_a_send_that_is_cancelled_has_taken_nothing() -> None:
+    """Whoever sends it again after a time-out would store it twice."""
+    wire = Wire()
+    p = await a_producer(wire, batch_records=1)
+    taken, cancelled = [], 0
+    for number in range(6):
+        sending = asyncio.create_task(p.send(b"%d" % number))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait({sending})
+        cancelled += sending.cancelled()
+        taken += [] if sending.cancelled() else [b"%d" % number]
+    await p.flush()
+    assert wire.values() == taken
+    assert cancelled
+    await p.close()

@@ -266,6 +266,17 @@ async def test_what_is_granted_while_it_closes_is_given_back_at_once(client: Cli
         assert numbers(await other.take(1)) == [0]
 
 
+async def test_more_ranges_than_one_settlement_holds_are_all_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RANGES", 2)
+    await fill(client, 9)
+    async with client.queue("jobs", "w") as queue:
+        jobs, told = await queue.take(9), list[Any]()
+        real = queue._settlements.tell
+        monkeypatch.setattr(queue._settlements, "tell", lambda some, asked: told.extend(asked) or real(some, asked))
+        await queue.ack(jobs[::2])
+    assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
+
+
 async def test_what_is_given_back_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
     await fill(client, 3)
