@@ -26,6 +26,7 @@ from typing import Literal, Protocol, cast
 from liftpy.client.calling import CommandAnswer
 from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
+from liftpy.client.ending import end_tasks
 from liftpy.client.group_part import GroupPart
 from liftpy.client.positions import Start
 from liftpy.client.producing import ProducerOptions
@@ -206,10 +207,7 @@ class Group:
             return
         self._closed = True
         self._news.set()
-        tasks = [*self._tasks, *(pump.task for pump in self._pumps.values() if pump.task is not None)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([*self._tasks, *(pump.task for pump in self._pumps.values())])
         self._pumps.clear()
         machine = self._machine
         if machine is None:
@@ -317,9 +315,8 @@ class Group:
 
     def _pass_over(self) -> None:
         """What no application was given, for a filter leaves it out or it is gone, is done with when all before it is."""
-        waiting = {pump.gained.key for pump, _ in self._ready}
         for key, pump in self._pumps.items():
-            if key in waiting or self._in_hand[key, pump.gained.generation] or pump.consumer is None:
+            if self._in_hand[key, pump.gained.generation] or pump.consumer is None:
                 continue
             at = pump.consumer.passed_offset
             if at is not None and at > max(pump.gained.position, self._done.get(key, (0, 0))[0]):

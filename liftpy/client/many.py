@@ -112,6 +112,7 @@ class ManyConsumer:
         self._begun = False
         """It is known what is there at the beginning."""
         self._waiting = False
+        self._closes = 0
         self._turn = 0
         self._served: dict[Place, int] = {}
         """At which turn a partition was last served."""
@@ -130,7 +131,8 @@ class ManyConsumer:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the fetching of all partitions."""
+        """End the fetching of all partitions; another task that waits for the next slice is at the end."""
+        self._closes += 1
         coming, self._coming = list(self._coming), {}
         await end_tasks(coming)
         iterations, self._iterations = list(self._iterations.values()), {}
@@ -188,10 +190,12 @@ class ManyConsumer:
         unread, self._unread = self._unread, None
         if unread is not None:
             return unread
-        self._waiting = True
+        self._waiting, closes = True, self._closes
         try:
             while True:
                 await self._look()
+                if self._closes != closes:
+                    return None
                 self._arm()
                 going = [task for task, place in self._coming.items() if place not in self._paused]
                 if not going:
@@ -200,6 +204,8 @@ class ManyConsumer:
                     await asyncio.sleep(_IDLE_S)  # all is paused, or nothing is there yet
                     continue
                 done, _ = await asyncio.wait(going, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                if self._closes != closes:
+                    return None
                 if not done:
                     continue
                 task = min(done, key=lambda task: self._served.get(self._coming[task], 0))

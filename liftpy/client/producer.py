@@ -108,6 +108,10 @@ class Producer:
         """The partition that the next record without a key goes to."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
+        self._has_begun = False
+        """A batch, with the last record that was sent alone."""
+        self._yielding = 0
+        """Sends that let others go first: whoever comes now stays behind them."""
         self._failure: LiftError | None = None
         self._told = False
         """Somebody knows of it."""
@@ -259,12 +263,16 @@ class Producer:
         headers: HeadersLike | None = None,
         partition: int | None = None,
     ) -> Receipt:
-        """Take one record; waits only for room in the buffer. Awaiting the receipt gives the PublishAck; nobody has to.
+        """Take one record; waits only for room in the buffer, and if it is cancelled it has taken nothing. Awaiting the receipt gives
+        the PublishAck; nobody has to.
 
         ``value`` None: a tombstone. ``partition``: in place of the partitioner's. Raises what the producer has failed with,
         ConfigError, and PublishRejectedError (TOO_LARGE: more than a message holds).
         """
         self._must_go_on()
+        if self._has_begun or self._yielding:
+            await self._let_others_go()
+            self._must_go_on()
         if self._source is not None:
             self._must_have_no_round()
             raise ConfigError("a producer with a source is told by send_many(..., positions=) what a record was made from")
@@ -279,10 +287,18 @@ class Producer:
             self._must_go_on()
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
-        if ticket is not course.newest:  # once a batch the others get their turn
-            course.newest = ticket
-            await asyncio.sleep(0)
+        if ticket is not course.newest:
+            course.newest, self._has_begun = ticket, True
         return Receipt(ticket, index)
+
+    async def _let_others_go(self) -> None:
+        """Once a batch, and before a record is taken: a send that is cancelled has taken nothing."""
+        self._yielding += 1
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self._yielding -= 1
+        self._has_begun = False
 
     async def send_many(
         self,

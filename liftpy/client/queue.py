@@ -25,6 +25,7 @@ from typing import Any, Literal, Protocol
 from liftpy.client.consumer import ReadOptions
 from liftpy.client.ending import end_tasks
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator
+from liftpy.client.group import now_ns as _now_ns
 from liftpy.client.next_keys import NextKeys
 from liftpy.client.queue_log import LogHome, QueueLog
 from liftpy.client.queue_pace import TakePace
@@ -115,13 +116,14 @@ class QueueHome(GroupHome, LogHome, Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """One record that this worker has. ``deliveries``: how often it was given, this time included. ``until_ns``: monotonic; when
-    another may get it."""
+    another may get it. ``over_ns``: the same by a clock that goes on while the machine sleeps."""
 
     record: Record
     key: PartitionKey
     deliveries: int
     lease: int
     until_ns: int
+    over_ns: int = field(repr=False)
     queue: Queue = field(repr=False)
 
     async def ack(self) -> None:
@@ -280,7 +282,7 @@ class Queue:
         now_ns, jobs = _now_ns(), list[Job]()
         while self._ready and len(jobs) < count and (not jobs or self._ready[0].key == jobs[0].key):
             job = self._ready.popleft()
-            if now_ns < job.until_ns - _MARGIN_NS:
+            if now_ns < job.over_ns - _MARGIN_NS:
                 jobs.append(job)
             else:
                 self.counters["expired"] += 1  # the application was slow: another has it by now
@@ -439,7 +441,7 @@ class Queue:
         elif answer is not None:
             self._note_end(place, answer)
 
-    async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], until_ns: int) -> list[Job]:
+    async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
         """The records of what was granted. Those that compaction or retention has taken are done; dead ones are buried. Where reading
         fails, everything is given back."""
         key, found, done = log.key, list[Job](), list[pb.RecordRange]()
@@ -447,7 +449,8 @@ class Queue:
             for part in granted:
                 records = await log.records(part.start, part.end)
                 log.granted_below = max(log.granted_below, part.end)
-                jobs = [Job(record, key, part.deliveries, part.lease, until_ns, self) for record in records]
+                until_ns = over_ns - _now_ns() + time.monotonic_ns()
+                jobs = [Job(record, key, part.deliveries, part.lease, until_ns, over_ns, self) for record in records]
                 if part.dead:
                     await self._bury(key, part, jobs)
                     done.append(pb.RecordRange(start=part.start, end=part.end, lease=part.lease))
@@ -571,7 +574,3 @@ class Queue:
         self._number += 1
         command = pb.GroupCommand(group=self.name, number=self._number, **what)
         return await ask_coordinator(self._client, self._partition, command, _COMMAND_S)
-
-
-def _now_ns() -> int:
-    return time.monotonic_ns()

@@ -81,9 +81,12 @@ class Settlements(Generic[J]):
             try:
                 lost = await self._tell_some([one for told in some for one in told.settlements])
             except BaseException as error:
+                if not isinstance(error, LiftError):  # the task ends: nobody would tell the others either
+                    some += self._told
+                    self._told.clear()
                 for told in some:
                     if not told.done.done():
-                        told.done.set_exception(error if isinstance(error, LiftError) else asyncio.CancelledError())
+                        told.done.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
                 if not isinstance(error, LiftError):
                     raise
                 continue

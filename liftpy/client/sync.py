@@ -64,16 +64,19 @@ class _Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="liftpy-client", daemon=True)
         self._thread.start()
         self._ending = threading.Lock()
+        self._lock = threading.RLock()
+        """Nothing is begun between the last look at ``ended`` and the end."""
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
         """What it gives or raises; who is interrupted here cancels it."""
-        if self.ended or threading.current_thread() is self._thread:
-            work.close()
-            if self.ended:
-                raise ClientClosedError("the client is closed")
-            raise ConfigError("a callback in the client's own thread can't wait for the client")
-        coming = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if self.ended or threading.current_thread() is self._thread:
+                work.close()
+                if self.ended:
+                    raise ClientClosedError("the client is closed")
+                raise ConfigError("a callback in the client's own thread can't wait for the client")
+            coming = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return coming.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -95,8 +98,9 @@ class _Loop:
                 with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
                     self.run(last(), _CLOSE_S)
             finally:
-                self.ended = True
-                self._loop.call_soon_threadsafe(self._stop)
+                with self._lock:
+                    self.ended = True
+                    self._loop.call_soon_threadsafe(self._stop)
                 self._thread.join(_CLOSE_S)
                 if not self._thread.is_alive():
                     self._loop.close()

@@ -322,7 +322,7 @@ MUTANTS = [
         "liftpy/client/queue.py",
         ("queue: what compaction took waits for ever", "done += gaps(part, [record.offset for record in records])", "pass", "records that retention or compaction has taken are given out again and again"),
         ("queue: what can't be read stays out", "            self._settlements.tell((), [settlement(pb.SETTLE_RELEASE, key, rest)])\n            raise", "            raise", "records wait for their whole time after one failed read"),
-        ("queue: late records are handed on", "            if now_ns < job.until_ns - _MARGIN_NS:", "            if True:", "two workers have one record"),
+        ("queue: late records are handed on", "            if now_ns < job.over_ns - _MARGIN_NS:", "            if True:", "two workers have one record"),
         ("queue: nobody hears of lost leases", "        if lost:\n            self.counters", "        if False:\n            self.counters", "an application believes that a record is done that another works on"),
         ("queue: what was taken ahead stays out", "            await self._give_back()\n", "", "what a worker took ahead of its end waits for its whole time"),
         ("queue: what nobody asks for stays here", "if left_s <= 0 and self._ready:", "if False:", "records wait for a worker that is slow while others are idle"),

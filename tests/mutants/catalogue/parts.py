@@ -219,4 +219,116 @@ MUTANTS = [
         ),
         tests=("tests/unit/bus/test_inflow_steps.py",),
     ),
+    *rows(
+        "sidecar/partition/housekeeping.py",
+        (
+            "a log that was closed with its partition has failed",
+            "    if worker.has_ended:\n        return  # its log",
+            "    if not worker.key:\n        return  # its log",
+            "a node starts anew because a stream is deleted while it is compacted",
+        ),
+        (
+            "who has ended has its turn",
+            "if worker.has_ended or worker.flusher.stalls:",
+            "if worker.flusher.stalls:",
+            "what was set aside in a folder that another one has opened is removed",
+        ),
+        (
+            "compaction completes in a log that is being closed",
+            "        if worker.has_ended:\n            with contextlib",
+            "        if not worker.key:\n            with contextlib",
+            "two threads change the files of one log",
+        ),
+        tests=("tests/unit/partition/test_rounds_of_housekeeping.py",),
+    ),
+    *rows(
+        "sidecar/partition/worker.py",
+        (
+            "nobody knows that a partition ends",
+            "        self.has_ended = True\n",
+            "",
+            "a node starts anew because a stream is deleted while it is compacted",
+        ),
+        tests=("tests/unit/partition/test_partitions_driven.py",),
+    ),
+    *rows(
+        "sidecar/partition/services.py",
+        (
+            "reports of a partition that is gone",
+            "        self._timers.cancel(self._report)\n",
+            "",
+            "a deleted partition's services are reported",
+        ),
+        (
+            "patience of a partition that is gone",
+            "        self._timers.cancel(self._patience)\n",
+            "",
+            "a closed replica is told that its replay has ended",
+        ),
+        (
+            "nobody is looked at after the last one is gone",
+            "        self._checks = len(self._sessions) > 0\n",
+            "        self._checks = True\n",
+            "a service that hangs is believed for ever",
+        ),
+        (
+            "who leads commands one record late",
+            "            and high_watermark + 1 >= epoch_start_offset,",
+            "            and high_watermark >= epoch_start_offset,",
+            "a service of a leader on an empty epoch waits for a publish",
+        ),
+        tests=("tests/unit/service/test_service_desk.py",),
+    ),
+    *rows(
+        "sidecar/partition/scrub.py",
+        (
+            "a stop in a segment ends it",
+            "                if not asyncio.current_task().cancelling():  # type: ignore[union-attr]\n                    progress.position = -1",
+            "                progress.position = -1",
+            "a node that restarts often never reads the ends of its segments back",
+        ),
+        tests=("tests/unit/partition/test_scrub.py",),
+    ),
+    *rows(
+        "sidecar/partition/quiet.py",
+        (
+            "a question that was not sent is waited for",
+            "            if not self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply):\n                self._end(self._quiet.failed(question))",
+            "            self._bus.send(self._subjects.notify(question.leader), (self._frame(question),), reply)",
+            "followers hear of a lost connection two turns later",
+        ),
+        (
+            "who stopped waiting is kept",
+            "        self._feeds.pop(key, None)\n\n    def _turn",
+            "\n    def _turn",
+            "memory of partitions that are gone",
+        ),
+        (
+            "tokens are those of the question before",
+            "self._next_token = self._next_token, self._next_token + count",
+            "self._next_token = self._next_token, self._next_token + 1",
+            "a leader counts a follower that has left",
+        ),
+        tests=("tests/unit/partition/test_quiet_talk.py",),
+    ),
+    *rows(
+        "sidecar/partition/replaying.py",
+        (
+            "who can't read tries without end",
+            '            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can\'t be replayed: {error}"))\n            return\n        if not complete',
+            '            self._failed(error if isinstance(error, StorageError) else StorageError(f"its log can\'t be replayed: {error}"))\n            complete = False\n        if not complete',
+            "a broken disk is read a thousand times a second",
+        ),
+        tests=("tests/unit/partition/test_replaying.py",),
+    ),
+    *rows(
+        "sidecar/bus/links.py",
+        (
+            "the standby's connection outlives the node",
+            "        await self.standby.stop()\n",
+            "",
+            "a node that stopped still hears publishes",
+        ),
+        tests=("tests/unit/bus/test_links.py",),
+    ),
 ]

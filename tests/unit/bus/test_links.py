@@ -8,6 +8,8 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -249,3 +251,16 @@ def _makers() -> tuple[Callable[[], BusConnection], ...]:
 def tell(link: BusConnection, is_up: bool) -> None:
     for callback in link._on_change:
         callback(is_up)
+
+
+async def test_the_end_closes_all_connections_the_standbys_too() -> None:
+    closed: list[str] = []
+
+    def link(name: str) -> Any:
+        async def stop() -> None:
+            closed.append(name)
+
+        return SimpleNamespace(stop=stop)
+
+    await Links(link("replication"), link("ingest"), link("reads"), link("standby")).close()
+    assert sorted(closed) == ["ingest", "reads", "replication", "standby"]

@@ -83,6 +83,10 @@ async def test_a_silent_one_is_sent_again_under_its_id_and_answered_once() -> No
     assert message.attempt_s == 4.0, "it waits to be sent already"
     await made._send_refused(now)
     assert wire.sent[1][:3] == wire.sent[0][:3]
+    for attempt_s in (8.0, 10.0, 10.0):
+        made._may_be_stored([0], now, "silence")
+        assert message.attempt_s == attempt_s, "no longer than is waited for an ack at all"
+        await made._send_refused(now)
     await made._on_ack(ack(0, offset=7, leaderEpoch=2))
     assert future.result() == PublishAck("s", 0, 7, 2)
     await made._on_ack(ack(0, offset=7, leaderEpoch=2))  # of the other attempt

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liftpy.client import positions
+from liftpy.client import progress as progress_module
 from liftpy.client.positions import Bounds
 from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.client.slices import BatchSlice
@@ -14,6 +15,7 @@ from liftpy.errors import ConfigError, CorruptionError, LogTruncatedError, NotFo
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
+from liftpy.wire.filters import Filter
 
 _Error = client_pb2.ReadResponse.Error
 
@@ -233,3 +235,24 @@ def test_the_record_that_is_sent_along_is_the_last_one_and_not_the_one_before_th
     progress.accept(answer(batch(0, 2, epoch=3), hw=9, compacted=True, nextOffset=8))
     request = progress.request(1000, 0)
     assert (request.offset, request.lastOffset, request.lastEpoch) == (8, 1, 3)
+
+
+def test_nobody_goes_on_behind_what_is_too_much_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that decompress to too much are left for the next question: the answer's own next offset lies behind them."""
+    monkeypatch.setattr(progress_module, "MAX_DECOMPRESSED_BYTES", 10)
+    progress = ReadProgress("s", 0, 0, compacted=True)
+    batches = batch(0, 3), batch(3, 2), batch(5, 1)
+    for taken in ([0, 1, 2], [3, 4], [5]):
+        assert progress.next_offset == taken[0]
+        assert offsets(progress.accept(answer(*batches, hw=9, compacted=True, nextOffset=9))) == taken
+    assert progress.next_offset == 9
+    filtered = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)))
+    assert offsets(filtered.accept(answer(*batches, hw=9, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]
+    assert filtered.next_offset == 3
+
+
+def test_who_filters_goes_no_further_than_what_is_committed() -> None:
+    for committed, reached in ((True, 3), (False, 9)):
+        progress = ReadProgress("s", 0, 0, wanted=Filter(keys=(b"k",)), committed=committed)
+        assert offsets(progress.accept(answer(batch(0, 3), hw=5, selected=True, nextOffset=9, lookedEpoch=1))) == [0, 1, 2]
+        assert progress.next_offset == reached

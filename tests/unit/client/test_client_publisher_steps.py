@@ -445,6 +445,32 @@ async def test_whom_a_quota_refuses_comes_again_when_it_was_told_and_not_before(
     await made.close()
 
 
+async def test_beyond_a_quota_each_goes_when_its_turn_is_and_waits_for_nobodys_ack() -> None:
+    made, wire, _ = publisher()
+    for number, after_ms in ((0, 100), (1, 200)):
+        await made.send(b"v")
+        await made._on_ack(ack(number, ackError=_Ack.QUOTA, retryAfterMs=after_ms))
+    wire.sent.clear()
+    await made._send_refused(asyncio.get_running_loop().time() + 0.5)
+    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0", "in0.1"]
+    await made.close()
+
+
+async def test_that_somebody_takes_others_brings_nobodys_turn_forward() -> None:
+    made, wire, _ = publisher()
+    for number, said, after_ms in ((0, _Ack.NOT_LEADER, 0), (1, _Ack.QUOTA, 60_000)):
+        await made.send(b"v")
+        await made._on_ack(ack(number, ackError=said, retryAfterMs=after_ms))
+    now = asyncio.get_running_loop().time()
+    wire.sent.clear()
+    await made._send_refused(now + 1)
+    await made._on_ack(ack(0))
+    await made._send_refused(now + 1)
+    assert [reply for _, _, reply, *_ in wire.sent] == ["in0.0"]
+    assert made._in_flight[1].resend_at == made._in_flight[1].not_before > now + 59
+    await made.close()
+
+
 async def test_a_refusal_by_another_incarnation_makes_the_address_doubtful() -> None:
     made, _, found = publisher()
     await made.send(b"v")

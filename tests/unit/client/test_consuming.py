@@ -374,3 +374,36 @@ async def test_two_tasks_that_begin_at_once_begin_at_the_same_record() -> None:
     record = await first
     assert record is not None
     assert record.offset == 2
+
+
+async def test_what_was_passed_is_known_only_where_nothing_is_at_hand() -> None:
+    node = Node()
+    node.append(b"a", b"b")
+    reading = consumer(node, wanted=Filter(keys=(b"a",)))
+    assert reading.passed_offset is None
+    items = reading.records()
+    assert (await anext(items)).offset == 0
+    assert reading.passed_offset is None, "nobody waits: it is being worked on"
+    node.append(b"b", b"b")
+    waiting = asyncio.create_task(anext(items))
+    async with asyncio.timeout(20):
+        while reading.passed_offset != 4:
+            await asyncio.sleep(0.001)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert reading.passed_offset is None
+    await items.aclose()
+
+
+async def test_seek_forgets_the_epoch_of_before() -> None:
+    """The node refuses an epoch that is not that of the record before."""
+    node = Node()
+    node.append(*[b"k"] * 50)
+    node.append(*[b"k"] * 20)
+    reading = consumer(node, 60, after_epoch=2)
+    await reading.begin()
+    await reading.seek(10)
+    record = await reading.getone(20.0)
+    assert record is not None
+    assert record.offset == 10
+    assert (await reading.position()).leader_epoch == 1

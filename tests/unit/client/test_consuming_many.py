@@ -129,6 +129,30 @@ async def test_a_first_look_that_fails_or_is_cancelled_is_the_first_again() -> N
             await asyncio.wait_for(lacking.next(), 20)
 
 
+@pytest.mark.parametrize("at", ["a look", "a slice", "nothing"])
+async def test_who_waits_in_another_task_is_at_the_end_when_it_is_closed(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams, gate = Streams(orders=1), asyncio.Event()
+    many = streams.many("orders", start="new", until=None)
+    real = many._home.places
+
+    async def places() -> Any:
+        await gate.wait()
+        return await real()
+
+    if at == "a look":
+        many._home = Places(places, many._home.consumer)
+    if at == "nothing":
+        many.pause(("orders", 0))
+    waiting = asyncio.create_task(many.next())
+    async with asyncio.timeout(20):
+        while not (many._waiting and (at == "a look" or many.places)) or (at == "a slice" and not many._coming):
+            await asyncio.sleep(0)
+        await many.aclose()
+        gate.set()
+        assert await waiting is None
+    assert not many._coming
+
+
 async def test_nobody_goes_on_behind_records_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams(orders=1)
     real, broken = module._records_of, CorruptionError("it does not decompress")

@@ -10,27 +10,31 @@ from typing import Any
 import pytest
 
 from liftpy.client import GroupOptions
+from liftpy.client import group as group_module
+from liftpy.client import queue as queue_module
 from liftpy.client.group import Group
 from liftpy.client.transport import NoAnswerError
 from liftpy.errors import UnavailableError
 from liftpy.group import limits
 from liftpy.group.commands import decode_command
 from liftpy.group.machine import GroupMachine
+from liftpy.group.member import PartitionGained, PartitionLost
 from tests.unit.client.test_consuming import Node, consumer
 
 
 class Coordinated:
-    """One stream of one partition, and a coordinator; ``stuck``: nobody answers a commit."""
+    """One stream, by default of one partition, and a coordinator; ``stuck``: nobody answers a commit."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: int = 1) -> None:
         self.machine = GroupMachine()
-        self.node = Node()
+        self.nodes = [Node() for _ in range(partitions)]
+        self.node = self.nodes[0]
         self.stuck = False
-        self.beats = 0
+        self.beats = self.left = self.unanswered = 0
         self.commits = asyncio.Event()
 
     async def stream(self, name: str) -> Any:
-        return SimpleNamespace(name=name, uid="u1", partitions=(SimpleNamespace(partition=0),))
+        return SimpleNamespace(name=name, uid="u1", partitions=[SimpleNamespace(partition=p) for p in range(len(self.nodes))])
 
     async def groups_stream(self) -> Any:
         return await self.stream("_groups")
@@ -39,7 +43,7 @@ class Coordinated:
         return [await self.stream("orders")]
 
     def consume(self, stream: str, partition: int, **how: Any) -> Any:
-        return consumer(self.node, how["start"], after_epoch=how["after_epoch"])
+        return consumer(self.nodes[0], how["start"], after_epoch=how["after_epoch"])  # any of them: they hold the same
 
     async def call_service(self, service: str, stream: str, command: bytes, *, partition: int, timeout_s: float) -> Any:
         asked = decode_command(command)
@@ -48,7 +52,11 @@ class Coordinated:
             if self.stuck:
                 await asyncio.sleep(timeout_s)
                 raise UnavailableError("nobody answers")
+        self.left += asked.HasField("leave")
         self.beats += asked.HasField("beat")
+        if self.unanswered and asked.HasField("beat"):
+            self.unanswered -= 1
+            raise UnavailableError("nobody answers")
         return SimpleNamespace(value=self.machine.apply(command, time.time_ns(), 1))
 
 
@@ -86,6 +94,151 @@ async def test_a_commit_that_nobody_answers_ends_no_session() -> None:
         assert [key.partition for key in group.owned] == [0]
     with pytest.raises(StopAsyncIteration):
         await anext(aiter(group))
+
+
+def committed(home: Coordinated) -> dict[int, int]:
+    return {at.partition: at.position for at in home.machine.groups["bills"].readers.all_positions()}
+
+
+async def test_what_is_in_hand_is_not_given_up_and_what_is_done_is_committed_before() -> None:
+    home = Coordinated(partitions=2)
+    home.node.append(b"a", b"b")
+    options = GroupOptions(session_s=limits.MIN_SESSION_MS / 1000, auto_commit_s=0)
+    async with asyncio.timeout(30), await Group(home, "bills", ["orders"], "", options, None, None).open() as group:
+        parts = {part.key: part for part in [await group.take(), await group.take()] if part is not None}
+        async with await Group(home, "bills", ["orders"], "", options, None, None).open() as other:
+            while not group._leaving:
+                group._beat_soon.set()
+                await asyncio.sleep(0.01)
+            (key,) = group._leaving
+            before = home.beats
+            while home.beats < before + 6:
+                group._beat_soon.set()
+                other._beat_soon.set()
+                group._wake.set()
+                await asyncio.sleep(0.01)
+            assert (other.owned, group.generation_of(key)) == ([], parts[key].generation), "it is in the application's hand"
+            assert committed(home) == {}
+            group.finished(parts[key])
+            while not other.owned:
+                other._beat_soon.set()
+                await asyncio.sleep(0.01)
+            assert (other.owned, other._pumps[key].gained.position) == ([key], 2)
+
+
+async def test_a_close_commits_what_is_done_and_not_what_is_in_hand() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    home.node.append(b"b")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        assert [(await anext(group)).slice.last_offset for _ in range(2)] == [0, 1]
+    assert committed(home) == {0: 1}
+
+
+@pytest.mark.parametrize(("instance", "left"), [("", 1), ("till-7", 0)])
+async def test_who_has_an_identity_leaves_nothing_to_others_before_its_session_is_over(instance: str, left: int) -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    async with (
+        asyncio.timeout(20),
+        await Group(home, "bills", ["orders"], instance, GroupOptions(), None, None).open() as group,
+    ):
+        assert await group.take() is not None
+    assert home.left == left
+
+
+async def test_a_heartbeat_that_nobody_answers_is_followed_by_the_next() -> None:
+    home = Coordinated()
+    home.unanswered = 2
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        while home.unanswered:
+            group._beat_soon.set()
+            await asyncio.sleep(0.01)
+        group._beat_soon.set()
+        assert await group.take() is not None
+        assert group.counters["unanswered"] == 2
+
+
+async def test_what_is_in_hand_or_waits_is_not_passed_over() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        part = await group.take()
+        assert part is not None
+        (pump,) = group._pumps.values()
+        while pump.consumer is None or pump.consumer.passed_offset != 1:
+            await asyncio.sleep(0)
+        group._pass_over()
+        assert group._done == {}
+        home.node.append(b"b")
+        while not group._ready:
+            await asyncio.sleep(0)
+        group.finished(part)
+        group._pass_over()
+        assert group._done == {part.key: (1, 1)}
+
+
+async def test_a_commit_of_many_partitions_is_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_POSITIONS", 1)
+    home = Coordinated(partitions=3)
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        for _ in range(3):
+            part = await group.take()
+            assert part is not None
+            group.finished(part)
+        await group.commit()
+        assert committed(home) == {0: 1, 1: 1, 2: 1}
+
+
+def test_the_clock_of_a_session_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: 7 if clock == time.CLOCK_BOOTTIME else 0)
+    assert (group_module.now_ns(), queue_module._now_ns()) == (7, 7)
+
+
+async def test_what_was_lost_is_neither_handed_on_nor_done() -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    home.node.append(b"b")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        first, second = await group.take(), await group.take()
+        assert first is not None
+        assert second is not None
+        home.node.append(b"c")
+        while not group._ready:
+            await asyncio.sleep(0)
+        group.finished(first)
+        group._follow([PartitionLost(first.key, first.generation)])
+        assert group._done == {}
+        group.finished(second)
+        assert (group._done, group.generation_of(first.key)) == ({}, None)
+        taking = asyncio.create_task(group.take())
+        await asyncio.sleep(0)
+        assert (taking.done(), len(group._ready)) == (False, 0)
+        group._follow([PartitionGained(first.key, first.generation + 1, 1, 1)])
+        group.finished(second)
+        assert group._done == {}, "of an earlier generation"
+        part = await taking
+        assert part is not None
+        assert (part.generation, part.slice.first_offset) == (first.generation + 1, 1)
+
+
+async def test_nothing_is_handed_on_while_the_session_may_be_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Coordinated()
+    home.node.append(b"a")
+    async with asyncio.timeout(20), await Group(home, "bills", ["orders"], "", GroupOptions(), None, None).open() as group:
+        assert group._machine is not None
+        over = True
+        real = group._machine.may_deliver
+        monkeypatch.setattr(group._machine, "may_deliver", lambda key, at_ns: not over and real(key, at_ns))
+        taking = asyncio.create_task(group.take())
+        while not group.counters["held_back"]:
+            await asyncio.sleep(0)
+        assert not taking.done()
+        over = False
+        group._beat_soon.set()
+        assert (await taking) is not None
 
 
 async def test_a_read_that_nobody_answered_in_time_is_asked_again() -> None:

@@ -413,3 +413,13 @@ def test_where_the_log_does_not_tell_the_digest_none_is_said() -> None:
     lane = a_lane()
     lane.begin(4, 0, None)
     assert lane.unanswered == (0, RollingDigest()), "who begins knows it"
+
+
+def test_a_batch_is_as_old_as_its_first_attempt() -> None:
+    """By it patience is counted: a batch that is sent again and again is given up at last."""
+    lane = a_lane()
+    fill(lane, b"a")
+    for now in (5.0, 7.0, 11.0):
+        (parcel,) = sent(lane, now)
+        assert parcel.first_at == 5.0
+        assert lane.late(now + 1.0)

@@ -11,6 +11,7 @@ import pytest
 
 from liftpy.client.outgoing import Address
 from liftpy.client.producing import RECORD_BYTES
+from liftpy.errors import OutcomeUnknownError, ProtocolError, PublishRejectedError
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from tests.unit.client.test_producer import Wire, a_producer
@@ -183,3 +184,81 @@ async def test_who_was_told_no_digest_says_none_to_a_leader_that_knows_it(has_se
         await p.send(b"d")
         await p.flush()
     assert wire.values() == [b"a", b"b", *([b"c"] if has_sent else []), b"d"]
+
+
+async def test_a_connection_that_was_renewed_makes_it_send_once_more_and_not_for_ever() -> None:
+    wire = Wire()
+    p = await a_producer(wire, attempt_s=60.0)
+    wire.commits = False
+    await p.send(b"a")
+    while wire.published < 1:
+        await asyncio.sleep(0)
+    for count in (2, 3):
+        renewed, wire.reconnected = wire.reconnected, asyncio.get_running_loop().create_future()
+        renewed.set_result(None)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert wire.published == count
+    await p.close()
+
+
+async def test_a_batch_that_is_too_large_ends_the_producer() -> None:
+    wire = Wire()
+    p = await a_producer(wire)
+
+    async def publish(*_: Any, **__: Any) -> None:
+        raise ProtocolError("more than this server takes")
+
+    wire.publish = publish  # type: ignore[method-assign]
+    receipt = await p.send(b"a")
+    with pytest.raises(PublishRejectedError) as caught:
+        await asyncio.wait_for(p.flush(), 20)
+    assert caught.value.reason == "TOO_LARGE"
+    with pytest.raises(PublishRejectedError, match="more than this server takes"):
+        await receipt
+    await p.close()
+
+
+async def test_what_was_sent_twice_may_be_stored_though_the_second_is_refused() -> None:
+    wire = Wire()
+    p = await a_producer(wire, attempt_s=0.05)
+    losses = [True]
+    wire.loses = lambda: bool(losses and losses.pop())
+
+    def refused(ack: Any) -> Any:
+        ack.ackError = _Ack.READ_ONLY
+        return ack
+
+    wire.answers_as = refused
+    receipt = await p.send(b"a")
+    with pytest.raises(PublishRejectedError, match="READ_ONLY"):
+        await asyncio.wait_for(p.flush(), 20)
+    with pytest.raises(OutcomeUnknownError, match="it was sent, and not answered"):
+        await receipt
+    await p.close()
+
+
+async def test_a_flush_waits_for_no_linger() -> None:
+    wire = Wire()
+    async with await a_producer(wire, linger_s=60.0) as p:
+        await p.send(b"a")
+        await asyncio.wait_for(p.flush(), 20)
+        assert wire.values() == [b"a"]
+
+
+async def test_a_send_that_is_cancelled_has_taken_nothing() -> None:
+    """Whoever sends it again after a time-out would store it twice."""
+    wire = Wire()
+    p = await a_producer(wire, batch_records=1)
+    taken, cancelled = [], 0
+    for number in range(6):
+        sending = asyncio.create_task(p.send(b"%d" % number))
+        await asyncio.sleep(0)
+        sending.cancel()
+        await asyncio.wait({sending})
+        cancelled += sending.cancelled()
+        taken += [] if sending.cancelled() else [b"%d" % number]
+    await p.flush()
+    assert wire.values() == taken
+    assert cancelled
+    await p.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
 from liftpy.testing.memory import memory_cluster
+from liftpy.wire._pb import group_pb2
 
 SHORT = QueueOptions(ack_wait_s=0.2)
 
@@ -188,6 +190,101 @@ async def test_what_waits_too_long_here_is_not_handed_on(client: Client, monkeyp
                     await job.ack()
                     done.add(job.record.offset)
         assert slow.counters["expired"] >= 2
+
+
+async def test_what_is_over_while_the_machine_sleeps_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    slept_ns = 10**12  # before it began
+    real = module._now_ns
+    monkeypatch.setattr(module, "_now_ns", lambda: real() + slept_ns)
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=30)) as queue:
+        begun_ns = time.monotonic_ns()
+        first = await anext(queue)
+        assert begun_ns < first.until_ns - 29 * 10**9 < time.monotonic_ns() + 10**9
+        assert len(queue._ready) == 2
+        slept_ns += 31 * 10**9
+        assert queue._handed_on(2) == []
+        assert queue.counters["expired"] == 2
+
+
+async def test_the_wait_counts_from_before_it_was_asked_for(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(client, 1)
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=5)) as queue:
+        real, asked_ns = queue._say, list[int]()
+
+        async def slow(**what: Any) -> Any:
+            asked_ns.append(module._now_ns())
+            answer = await real(**what)
+            await asyncio.sleep(0.05)
+            return answer
+
+        monkeypatch.setattr(queue, "_say", slow)
+        (job,) = await queue.take(1)
+        assert job.over_ns <= asked_ns[-1] + 5 * 10**9
+
+
+async def test_a_dead_one_that_is_buried_twice_has_one_id(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that buried it died before it could say so: the next one buries it under another lease."""
+    await fill(client, 1)
+    ids: list[str] = []
+
+    async def publish(stream: str, value: Any, **how: Any) -> None:
+        ids.append(how["msg_id"])
+
+    monkeypatch.setattr(client, "publish", publish)
+    async with client.queue("jobs", "w", options=QueueOptions(dead_letters="dead")) as queue:
+        (job,) = await queue.take(1)
+        for lease in (4, 9):
+            part = group_pb2.GrantedRange(start=0, end=1, lease=lease, deliveries=lease, dead=True)
+            await queue._bury(job.key, part, [job])
+    assert ids[0] == ids[1]
+
+
+async def test_what_is_granted_while_it_closes_is_given_back_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(client, 1)
+    options = QueueOptions(ack_wait_s=60)
+    queue = await client.queue("jobs", "w", options=options)
+    real, granted, go_on = queue._say, asyncio.Event(), asyncio.Event()
+
+    async def slow(**what: Any) -> Any:
+        answer = await real(**what)
+        if "take" in what:
+            granted.set()
+            await go_on.wait()
+        return answer
+
+    monkeypatch.setattr(queue, "_say", slow)
+    taking = asyncio.create_task(queue.take(1))
+    await granted.wait()
+    closing = asyncio.create_task(queue.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    assert await taking == []
+    async with client.queue("jobs", "w", options=options) as other:
+        assert numbers(await other.take(1)) == [0]
+
+
+async def test_more_ranges_than_one_settlement_holds_are_all_told(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RANGES", 2)
+    await fill(client, 9)
+    async with client.queue("jobs", "w") as queue:
+        jobs, told = await queue.take(9), list[Any]()
+        real = queue._settlements.tell
+        monkeypatch.setattr(queue._settlements, "tell", lambda some, asked: told.extend(asked) or real(some, asked))
+        await queue.ack(jobs[::2])
+    assert [[part.start for part in one.ranges] for one in told] == [[0, 2], [4, 6], [8]]
+
+
+async def test_what_is_given_back_is_not_handed_on(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TakePace, "ahead", lambda self, now_ns: 2)
+    await fill(client, 3)
+    async with client.queue("jobs", "w") as queue:
+        await anext(queue)
+        assert len(queue._ready) == 2
+        await queue._give_back()
+        assert queue._handed_on(2) == []
 
 
 async def test_what_is_gone_is_done(client: Client) -> None:

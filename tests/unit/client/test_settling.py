@@ -90,3 +90,18 @@ async def test_one_command_has_a_bound() -> None:
     await asyncio.gather(*(queue.tell((), [one]) for one in many), queue.tell((), cast(Any, many)))
     assert max(said) <= limits.MAX_SETTLEMENTS
     assert sum(said) == 2 * len(many)
+
+
+async def test_a_defect_leaves_nobody_waiting() -> None:
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        raise LookupError("a defect")
+
+    queue: Settlements[Any] = Settlements("w", say)
+    nack, ack = told(pb.SETTLE_NACK, *[(n, n + 1, 1) for n in range(0, 4000, 2)]), told(pb.SETTLE_ACK, (1, 2, 1))
+    coming = [queue.tell([], [nack]), queue.tell([], [ack])]
+    async with asyncio.timeout(20):
+        for done in coming:
+            with pytest.raises(LookupError):
+                await done
+    with pytest.raises(LookupError):
+        await queue.all_told()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Iterator
@@ -209,3 +210,36 @@ def test_connect_gives_every_argument_on_and_ends_its_thread_when_there_is_nobod
     with pytest.raises(ConnectionError):
         sync.connect()
     assert {thread for thread in threading.enumerate() if thread.name == "liftpy-client"} <= threads
+
+
+def test_a_call_that_begins_while_another_thread_closes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It had looked whether the client is closed, and its work came to a loop that has stopped."""
+    loop, real = sync._Loop(), asyncio.run_coroutine_threadsafe
+    looked, ending, told = threading.Event(), threading.Event(), list[BaseException]()
+
+    def slowly(work: Any, where: Any) -> Any:
+        if threading.current_thread() is caller:
+            looked.set()
+            closing.join(0.3)
+        return real(work, where)
+
+    def call() -> None:
+        try:
+            loop.run(asyncio.sleep(3600))
+        except BaseException as error:
+            told.append(error)
+
+    async def last() -> None:
+        ending.set()
+        await asyncio.to_thread(looked.wait, 10)
+
+    caller = threading.Thread(target=call, daemon=True)
+    closing = threading.Thread(target=loop.end, args=(last,), daemon=True)
+    monkeypatch.setattr(sync.asyncio, "run_coroutine_threadsafe", slowly)
+    closing.start()
+    assert ending.wait(10)
+    caller.start()
+    for thread in (closing, caller):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert [type(error) for error in told] == [ClientClosedError]

@@ -148,6 +148,7 @@ async def test_who_stops_waiting_is_not_asked_for_any_more(follower: Side, leade
     await follower.asked_for({0, 2}, leader)
     await follower.asked_for({0, 2}, leader)
     assert {partition for _, partition, _ in leader.events} == {0, 2}
+    assert set(follower.talk._feeds) == {keys[0], keys[2]}, "nothing of it is kept"
 
 
 async def test_nobody_listens(follower: Side) -> None:
@@ -164,6 +165,7 @@ async def test_a_connection_that_is_down_ends_the_wait(follower: Side) -> None:
     while not follower.ended():
         await asyncio.sleep(0.005)
     assert follower.ended()[0] is not None
+    assert not follower.counters, "at once, and not as if its leader's node were silent"
 
 
 async def test_silence_ends_the_wait_and_is_counted_and_then_nobody_is_asked(follower: Side) -> None:
@@ -270,3 +272,14 @@ async def test_an_answer_to_another_question_confirms_nothing_and_the_right_one_
     async with asyncio.timeout(30):
         while follower.ended() == {}:  # the leader did not confirm it, and that is heard
             await asyncio.sleep(0)
+
+
+async def test_two_questions_have_no_token_in_common(leader: Side) -> None:
+    """A replica that stands still confirms later: that is of an earlier question."""
+    question = pb.QuietFetches(replicaID="n2", incarnation=7)
+    for partition in range(3):
+        question.fetches.add(stream="orders", streamUid="u1", partition=partition, leaderEpoch=3, requestId=100)
+    assert leader.talk.over(question) == [0, 1, 2]
+    assert leader.talk.over(question) == [0, 1, 2]
+    tokens = [event.token for _, _, event in leader.events if isinstance(event, ev.QuietFetchReceived)]
+    assert len(set(tokens)) == 6

@@ -131,3 +131,18 @@ async def test_a_follower_that_has_opened_a_log_reads_on_by_itself_and_takes_wha
     assert [derived.ids.find(b"m%d" % n, 99) is not None for n in range(9)] == [True] * 9
     assert derived.ids.find(b"late", 99) is not None
     replay.close()
+
+
+async def test_who_reads_on_beside_gives_up_at_the_first_failure() -> None:
+    bench = Bench()
+    reads: list[int] = []
+
+    def read_beside() -> bool:
+        reads.append(1)
+        raise StorageError("the disk is gone")
+
+    bench.derived.read_beside = read_beside  # type: ignore[method-assign]
+    bench.derived.on_lacking()
+    await until(lambda: bench.failed)
+    assert bench.replay._beside is None, "the replica has been told, and the node comes back"
+    assert len(reads) == len(bench.failed) == 1

@@ -132,3 +132,17 @@ async def test_what_goes_meanwhile_stops_nobody(tmp_path: Path) -> None:
     await scrub.close()
     assert counters["scrub: interrupted"] >= 1
     assert not a.told
+
+
+async def test_a_stop_in_the_middle_of_a_segment_goes_on_there(tmp_path: Path) -> None:
+    log, _ = Log.open(FolderStorage(tmp_path / "a"), StreamConfig())
+    for number in range(40):
+        log.append(build_batch([b"x" * 9000], base_offset=number, leader_epoch=1))
+    log.flush()
+    scrub, _ = scrub_of(tmp_path, Partition("a", log), bytes_per_s=100_000)
+    scrub.start()
+    await until(lambda: scrub.progress.position > 0)
+    position = scrub.progress.position
+    assert position < log.size_bytes
+    await scrub.close()
+    assert scrub_of(tmp_path)[0].progress.position == position, "what comes behind it has not been read"

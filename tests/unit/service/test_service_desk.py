@@ -325,3 +325,32 @@ def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> Non
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(3)
     assert world.fed == [events.ReplayProgressed(end_offset=3)]
+
+
+def test_after_the_last_one_is_forgotten_the_next_one_is_looked_at_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = 1_000_000_000
+    monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    for name in ("bank", "shop"):
+        world.say(hello(service=name))
+        now_ns, check = next((at_ns, timer) for at_ns, timer in reversed(world.timers) if timer is world.services._check)
+        assert [told["service"] for told in world.services.report()] == [name]
+        check.fire()
+        assert world.services.report() == []
+
+
+def test_the_end_of_a_partition_leaves_no_timer_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[Any] = []
+    monkeypatch.setattr(world.services._timers, "cancel", gone.append)
+    world.say(hello(position=2))
+    world.become("CANDIDATE", "LEADER_REPLAY", 2)
+    world.services.replay(12)
+    world.services.close()
+    assert {id(timer) for _, timer in world.timers} <= {id(timer) for timer in gone}
+    assert len(world.timers) >= 3
+
+
+@pytest.mark.parametrize(("high_watermark", "leads"), [(8, False), (9, True), (10, True)])
+def test_who_leads_commands_once_all_before_its_epoch_is_committed(world: World, high_watermark: int, leads: bool) -> None:
+    world.replica.epoch_start_offset, world.replica.high_watermark = 10, high_watermark
+    world.become("LEADER", "LEADER_READY", 2)
+    assert world.services._view().leads is leads

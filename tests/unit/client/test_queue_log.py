@@ -1,0 +1,130 @@
+"""One partition as a worker of a queue reads it: what is kept is bounded, what retention took is left out, the end is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from liftpy.client import queue_log as module
+from liftpy.client.consumer import ReadOptions
+from liftpy.client.positions import Bounds
+from liftpy.client.progress import ReadProgress
+from liftpy.client.queue_log import QueueLog
+from liftpy.client.slices import BatchSlice
+from liftpy.errors import LiftError, OffsetOutOfRangeError, UnavailableError
+from liftpy.ids import PartitionKey
+from liftpy.wire.batch import build_batch, parse_batch
+
+
+class Reader:
+    """In the place of a PartitionReader: batches of two records, one for each answer; ``fails``: what the next fetches raise."""
+
+    def __init__(self, count: int = 40) -> None:
+        self.count = count
+        self.log_start = 0
+        self.fails: list[LiftError] = []
+        self.asked: list[tuple[int, int]] = []
+        """(offset, floor of HW)."""
+        self.grown = asyncio.Event()
+
+    async def bounds(self) -> tuple[Bounds, int]:
+        return Bounds("u1", "n1", "n1", 1, self.log_start, self.count - 1), 0
+
+    async def fetch(self, progress: ReadProgress, max_bytes: int | None = None) -> list[BatchSlice]:
+        self.asked.append((progress.next_offset, progress.floor_high_watermark))
+        if self.fails:
+            raise self.fails.pop()
+        if progress.next_offset >= self.count:
+            await self.grown.wait()
+        if progress.next_offset < self.log_start:
+            raise OffsetOutOfRangeError("gone")
+        base = progress.next_offset & ~1
+        made = build_batch([b"%d" % n + b"." * 500 for n in (base, base + 1)], base_offset=base, leader_epoch=1)
+        found = BatchSlice.between(parse_batch(made), progress.next_offset, None)
+        progress.next_offset, progress.high_watermark = base + 2, self.count - 1
+        return [found] if found else []
+
+
+def a_log(reader: Reader) -> QueueLog:
+    class Home:
+        def _reader(self, *_: Any) -> Any:
+            return reader
+
+    return QueueLog(Home(), PartitionKey("jobs", "u1", 0), ReadOptions())
+
+
+async def offsets(log: QueueLog, start: int, end: int) -> list[int]:
+    return [record.offset for record in await log.records(start, end)]
+
+
+async def test_what_is_kept_is_bounded_in_bytes_and_read_again_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_BYTES", 10_000)
+    reader = Reader()
+    log = a_log(reader)
+    for start in range(0, 40, 2):
+        assert await offsets(log, start, start + 1) == [start]
+        assert log._held_bytes == sum(one.cost_bytes for one in log._held) <= 10_000
+    before = len(reader.asked)
+    assert await offsets(log, 39, 40) == [39]
+    assert await offsets(log, 38, 40) == [38, 39]
+    assert len(reader.asked) == before, "it is here"
+    assert await offsets(log, 0, 2) == [0, 1]
+    assert len(reader.asked) == before + 1
+    monkeypatch.setattr(module, "HELD_BYTES", 1)
+    assert await offsets(log, 4, 6) == [4, 5]
+    assert len(log._held) == 1, "the newest answer is kept, however large"
+
+
+async def test_what_retention_has_taken_is_left_out_and_the_rest_is_given() -> None:
+    reader = Reader()
+    log = a_log(reader)
+    reader.log_start = 5
+    async with asyncio.timeout(20):
+        assert await offsets(log, 2, 9) == [5, 6, 7, 8]
+        assert await offsets(log, 0, 4) == []
+
+
+async def test_only_replicas_that_have_all_that_was_granted_are_asked() -> None:
+    reader = Reader()
+    await offsets(a_log(reader), 2, 6)
+    assert reader.asked == [(2, 5), (4, 5)]
+
+
+async def test_the_end_is_waited_for_once_and_again_when_it_has_moved() -> None:
+    reader = Reader(4)
+    log = a_log(reader)
+    await log.look()
+    first = log.watch()
+    assert log.watch() is first
+    await asyncio.sleep(0)
+    assert not first.done()
+    reader.count = 6
+    reader.grown.set()
+    await asyncio.wait({first}, timeout=20)
+    assert (log.end_offset, log.has_more) == (6, True)
+    reader.grown.clear()
+    second = log.watch()
+    assert second is not first
+    await asyncio.sleep(0)
+    assert not second.done()
+    assert log.close() is second
+    await asyncio.wait({second}, timeout=20)
+    assert second.cancelled()
+    assert log.close() is None
+
+
+async def test_a_wait_that_fails_at_once_is_over_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who takes in a loop asks without a pause."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    reader = Reader()
+    log = a_log(reader)
+    reader.fails = [UnavailableError("nobody")]
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    await log.watch()
+    assert slept == [module._FAILED_S]
