@@ -169,7 +169,11 @@ class PendingAcks:
 
     def since_ns(self) -> int:
         """When the oldest of those was taken who wait for an answer; 0: nobody waits, as far as times are known."""
-        return min((waiting[0].arrived_ns for waiting in self._waiting.values() if waiting), default=0)
+        oldest_ns = 0
+        for waiting in self._waiting.values():
+            if waiting and (not oldest_ns or waiting[0].arrived_ns < oldest_ns):
+                oldest_ns = waiting[0].arrived_ns
+        return oldest_ns
 
     def add_again(self, stored: Stored, publishers: Publishers, *, duplicate: bool = True) -> None:
         """One publisher has sent again what is ``stored``: answered ``duplicate`` when the record's own publisher would be. Or it is

@@ -75,20 +75,20 @@ class Unanswered:
     def look(self, since_ns: int, now_ns: int, late_ns: int, *, is_pressed: bool) -> bool:
         """The oldest was taken at ``since_ns``, 0: none waits; ``late_ns`` 0: nothing is late; ``is_pressed``: the node refuses, or did
         lately."""
-        waited_ns = now_ns - since_ns if since_ns and late_ns else 0
+        waited_ns = now_ns - since_ns
+        if not since_ns or not late_ns or waited_ns <= late_ns // 4:
+            self._oldest_ns, self.is_late = 0, False
+            return False
         stands = self._stands(since_ns, waited_ns, now_ns, late_ns)
-        if self.is_late:
-            self.is_late = waited_ns > late_ns // 4
-        else:
-            self.is_late = stands or (is_pressed and waited_ns > late_ns // 2)
+        self.is_late = self.is_late or stands or (is_pressed and waited_ns > late_ns // 2)
         return self.is_late
 
     def _stands(self, since_ns: int, waited_ns: int, now_ns: int, late_ns: int) -> bool:
         """Whether it is a queue that moves, and is too long all the same."""
         if waited_ns <= late_ns:
-            self._oldest_ns = self._moved_ns = 0
+            self._oldest_ns = 0
         elif not self._oldest_ns:
-            self._oldest_ns = since_ns
+            self._oldest_ns, self._moved_ns = since_ns, 0
         elif since_ns != self._oldest_ns:
             self._oldest_ns = since_ns
             self._moved_ns = self._moved_ns or now_ns

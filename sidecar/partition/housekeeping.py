@@ -94,12 +94,14 @@ class Housekeeping:
 
     async def _retention(self) -> None:
         for number, worker in enumerate(self._partitions):
-            if worker.flusher.stalls:
+            if worker.has_ended or worker.flusher.stalls:
                 continue
             if worker.log.may_give_up:
                 worker.apply_retention(self._partitions.clocks.time_of_age_ns())
             if worker.log.may_be_cleaned:
                 await self._compact(worker)
+                if worker.has_ended:
+                    continue
                 worker.report_purged()
             if worker.set_aside and self._partitions.has_everything(worker):
                 await _in_daemon_thread(worker.drop_set_aside)
@@ -118,6 +120,10 @@ class Housekeeping:
             await _in_daemon_thread(compaction.run)
         except LiftError as error:
             _failed(worker, error)
+            return
+        if worker.has_ended:
+            with contextlib.suppress(StorageError):  # its folder may be gone
+                compaction.abandon()
             return
         worker.flusher.alone(partial(_complete, worker, compaction))  # where a flush hangs, behind it; nobody waits for that
 
@@ -142,6 +148,8 @@ def _complete(worker: PartitionWorker, compaction: Compaction) -> None:
 
 
 def _failed(worker: PartitionWorker, error: LiftError) -> None:
+    if worker.has_ended:
+        return  # its log was closed, and its files went, while this had them in hand
     if isinstance(error, CorruptionError):
         worker.log.met_damage(error)
         return

@@ -128,6 +128,9 @@ class PartitionWorker:
     """Make it with ``open_worker``; then ``update`` with each new state, and ``stop`` at the end."""
 
     _traces: PartitionTraces | None = None
+    has_ended = False
+    """It is stopped, or being stopped: whoever has gone through a list of partitions for long finds such ones in it. That its log is
+    closed is no failure then, and another one may have opened the folder by now."""
 
     def __init__(
         self,
@@ -463,6 +466,7 @@ class PartitionWorker:
 
     async def stop(self, *, delete: bool = False) -> bool:
         """Give up the role, flush and close the log; ``delete``: and remove the folder. Return whether all is on disk."""
+        self.has_ended = True
         self.feed(events.StopRequested())
         self._driver.stop()
         self.standby.stop()

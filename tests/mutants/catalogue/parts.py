@@ -220,6 +220,38 @@ MUTANTS = [
         tests=("tests/unit/bus/test_inflow_steps.py",),
     ),
     *rows(
+        "sidecar/partition/housekeeping.py",
+        (
+            "a log that was closed with its partition has failed",
+            "    if worker.has_ended:\n        return  # its log",
+            "    if not worker.key:\n        return  # its log",
+            "a node starts anew because a stream is deleted while it is compacted",
+        ),
+        (
+            "who has ended has its turn",
+            "if worker.has_ended or worker.flusher.stalls:",
+            "if worker.flusher.stalls:",
+            "what was set aside in a folder that another one has opened is removed",
+        ),
+        (
+            "compaction completes in a log that is being closed",
+            "        if worker.has_ended:\n            with contextlib",
+            "        if not worker.key:\n            with contextlib",
+            "two threads change the files of one log",
+        ),
+        tests=("tests/unit/partition/test_rounds_of_housekeeping.py",),
+    ),
+    *rows(
+        "sidecar/partition/worker.py",
+        (
+            "nobody knows that a partition ends",
+            "        self.has_ended = True\n",
+            "",
+            "a node starts anew because a stream is deleted while it is compacted",
+        ),
+        tests=("tests/unit/partition/test_partitions_driven.py",),
+    ),
+    *rows(
         "sidecar/partition/services.py",
         (
             "reports of a partition that is gone",

@@ -132,6 +132,7 @@ async def test_a_log_whose_storage_failed_does_not_end_clean(failed: bool) -> No
 
     async def flushed() -> None:
         told.append("flusher close")
+        assert ended.has_ended
 
     async def settled() -> str:
         told.append("states close")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from liftpy.config import StreamConfig
-from liftpy.errors import CorruptionError, LiftError, NoSpaceError, StorageError
+from liftpy.errors import CorruptionError, LiftError, LogClosedError, NoSpaceError, StorageError
 from liftpy.log.log import Log
 from sidecar.partition import housekeeping
 from sidecar.partition.housekeeping import Housekeeping
@@ -34,6 +34,7 @@ class Kept:
 
     def __init__(self, key: str) -> None:
         self.key, self.done = key, []
+        self.has_ended = False
         self.high_watermark = 0
         self.config = StreamConfig(retention_bytes=1, compaction=True)
         self.set_aside: tuple[str, ...] = ("old",)
@@ -126,6 +127,30 @@ async def test_a_round_of_retention_compaction_and_what_was_set_aside(everything
         *(["dropped", "told"] if everything else []),
     ]
     assert workers[1].done == []
+
+
+@pytest.mark.parametrize("error", [None, LogClosedError("closed"), StorageError("its file is gone"), CorruptionError("a flip")])
+async def test_a_partition_that_ends_while_others_are_compacted_is_no_failure(error: LiftError | None, tmp_path: Path) -> None:
+    """A stream that is deleted made its node start anew."""
+    one, other = Kept("a"), Kept("b")
+
+    def run() -> None:
+        one.has_ended = other.has_ended = True
+        if error is not None:
+            raise error
+
+    def gone() -> None:
+        one.done.append("abandoned")
+        raise StorageError("its folder is gone")
+
+    def closed(now: int, min_dirty_ratio: float) -> None:
+        raise LogClosedError("closed")
+
+    one.compaction = SimpleNamespace(run=run, abandon=gone)
+    other.log.begin_compaction = closed
+    await Housekeeping(Keeping([one, other]), 1.0, tmp_path, pytest.fail)._retention()  # type: ignore[arg-type]
+    assert one.done == ["retention", *([] if error else ["abandoned"])]
+    assert other.done == []
 
 
 @pytest.mark.parametrize(
