@@ -429,4 +429,20 @@ MUTANTS = [
         ),
         tests=(f"{HERE}test_taken_together.py",),
     ),
+    *rows(
+        "liftpy/client/receiving.py",
+        (
+            "what came with the handshake is lost",
+            "        if early := await reader.read():\n            receiver._keep(early)",
+            "        await reader.read()",
+            "the first messages of a new connection are lost, or the next are misread",
+        ),
+        (
+            "the bound is of all that ever waited",
+            "        self._left.clear()\n        self._left_bytes = 0\n        if self._paused",
+            "        self._left.clear()\n        if self._paused",
+            "after some megabytes a reader pauses its socket at every read",
+        ),
+        tests=(f"{HERE}test_client_receiving.py",),
+    ),
 ]

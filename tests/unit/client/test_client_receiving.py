@@ -154,3 +154,21 @@ async def test_where_nats_py_has_no_such_transport_it_reads_by_itself() -> None:
     made._transport.read = read
     await made._read_loop()
     assert made.heard == [PAYLOAD]
+
+
+async def test_what_nats_pys_stream_had_read_comes_first() -> None:
+    """The first message may have come behind the handshake's last line, in one piece with it."""
+    streams = Streams()
+    streams._io_reader.feed_data(b"first ")
+    receiver = await receiving.receive(type("C", (), {"_transport": streams})(), lambda data: data, 10)
+    assert receiver is not None
+    receiver.data_received(b"second")
+    assert await receiver.read() == b"first second"
+
+
+async def test_the_bound_is_of_what_waits_and_not_of_what_has_ever_waited() -> None:
+    receiver = receiving.Receiver(Transport(), lambda data: data, 10)
+    for _ in range(5):
+        receiver.data_received(b"x" * 6)
+        assert receiver.transport.reading  # type: ignore[attr-defined]
+        assert await receiver.read() == b"x" * 6
