@@ -20,7 +20,7 @@ from tests.system.garbage.floods import FLOODS
 from tests.system.garbage.making import Maker, Overheard, Said
 from tests.system.garbage.targets import Place, matches, targets
 
-SHORT_FRAMES = 10_000
+SHORT_FRAMES = 6_000
 PLACE = Place(Subjects("ns"), ("n1", "n2"), "s", "data.s", 2)
 
 
