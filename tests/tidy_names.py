@@ -1,4 +1,4 @@
-"""What ``test_tidy`` knows of names: those that nobody refers to, constructors and classes that grow.
+"""Find names that nothing refers to, for ``test_tidy``.
 
 An exception is listed here by name with its reason; one that is not needed any more has to go.
 """
@@ -8,9 +8,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-
-MAX_PARAMETERS = 8
-MAX_ATTRIBUTES = 25
 
 _PYSYNCOBJ = "PySyncObj calls it"
 _SPARK = "Spark calls it"
@@ -121,49 +118,6 @@ UNREAD = {
 }
 """Attribute -> why it is stored though nothing that is shipped reads it."""
 
-RECORDS_BY_KEYWORD = ("liftpy.replica.effects", "liftpy.replica.events")
-"""Every dataclass of these says ``kw_only=True``: a number alone in a call says neither its unit nor whether it is inclusive."""
-
-WIDE_CONSTRUCTORS = {
-    "liftpy.ingest.ingest.Ingest": "13: questions to the replica, which become one protocol",
-    "liftpy.service.feeding.Feeder": "9: what a feed is made of",
-    "sidecar.partition.services.PartitionServices": "12: made in one place, by a worker",
-    "sidecar.status.report.Reporter": "10: what is reported of; made in one place, by the node",
-}
-POSITIONAL_RECORDS = {
-    "liftpy.cluster.image.StreamImage": "its first five are what a stream is; made by keywords where it is more",
-    "liftpy.client.progress.ReadProgress": "its first two are what every reader gives",
-    "liftpy.cluster.session._NodeSession": "made in one place",
-    "liftpy.client.consumer.ReadOptions": "applications make it, its first ones were never by keywords alone",
-    "liftpy.client.in_flight.InFlight": "made in one place, for every message: by keywords it takes half as long again",
-    "liftpy.ingest.acks.Envelope": "its first five are what every envelope says",
-    "liftpy.log.segment.Segment": "its first three are what a segment is; the rest is found",
-    "liftpy.group.membership.GroupMember": "made in two places of one package",
-    "liftpy.group.queue.QueuePiece": "its first three are what a piece is; by keywords it takes twice as long",
-    "liftpy.replica.progress.FollowerProgress": "made by keywords where it is not empty",
-    "liftpy.replica.role.Shared": "made in one place",
-    "liftpy.service.sessions._ServiceSession": "made in one place",
-    "liftpy.service.snapshot.Snapshot": "its first seven are what a snapshot without outputs is",
-    "liftpy.service.settings.ServiceSettings": "its first four are what a service is",
-    "liftpy.spark.offsets.OffsetSpec": "its words alone are given by position",
-    "liftpy.spark.planning.PlannedRange": "made in one place, and by tests",
-    "sidecar.raft.sessions.Peer": "made in one place",
-    "sidecar.raft.sessions.PeerSessions": "made in one place",
-    "sidecar.settings.NodeSettings": "its first two are what every node has",
-}
-"""Dataclasses with more than MAX_PARAMETERS fields that may be made by position."""
-LARGE_CLASSES = {
-    "liftpy.config.ReplicationConfig": "settings, each by itself",
-    "liftpy.service.settings.ServiceSettings": "the same",
-    "liftpy.glance.Glance": "figures, each by itself",
-    "sidecar.bus.inflow.Inflow": "27: a burst's bounds and counts",
-    "sidecar.node.Node": "the composition root: one attribute for each part",
-    "liftpy.testing.process.Process": "26: what one life of a simulated node has",
-    "sidecar.partition.set.Partitions": "26: what runs, what is to run, and what they have counted",
-    "sidecar.settings.NodeSettings": "27: all that a node can be told",
-    "sidecar.partition.worker.NodeTools": "29: what all partitions of a node share",
-}
-
 
 def _is_command(node: ast.stmt) -> bool:
     """Registered by its decorator: a command of the command line."""
@@ -237,43 +191,6 @@ def _classes(trees: Mapping[str, ast.Module]) -> list[tuple[str, ast.ClassDef]]:
     return [(f"{module}.{node.name}", node) for module, node in found if isinstance(node, ast.ClassDef)]
 
 
-def wide_constructors(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Classes whose ``__init__`` takes more than MAX_PARAMETERS."""
-    wide = set()
-    for name, node in _classes(trees):
-        for method in node.body:
-            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-                arguments = method.args
-                if len([*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]) - 1 > MAX_PARAMETERS:
-                    wide.add(name)
-    return wide
-
-
-def by_position(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Wide constructors, events and effects that may be called with arguments by position."""
-    found = set()
-    for name, node in _classes(trees):
-        for method in node.body:
-            if isinstance(method, ast.FunctionDef) and method.name == "__init__" and name in WIDE_CONSTRUCTORS:
-                found |= {name} if len(method.args.args) > 1 else set()
-        decorators = [ast.unparse(decorator) for decorator in node.decorator_list if "dataclass" in ast.unparse(decorator)]
-        if name.rpartition(".")[0] in RECORDS_BY_KEYWORD and not all("kw_only=True" in text for text in decorators):
-            found.add(name)
-    return found
-
-
-def positional_records(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Dataclasses with more than MAX_PARAMETERS fields that are not keyword-only."""
-    found = set()
-    for name, node in _classes(trees):
-        decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-        is_record = any(decorator.startswith("dataclass") for decorator in decorators)
-        if is_record and len(fields) > MAX_PARAMETERS and not any("kw_only=True" in decorator for decorator in decorators):
-            found.add(name)
-    return found
-
-
 def _attributes(node: ast.ClassDef) -> set[str]:
     found = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
     for inner in ast.walk(node):
@@ -281,17 +198,3 @@ def _attributes(node: ast.ClassDef) -> set[str]:
         if stored and isinstance(inner.value, ast.Name) and inner.value.id == "self":
             found.add(inner.attr)
     return found
-
-
-def large_classes(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Classes with more than MAX_ATTRIBUTES."""
-    return {name for name, node in _classes(trees) if len(_attributes(node)) > MAX_ATTRIBUTES}
-
-
-def names_of_two_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Class name -> the modules that define it, where there are several: one word, two meanings."""
-    places: dict[str, list[str]] = {}
-    for name, _ in _classes(trees):
-        module, _, own = name.rpartition(".")
-        places.setdefault(own, []).append(module)
-    return {own: modules for own, modules in places.items() if len(modules) > 1}
