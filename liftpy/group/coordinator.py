@@ -69,5 +69,5 @@ class GroupCoordinator(Service):
         return dict(zip(NO_FIGURES, numbers, strict=True))
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """All groups."""
-        return self._machine.snapshot()
+        """All groups; their bytes are made in another thread."""
+        return self._machine.frozen()
