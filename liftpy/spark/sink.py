@@ -113,7 +113,9 @@ def _worker_pipe() -> io.BufferedReader:
     frame = sys._getframe().f_back
     while frame is not None:
         for value in frame.f_locals.values():
-            if isinstance(value, SparkMessageReceiver) and isinstance(pipe := getattr(value, "_infile", None), io.BufferedReader):
+            if isinstance(value, SparkMessageReceiver) and isinstance(
+                pipe := getattr(value, "_infile", None), io.BufferedReader
+            ):
                 return pipe
         frame = frame.f_back
     raise SourceError(

@@ -1,4 +1,4 @@
-"""The readers' driver side as Spark calls it, without a JVM: offsets, limits, AvailableNow, caching, refusals."""
+"""The readers' driver side as Spark calls it, without a JVM: offsets, where a query begins [R10], limits, AvailableNow, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark calls when a stream is written: writers, their messages and their errors, over a cluster in memory, without a JVM."""
+"""What Spark calls when a stream is written: writers, messages, inputs that fail [A14], over a cluster in memory, without a JVM."""
 
 from __future__ import annotations
 
