@@ -17,7 +17,16 @@ from liftpy.ingest import state_file
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.producers import Producers
 from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.state_file import State, Unwritten, decode_state, encode_state, load_state, state_name, state_names, state_owner
+from liftpy.ingest.state_file import (
+    State,
+    Unwritten,
+    decode_state,
+    encode_state,
+    load_state,
+    state_name,
+    state_names,
+    state_owner,
+)
 from liftpy.ingest.state_writer import Pace, StateWriter, pace_of, restore_state
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage

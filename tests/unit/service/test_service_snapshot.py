@@ -74,6 +74,7 @@ EVERY_SUBSET = [subset for count in range(len(DOES) + 1) for subset in itertools
 
 
 def test_snapshot_of_every_subset_of_contents_can_be_read_back_and_begun_with() -> None:
+    """[S16]"""
     for does in EVERY_SUBSET:
         written = machine_that(does).snapshot()
         read = decode(written.encode(), WHO)
