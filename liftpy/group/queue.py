@@ -303,7 +303,7 @@ class WorkQueue:
     def _not_own(
         self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
     ) -> list[tuple[int, int]]:
-        """The other pieces there, cut to ``start`` and ``end``, ``most`` at most; what is done is none of them for an acknowledgement."""
+        """The other pieces there, cut to ``start`` and ``end``, at most ``most``. For an acknowledgement, without what is done."""
         mine, found = set(own), list[tuple[int, int]]()
         for index in range(first, behind):
             if len(found) >= most:
