@@ -506,7 +506,7 @@ class Consumer:
         takes nothing."""
         if max_records < 1:
             raise ConfigError(f"max_records = {max_records}: at least 1")
-        if self._one is None or not self._one.alive or self._one.replaced:
+        if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         found: list[Record] = []
         with contextlib.suppress(StopAsyncIteration, TimeoutError):
