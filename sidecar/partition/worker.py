@@ -187,6 +187,8 @@ class PartitionWorker:
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
         self.services = PartitionServices(
+            inboxes=node.reads.inboxes,
+            counters=node.counters,
             bus=node.links.replication,
             key=key,
             node_id=node_id,
