@@ -68,7 +68,7 @@ async def test_request_guard_whose_rejection_fails_goes_on() -> None:
         raise ValueError("no rejection either")
 
     counters: Counter[str] = Counter()
-    RequestGuard("odd", counters, reject).handler(lambda *_: [][0])(b"s", b"_INBOX.x", b"", b"")
+    RequestGuard("odd", counters, reject).handler(lambda *_: int("x") and None)(b"s", b"_INBOX.x", b"", b"")
     assert counters == {"refused: failed request, odd": 2}
 
 
