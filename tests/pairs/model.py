@@ -87,6 +87,8 @@ class Model:
     def __init__(self) -> None:
         self.sent: dict[str, Sent] = {}
         self.uid = ""
+        self.recreating: set[str] | None = None
+        """Ids of the records that were on their way while the stream was deleted and made again."""
         self.config = StreamConfig()
         self.violations: list[str] = []
         self.ordered_writers: set[str] = set()
@@ -107,6 +109,8 @@ class Model:
         """A record is about to be sent."""
         id = f"{writer}.{number}"
         value = None if tombstone else id.encode() + b"|" + filler
+        if self.recreating is not None:
+            self.recreating.add(id)
         made = self.sent[id] = Sent(id, writer, number, key, value, now_ns, {self.uid})
         return made
 
@@ -130,8 +134,9 @@ class Model:
 
     def recreated(self, uid: str) -> None:
         """The stream was deleted and made again: what was not answered then may be in either."""
+        unsure, self.recreating = self.recreating or set(), None
         for sent in self.sent.values():
-            if sent.outcome in (Outcome.OPEN, Outcome.UNKNOWN):
+            if sent.id in unsure or sent.outcome in (Outcome.OPEN, Outcome.UNKNOWN):
                 sent.uids.add(uid)
         self.uid = uid
 

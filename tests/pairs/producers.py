@@ -106,7 +106,7 @@ class IdempotentProducer(Feature):
         for sent in sents:
             if sent.outcome is Outcome.OPEN:
                 sent.outcome = Outcome.UNKNOWN
-        if uid == world.uid and _is_mistaken(error):
+        if world.is_same(uid) and _is_mistaken(error):
             world.model.violate(f"a lone producer was refused: {error}")
 
     def _look(self, world: World, uid: str, producer: Any) -> None:
@@ -148,13 +148,13 @@ class Repeat(Feature):
                 receipts = [await producer.send(sent.value, key=sent.key) for sent in self._sents]
                 for sent, receipt in zip(self._sents, receipts, strict=True):
                     ack = await receipt
-                    if ack.offset >= 0 and uid == world.uid:
+                    if ack.offset >= 0 and world.is_same(uid):
                         world.model.acked(sent, ack.partition, ack.offset)
         except WRITING_ERRORS as error:
             for sent in self._sents:
                 if sent.outcome is Outcome.OPEN:
                     sent.outcome = Outcome.UNKNOWN
-            if uid == world.uid and not world.grew and _is_mistaken(error):
+            if world.is_same(uid) and not world.grew and _is_mistaken(error):
                 world.model.violate(f"a job that is repeated was refused: {error}")
 
 
@@ -175,7 +175,7 @@ class Conditional(Feature):
             expected = last - 1 if wrong and last >= 0 else last
             sent = world.new("conditional", rng)
             await world.publish(sent, partition, expected_last=expected)
-            acked = sent.outcome is Outcome.ACKED and uid == world.uid and sent.uids == {uid}
+            acked = sent.outcome is Outcome.ACKED and world.is_same(uid) and sent.uids == {uid}
             if acked and sent.offset != expected + 1:
                 world.model.violate(f"{sent.id} was to be stored behind {expected}, and was at {sent.offset}")
 

@@ -50,29 +50,35 @@ class Consume(Feature):
         while True:
             reading, uid = self._readings.get(partition), world.uid
             if reading is None or reading.uid != uid:
-                reading, start = Reading(self.name, uid, partition), "earliest"
+                reading, start = self._begun(world, uid, partition), "earliest"
                 reading.start = (await world.client.bounds(world.stream, partition)).log_start_offset
-                self._readings[partition] = reading
-                world.readings.append(reading)
             consumer = world.client.consume(world.stream, partition, start=start, options=READ)
             try:
                 async for record in consumer:
+                    position = await consumer.position()
+                    if position.uid != reading.uid:
+                        reading = self._begun(world, position.uid, partition)
                     if record.offset < reading.passed:
                         world.model.violate(f"{self.name} of partition {partition}: {record.offset} after {reading.passed - 1}")
                     reading.given[record.offset] = id_of(record)
                     reading.passed = record.offset + 1
-                    self._positions[partition] = str(await consumer.position())
+                    self._positions[partition] = str(position)
             except _GONE as error:
                 start = await self._go_on(world, partition, reading, error)
             except UnavailableError:
                 start = self._positions.get(partition, "earliest")
 
+    def _begun(self, world: World, uid: str, partition: int) -> Reading:
+        made = self._readings[partition] = Reading(self.name, uid, partition)
+        world.readings.append(made)
+        return made
+
     async def _go_on(self, world: World, partition: int, reading: Reading, error: LiftError) -> str:
         """Where a reader goes on of which the next record is gone."""
         self._positions.pop(partition, None)
         with suppress(LiftError):
-            image = await world.image()
-            if image.uid == reading.uid == world.uid:
+            await world.image()
+            if world.is_same(reading.uid):
                 if not isinstance(error, OffsetOutOfRangeError):
                     world.model.violate(f"{self.name} of partition {partition}: {error!r}")
                 start = (await world.client.bounds(world.stream, partition)).log_start_offset
@@ -98,7 +104,7 @@ class Consume(Feature):
                 reading = self._readings.get(partition)
                 if self._tasks[partition].done():
                     self._tasks[partition].result()
-                return reading is not None and reading.uid == world.uid and reading.passed > world.end_of(partition)
+                return reading is not None and world.is_same(reading.uid) and reading.passed > world.end_of(partition)
 
             await world.until(done, f"{self.name} of partition {partition} reaches {world.end_of(partition)}")
 
@@ -128,9 +134,9 @@ class ReadRange(Feature):
             one = await self._read(world, partition, start, bounds.end_offset, uid)
             two = await self._read(world, partition, start, bounds.end_offset, uid)
         except _GONE:
-            if uid == world.uid:
+            if world.is_same(uid):
                 now = await world.client.bounds(world.stream, partition)
-                assert now.log_start_offset > start or uid != world.uid, (
+                assert now.log_start_offset > start or not world.is_same(uid), (
                     f"a range from {start} is refused, the log starts at {now}"
                 )
             return
@@ -237,10 +243,10 @@ class NamedCursor(Feature):
             reader = await cursor.consume(partition, until="end", options=READ)
             reading = self._reading(world, uid, partition)
             at = await cursor.fetch(partition)
-            if at is not None and at > reading.passed and uid == world.uid:
+            if at is not None and at > reading.passed and world.is_same(uid):
                 world.model.violate(f"{self.name} of partition {partition}: {at} is committed, {reading.passed} was passed")
             known = self._committed.get((uid, partition))
-            if known is not None and at != known and uid == world.uid:
+            if known is not None and at != known and world.is_same(uid):
                 world.model.violate(f"{self.name} of partition {partition}: {known} was committed, {at} is told")
             count = 0
             async for record in reader:
@@ -254,14 +260,14 @@ class NamedCursor(Feature):
                     break
             if count:
                 await cursor.commit(record.offset + 1, partition)
-                if uid == world.uid:
+                if world.is_same(uid):
                     self._committed[uid, partition] = record.offset + 1
         except _GONE:
-            if uid == world.uid:
+            if world.is_same(uid):
                 await self._overtaken(world, cursor, partition)
         except LiftError:
             self._cursor = None  # another stream, or nobody answers: opened again
-            if uid == world.uid and not world.recreations and not world.away and partition < 2 and not world.grew:
+            if world.is_same(uid) and not world.recreations and not world.away and partition < 2 and not world.grew:
                 raise
 
     async def _overtaken(self, world: World, cursor: Cursor, partition: int) -> None:
@@ -343,6 +349,9 @@ class Backup(Feature):
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 10)
+        await self._take(world)
+
+    async def _take(self, world: World) -> None:
         options = TakeOptions(namespace=world.cluster.namespace, streams=(world.stream,), piece_bytes=8192)
         uid = world.uid
         try:
@@ -353,7 +362,7 @@ class Backup(Feature):
         self._taken.append((uid, taken.manifest))
 
     async def check(self, world: World) -> None:
-        await self.act(world, random.Random(0))
+        await self._take(world)
         for number, (uid, manifest) in enumerate(self._taken):
             if uid != world.uid or manifest.streams[0].uid != uid:
                 continue

@@ -83,7 +83,7 @@ class ConsumerGroup(Feature):
 
     async def _join(self, world: World) -> None:
         options = GroupOptions(session_s=3.0, auto_commit_s=0.05, start=self.begin, read=READ)
-        group = await world.client.group(f"group-{world.stream}", [world.stream], options=options)
+        group = await world.client.group(f"{self.name}-{world.stream}", [world.stream], options=options)
         self._members.append((group, asyncio.create_task(self._read(world, group))))
 
     async def _read(self, world: World, group: Group) -> None:
@@ -133,14 +133,16 @@ class ConsumerGroup(Feature):
             async def done(partition: int = partition) -> bool:
                 await self._tend(world)
                 reading = self._readings.get((world.uid, partition))
+                if reading is None and self.begin == "new" and partition < PARTITIONS:
+                    return True  # nothing has come since the group looked at it first
                 return reading is not None and reading.passed > world.end_of(partition)
 
             if not await world.until(done, f"the group reaches {world.end_of(partition)} of partition {partition}", 40):
                 return
-        described = await describe_group(world.client, f"group-{world.stream}")
+        described = await describe_group(world.client, f"{self.name}-{world.stream}")
         for key, position in described.positions.items():
             reading = self._readings.get((key.uid, key.partition))
-            if reading is not None and key.uid == world.uid and position > reading.passed:
+            if reading is not None and world.is_same(key.uid) and position > reading.passed:
                 world.model.violate(
                     f"the group has committed {position} of partition {key.partition}, {reading.passed} was handed on"
                 )
@@ -229,14 +231,14 @@ class WorkQueue(Feature):
         self._unsure: set[str] = set()
 
     async def start(self, world: World) -> None:
-        self._dead = await world.side_stream("dead")
+        self._dead = await world.side_stream(f"dead-{self.name}")
         self._options = QueueOptions(
             ack_wait_s=1.0, max_deliveries=50, dead_letters=self._dead, order_by_key=self.ordered, read=READ
         )
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 10)
-        async with world.client.queue(world.stream, f"queue-{world.stream}", options=self._options) as queue:
+        async with world.client.queue(world.stream, f"{self.name}-{world.stream}", options=self._options) as queue:
             for _ in range(3):
                 try:
                     jobs = await queue.take(rng.randint(1, 20), timeout_s=0.3)
@@ -251,7 +253,7 @@ class WorkQueue(Feature):
         for job in jobs:
             if job.record.offset in self._acked.get((job.key.uid, job.key.partition), ()):
                 world.model.violate(f"queue: {job.record.offset} of partition {job.key.partition} comes again after its ack")
-            if job.key.uid == world.uid:
+            if world.is_same(job.key.uid):
                 world.model.check_given("queue", job.record.offset, id_of(job.record), job.key.uid, job.key.partition)
         lots: dict[str, list[Job]] = {"ack": [], "nack": [], "reject": []}
         for job in jobs:
@@ -269,7 +271,7 @@ class WorkQueue(Feature):
             for job in some:
                 if job not in lost and lot == "ack":
                     self._acked.setdefault((job.key.uid, job.key.partition), set()).add(job.record.offset)
-                if job not in lost and lot == "reject" and job.key.uid == world.uid:
+                if job not in lost and lot == "reject" and world.is_same(job.key.uid):
                     self._rejected.add(id_of(job.record))
 
     async def check(self, world: World) -> None:
@@ -284,7 +286,7 @@ class WorkQueue(Feature):
                 and id_of(record) not in (self._unsure if self._dead in world.side_losses else dead)
             ]
 
-        async with world.client.queue(world.stream, f"queue-{world.stream}", options=self._options) as queue:
+        async with world.client.queue(world.stream, f"{self.name}-{world.stream}", options=self._options) as queue:
 
             async def done() -> bool:
                 try:

@@ -152,7 +152,7 @@ class MessageIds(Feature):
             publisher = await world.publisher(partition)
             ack = await publisher.publish(sent.value, key=sent.key, msg_id=sent.id)
         except WRITING_ERRORS as error:
-            if before is Outcome.ACKED and getattr(error, "reason", "") == "INCORRECT_OFFSET" and world.uid == uid:
+            if before is Outcome.ACKED and getattr(error, "reason", "") == "INCORRECT_OFFSET" and world.is_same(uid):
                 world.model.violate(f"message id {sent.id}, stored at {sent.offset}, is not known any more: {error}")
             return
         if world.uid != uid or world.jumped_s != jumped_s or (await world.image()).uid != uid:
@@ -262,7 +262,7 @@ class AddedPartitions(Feature):
         await world.write(rng, 4)
         uid = world.uid
         image = await world.client.add_partitions(world.stream, world.partitions + 1, uid=uid)
-        if uid == world.uid:
+        if world.is_same(uid):
             world.partitions = len(image.partitions)
         await world.write(rng, 12)
 
@@ -302,7 +302,7 @@ class MaxMessage(Feature):
         sent.value = sent.id.encode() + b"|" + bytes(1000)
         uid = world.uid
         await world.publish(sent, rng.randrange(world.partitions))
-        if sent.outcome is Outcome.ACKED and uid == world.uid:
+        if sent.outcome is Outcome.ACKED and world.is_same(uid):
             world.model.violate(f"{sent.id} of 1,000 bytes was stored in a stream of {world.config.max_message_bytes} at most")
         await world.write(rng, 5)
         await world.altered(max_message_bytes=0)

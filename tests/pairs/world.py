@@ -137,13 +137,15 @@ class World:
 
     async def recreate(self) -> None:
         """Delete the stream and make it again, while others publish and read."""
-        for sent in self.model.sent.values():
-            if sent.outcome is Outcome.OPEN:
-                sent.uids.add("")
+        self.model.recreating = {sent.id for sent in self.model.sent.values() if sent.outcome is Outcome.OPEN}
         await self.client.delete_stream(self.stream)
         self.model.retentions.clear()
         self.recreations += 1
         await self.create()
+
+    def is_same(self, uid: str) -> bool:
+        """Whether the stream is still that one, and is not about to be made again."""
+        return uid == self.uid and self.model.recreating is None
 
     async def altered(self, replication_factor: int = 0, **settings: Any) -> None:
         """Change settings of the stream."""
