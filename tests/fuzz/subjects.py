@@ -114,6 +114,22 @@ class Verdict:
         )
 
 
+TEXTS = tuple(value for value in ODD if isinstance(value, str) and "T" not in value)
+TIMES = tuple(value for value in ODD if isinstance(value, str) and "T" in value)
+
+
+def js_request(rng: random.Random) -> dict[str, Any]:
+    """A request for records that JetStream's read API looks at to its end: one odd value in the right place."""
+    text, at = rng.choice(TEXTS), rng.choice(TIMES)
+    return rng.choice(
+        (
+            {"last_by_subj": text}, {"next_by_subj": text, "seq": 1}, {"start_time": at}, {"start_time": at, "next_by_subj": DATA},
+            {"start_time": at, "batch": 3}, {"multi_last": [text]}, {"multi_last": [DATA], "up_to_time": at}, {"subject": text},
+            {"multi_last": [f"{DATA}.>", text], "up_to_seq": rng.choice((1, 1 << 40))}, {"seq": rng.choice((1, 1 << 61, 1 << 64))},
+        )
+    )  # fmt: skip
+
+
 def odd(rng: random.Random, depth: int = 0) -> Any:
     """A value that JSON has, and few expect."""
     draw = rng.random()
@@ -127,6 +143,8 @@ def odd(rng: random.Random, depth: int = 0) -> Any:
 def odd_json(rng: random.Random, row: str) -> bytes:
     """A request of a row whose requests are JSON."""
     names = FIELDS[row]
+    if row == "jetstream" and rng.random() < 0.6:
+        return json.dumps(js_request(rng)).encode()
     if row in ("status", "control_settings") and rng.random() < 0.6:
         name = rng.choice(names)
         said: Any = {name: odd(rng) if rng.random() < 0.3 else {key: odd(rng) for key in rng.sample(INNER, rng.randrange(5))}}
