@@ -16,7 +16,7 @@ from test_jetstream_promises import answered
 from sidecar.dev.embedded import find_nats_server
 from sidecar.dev.ports import free_ports
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 NAMES = (
     "Nats-Expected-Last-Sequence", "Nats-Expected-Stream", "Nats-Rollup", "Nats-TTL", "Nats-Batch-Id", "Nats-Expected-Last-Msg-Id",
