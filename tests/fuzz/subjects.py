@@ -16,7 +16,7 @@ import json
 import random
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,8 +163,8 @@ class Fuzz:
         self._subjects = Subjects(cluster.namespace)
         self._place = Place(self._subjects, tuple(cluster.nodes), STREAM, DATA, PARTITIONS)
         self._heard = Overheard()
-        self._own: set[int] = set()
-        self._own_order: deque[int] = deque()
+        self._own: dict[int, None] = {}
+        """Hashes of what was sent from here, the newest last."""
         self._inboxes = InboxRule((*DEFAULT_INBOX_PREFIXES, self._subjects.inboxes()))
         self._ended = asyncio.Event()
         self.out = Verdict(seed)
@@ -284,11 +284,10 @@ class Fuzz:
 
     def _sent(self, subject: str, payload: bytes) -> None:
         key = hash((subject, payload))
-        if key not in self._own:
-            self._own.add(key)
-            self._own_order.append(key)
-            if len(self._own_order) > _KEPT_OWN:
-                self._own.discard(self._own_order.popleft())
+        self._own.pop(key, None)  # what is sent again is young again: its echo is still to come
+        self._own[key] = None
+        if len(self._own) > _KEPT_OWN:
+            del self._own[next(iter(self._own))]
 
     # ---- the sniffer -------------------------------------------------------------------------------------------------
     async def _overhear(self, message: Any) -> None:
