@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from liftpy.client import Client, ProducerOptions
+from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
 from liftpy.errors import PublishRejectedError
 from liftpy.testing.memory import memory_cluster
@@ -52,3 +55,62 @@ async def test_newest_of_two_processes_goes_on_after_leader_changes(how: str) ->
             await (await new.send(b"new 2"))
         await old.close()
         assert [r.value async for r in client.consume("s", until="end")] == [b"old", b"new 0", b"new 1", b"new 2"]
+
+
+# ---- what outlives its records ---------------------------------------------------------------------------------------------
+SHORT = StreamConfig(segment_bytes=4096, retention_records=5, min_isr=2)
+
+
+def records_are_dropped(cluster: MemoryCluster, client: SyncClient, below: int) -> None:
+    """Wait until the records of ``s`` below that offset are gone."""
+
+    def dropped() -> bool:
+        cluster.keep_house()
+        return client.bounds("s").log_start_offset >= below
+
+    cluster.wait_until(dropped, what=f"the log begins at {below} or above")
+
+
+def lose_all_but_the_log(cluster: MemoryCluster) -> None:
+    """Every process dies and comes back."""
+    for node in cluster.nodes:
+        cluster.kill(node)
+    cluster.heal()
+
+
+@pytest.mark.parametrize("how", ["retention", "truncation"])
+@pytest.mark.parametrize("then", ["restart", "new replica", "restart while copying"])
+def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> None:
+    config = SHORT if how == "retention" else dataclasses.replace(SHORT, retention_records=0)
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        nodes = cluster.nodes
+        client.create_stream("s", "data.s", replicas=2, config=config)
+        with client.producer("s", id="p") as producer:
+            producer.send_many([b"%d" % n for n in range(30)])
+        client.publish("s", b"with an id", msg_id="m")
+        for _ in range(20):
+            client.publish("s", bytes(1000))
+        if how == "truncation":
+            client.truncate_before("s", 0, 45)
+        records_are_dropped(cluster, client, 35)
+        if then == "restart":
+            lose_all_but_the_log(cluster)
+        else:
+            old = client.stream("s").partitions[0].replicas
+            (new,) = set(nodes) - set(old)
+            client.reassign(client.stream("s"), 0, [new])
+            if then != "new replica":
+                cluster.kill(new)
+                cluster.start(new)
+            cluster.wait_until(lambda: client.stream("s").partitions[0].replicas == (new,), what="the replica has moved")
+            for node in old:
+                cluster.kill(node)
+        cluster.leader("s")
+        again = client.publish("s", b"with an id", msg_id="m")
+        assert again is not None
+        assert (again.offset, again.duplicate) == (30, True)
+        with client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer:
+            producer.send_many([b"%d" % n for n in range(30)])
+        with client.producer("s", id="p") as producer:
+            assert producer.next_sequence() == 30
+        assert {record.value for record in client.consume("s", until="end")} == {bytes(1000)}
