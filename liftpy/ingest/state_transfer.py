@@ -152,15 +152,16 @@ class StateTaker:
         """That says nothing of the leader's version."""
         self._silent = 0
 
-    def fetched(self) -> None:
-        """A fetch was answered."""
+    def fetched(self) -> bool:
+        """A fetch was answered; whether the follower does without the state from now on."""
         if not self.is_wanted or self._silent <= ASKS:
-            return
+            return False
         self._probes += 1
         self._silent = ASKS - _ASKS_AGAIN
         if self._probes >= _PROBES:
             self.is_wanted = False
             self.missed += 1
+        return not self.is_wanted
 
     def answered(self, piece: StatePiece | None) -> bool:
         """Whether the leader can be asked for the next piece, or for records, at once; if not, later. Raises StorageError."""

@@ -84,6 +84,7 @@ class StateWriter:
             self._wanted_ns = self._now_ns()
         self._wanted = max(self._wanted, log_start_offset)
         if self._now_ns() - self._wanted_ns >= GIVE_UP_NS:
+            self.failed += 1
             self._give_up()
             return True
         derived.catch_up()
@@ -109,6 +110,7 @@ class StateWriter:
         if unwritten is not None:
             self._at_bytes, self._at_ns = derived.taken_bytes, now_ns
         elif self.is_wanted and not derived.is_whole:
+            self.failed += 1
             self._give_up()
         return unwritten
 

@@ -545,8 +545,9 @@ class FetchClient:
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
-        if self.taker is not None:
-            self.taker.fetched()
+        if self.taker is not None and self.taker.fetched():
+            text = "leader gives no state partition=%s: it is of an earlier version, producers and ids of dropped records are forgotten"
+            logger.warning(text, self._key)
         asked_id, asked_ns = self._asked
         if asked_id == request_id:
             self._asked = 0, 0

@@ -29,6 +29,7 @@ class StateCheckpoints:
         self, derived: DerivedState, log: Log, key: PartitionKey, config: ReplicationConfig, flusher: Flusher, pool: Pool
     ) -> None:
         self._log = log
+        self._key = key
         self._flusher = flusher
         self._pool = pool
         self.giver = StateGiver(derived, state_owner(key), clock.now_ns, self._encode)
@@ -50,7 +51,11 @@ class StateCheckpoints:
 
     def may_drop(self, log_start_offset: int) -> bool:
         """Whether the log may begin there now; if not, the state that it waits for is being written, and ``written`` is called."""
+        before = self.writer.uncovered
         if self.writer.may_drop(log_start_offset):
+            if self.writer.uncovered > before:
+                text = "records dropped without a stored state partition=%s below=%d: a restart forgets their producers and ids"
+                logger.warning(text, self._key, log_start_offset)
             return True
         asyncio.get_running_loop().call_soon(self.checkpoint)  # not while retention has the files for itself
         return False
