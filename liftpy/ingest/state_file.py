@@ -9,7 +9,7 @@ It names the partition and the LeaderEpoch of the last record that it covers: th
 below [D5], so a log that was cut there and written again, or another's, does not fit. One CRC covers all. The newest that fits is
 taken.
 
-Producers and message ids outlive their records [A15]. So no replica drops records before a state that covers them is durable
+Producers and message ids outlive their records [A16]. So no replica drops records before a state that covers them is durable
 (``state_writer.py``), and a state still fits a log that begins at its end. A copy whose log begins above 0 first gets the state of
 its leader (``state_transfer.py``). That state covers more than the copy holds: it waits beside the log until the copy gets there.
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
+from liftpy.errors import CorruptionError, LiftError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.small_files import STATE_PREFIX, open_small_file, seal_in_pieces
@@ -60,7 +60,14 @@ class Unwritten(NamedTuple):
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
-        """Store it, durably, and remove the others; how many bytes it has, 0: it is too large, and not stored. Raises StorageError."""
+        """Store it durably, read it back, and remove the others [S16].
+
+        Returns:
+            Size of the file in bytes; 0: it is too large, and not stored.
+
+        Raises:
+            StorageError: The disk failed, or the file can't be read back. The other files are as they were.
+        """
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
         pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
         size_bytes = sum(map(len, pieces))
@@ -68,6 +75,10 @@ class Unwritten(NamedTuple):
             return 0
         name = state_name(self.end_offset)
         storage.replace(name, pieces)
+        written = State(self.of, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()})
+        if decode_state(storage.load(name)) != written:
+            storage.remove(name)
+            raise StorageError(f"{name} can't be read back, and is removed")
         remove_states(storage, keep=name)
         return size_bytes
 

@@ -1,4 +1,4 @@
-"""How the derived state of a partition travels to a replica whose copy of the log begins above 0 [A15]. Pure.
+"""How the derived state of a partition travels to a replica whose copy of the log begins above 0 [A16]. Pure.
 
 Goal: a new replica knows the producers and message ids that its leader knows, also those whose records are gone. Constraint: a state
 may be large, messages are not; leaders change while it is copied.

@@ -3,7 +3,7 @@
 All shells use it: ``begin`` on the loop, when a checkpoint of HW has begun; ``write`` in any thread, once that is stored. A file that
 can't be written is no failure of the log: the next start replays more.
 
-Records go only when a file says what they say of producers and message ids (``may_drop``) [A15]. Retention waits for that file, and
+Records go only when a file says what they say of producers and message ids (``may_drop``) [A16]. Retention waits for that file, and
 for nothing else: it goes on where the file can't be written, is too large, or is not there within ``GIVE_UP_NS``.
 """
 

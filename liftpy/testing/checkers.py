@@ -312,14 +312,14 @@ class Checkers:
         ghost.acked_all[key[1]] = key
 
     def _once(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
-        """What is sent again under one message id is committed once [A3], also when retention has taken its record [A15]."""
+        """What is sent again under one message id is committed once [A3], also when retention has taken its record [A16]."""
         for place, message_id in enumerate(ids):
             if message_id in self.repeated:
                 before = self._stored.get(message_id, -1)
                 dropped = before < ghost.log_start_offset
                 gone = self.lost_by_command(key) if dropped else ghost.message_at(before) != message_id
                 self.cluster.counters["sent again, its record dropped"] += dropped and before >= 0
-                check(before < 0 or gone, "A15" if dropped else "A3", where, "commits", message_id, "at", base + place, "and at", before)
+                check(before < 0 or gone, "A16" if dropped else "A3", where, "commits", message_id, "at", base + place, "and at", before)
                 self._stored[message_id] = base + place
 
     def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
