@@ -174,7 +174,7 @@ class DerivedState:
                 part.committed(high_watermark)
 
     def started_afresh(self) -> None:
-        """The log is empty, and begins somewhere else: nothing is known. What it says of records before its start, another one knows."""
+        """The log is empty, and begins somewhere else: nothing is known. What is to be known of records before, its leader knows."""
         self.awaited, self.covered = None, -1
         self.fresh_starts += 1
         self._begin(self._log.log_end_offset)

@@ -319,7 +319,8 @@ class Checkers:
                 dropped = before < ghost.log_start_offset
                 gone = self.lost_by_command(key) if dropped else ghost.message_at(before) != message_id
                 self.cluster.counters["sent again, its record dropped"] += dropped and before >= 0
-                check(before < 0 or gone, "A16" if dropped else "A3", where, "commits", message_id, "at", base + place, "and at", before)
+                code = "A16" if dropped else "A3"
+                check(before < 0 or gone, code, where, "commits", message_id, "at", base + place, "and at", before)
                 self._stored[message_id] = base + place
 
     def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:

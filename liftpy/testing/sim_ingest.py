@@ -96,11 +96,9 @@ class SimIngest:
         with suppress(StorageError):
             for why in restore_state(self.derived, replica.log, owner).values():
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
-        log, known = replica.log, self.derived.end_offset is not None
-        self._cluster.counters["derived states restored"] += known and log.log_end_offset > log.log_start_offset
+        self._cluster.counters["derived states restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
-        self.giver = StateGiver(self.derived, owner, replica.now_ns)
-        self.taker = StateTaker(self.derived, replica.log, owner)
+        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,

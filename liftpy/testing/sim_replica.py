@@ -258,9 +258,7 @@ class SimReplica(Asking):
         before, config = self.log.log_start_offset, self.log.config
         if not self.log.may_give_up or self.failed:
             return
-        done = self._stored(
-            lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns, may_drop=self._may_drop))
-        )
+        done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns, may_drop=self._may_drop)))
         if done and self.log.log_start_offset != before:
             asked = before < self.log.asked_start
             self.cluster.counters[
@@ -446,9 +444,7 @@ class SimReplica(Asking):
         else:
             self.feed(ev.RequestFailed(request_id=effect.request_id, reason="not ready"))
 
-    def _request(
-        self, subject: str, request: Any, request_id: int, answered: Callable[[Any], None] | None = None
-    ) -> None:
+    def _request(self, subject: str, request: Any, request_id: int, answered: Callable[[Any], None] | None = None) -> None:
         answered = answered or (lambda answer: self._answered(answer, request_id))
         self.cluster.network.request(self.host, subject, request, answered)
 

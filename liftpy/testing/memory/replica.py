@@ -192,9 +192,7 @@ class MemoryReplica(MemoryAsking, Peers):
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
-            done = self.stored(
-                lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop))
-            )
+            done = self.stored(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop)))
             if done and self.log.log_start_offset != before:
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
 

@@ -158,7 +158,8 @@ def test_what_is_not_on_this_disk_or_not_known_is_not_written() -> None:
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("of another stream", "it is of"), ("renamed", "it is of"), ("another epoch", "is of epoch"), ("within a batch", "no batch begins there"), ("retained", "the log is"),
+        ("of another stream", "it is of"), ("renamed", "it is of"), ("another epoch", "is of epoch"),
+        ("within a batch", "no batch begins there"), ("retained", "the log is"),
         ("torn", "torn or damaged"), ("empty", "torn or damaged"), ("flipped", "torn or damaged"), ("newer", "format version"),
         ("damaged log", "x"),
     ],
