@@ -1,8 +1,8 @@
 """``python -m tests.system.spark_source.starts [--starts 30] [--rate 2000]``: new queries begin at ``latest`` on a stream that grows.
 
 There is one Spark session, and a producer that feeds a stream all the time. Each start is of a new query, with a new checkpoint. Every
-third one ends with an error within its micro-batch 0, twice, and goes on from its checkpoint. Right is: no query dies by itself, and each
-has read every record of each partition from its first offset on, once. Exit code 1 otherwise.
+third one ends with an error within its micro-batch 0, twice, and goes on from its checkpoint. Right is: no query dies by itself, and all
+have read every record of each partition from its first offset on, once. Exit code 1 otherwise.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from sidecar.dev.cluster import DevCluster
 
 STREAM, PARTITIONS = "starts", 2
 _BATCHES, _PATIENCE_S = 3, 60.0
+_TOO_SLOW, _TRIES = "Python worker failed to connect back", 8
+"""Spark gives a Python worker ten seconds to start; a query that ends so on a busy machine is started again."""
 _FORMS = ("latest", "-1s", "-500", '{"starts": {"0": -1, "1": -1}}')
 
 
@@ -69,7 +71,7 @@ class Start:
 
     def go(self) -> None:
         """Run it until it has some micro-batches; it is started again after each failure that is meant."""
-        for _ in range(self._fails + 1):
+        for _ in range(self._fails + _TRIES):
             writer = self._frame.writeStream.foreachBatch(self._take).option("checkpointLocation", str(self._checkpoint))
             query = writer.trigger(processingTime="0 seconds").start()
             give_up_at = time.monotonic() + _PATIENCE_S
@@ -77,7 +79,9 @@ class Start:
                 time.sleep(0.05)
             error = query.exception()
             query.stop()
-            if error is not None and "as if killed" not in str(error):
+            if error is None:
+                return
+            if "as if killed" not in str(error) and _TOO_SLOW not in str(error):
                 self.failures.append(str(error)[:600])
                 return
 
