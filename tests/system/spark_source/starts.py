@@ -1,7 +1,7 @@
 """``python -m tests.system.spark_source.starts [--starts 30] [--rate 2000]``: new queries begin at ``latest`` on a stream that grows.
 
 There is one Spark session, and a producer that feeds a stream all the time. Each start is of a new query, with a new checkpoint. Every
-third one ends with an error within its micro-batch 0, twice, and goes on from its checkpoint. Right is: no query dies by itself, and all
+third one ends with an error within its micro-batch 0, twice, and is restarted. Right is: no query dies by itself, and all
 have read every record of each partition from its first offset on, once. Exit code 1 otherwise.
 """
 
