@@ -229,7 +229,7 @@ class LiftWriter(DataSourceArrowWriter):
 
 def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     """Raise SourceError if an earlier run of this micro-batch had more tasks, and those have stored records: they are there twice, for
-    the tasks of ``messages`` have all rows [A15]. What is the number of tasks only the driver knows, when all are done."""
+    the tasks of ``messages`` have all rows [A17]. What is the number of tasks only the driver knows, when all are done."""
     written = [message for message in messages if isinstance(message, Written)]
     if not written or not written[0].run:
         return

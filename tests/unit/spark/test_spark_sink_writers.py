@@ -1,4 +1,4 @@
-"""What Spark calls when a stream is written, over a cluster in memory: errors, inputs that fail [A14], tasks that change [A15]."""
+"""What Spark calls when a stream is written, over a cluster in memory: errors, inputs that fail [A14], tasks that change [A17]."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_task_sees_the_end_of_its_input_across_the_workers_buffer(client: 
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_batch_that_is_run_again_with_fewer_tasks_is_an_error(client: Client, task: TASKS, streaming: bool) -> None:
-    """[A15]: the lost tasks' records are there twice."""
+    """[A17]: the lost tasks' records are there twice."""
     batch = 0
     writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
 
