@@ -88,6 +88,10 @@ _FILES = {
     "nats.tlsKey": "tls_key_file",
     "nats.inboxPrefix": "inbox_prefix",
 }
+NO_TABLES = (
+    "A table of the catalog (CREATE TABLE ... USING liftpy, saveAsTable) can't be a stream: Spark gives a Python source none of the "
+    "table's options: use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'), and to write save or start"
+)
 _READ_FROM = ("nearest", "files", "leader")
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
@@ -263,7 +267,8 @@ def access_of(values: Mapping[str, str]) -> Access:
 def _selection(values: Mapping[str, str]) -> Selection:
     given = [name for name in ("stream", "subscribe", "subscribePattern", "assign") if name in values]
     if len(given) != 1:
-        raise ConfigError("say what to read: exactly one of the options stream, subscribe, subscribePattern and assign")
+        text = "say what to read: exactly one of the options stream, subscribe, subscribePattern and assign"
+        raise ConfigError(text if given else f"{text}. {NO_TABLES}")
     text = values[given[0]]
     if given == ["subscribePattern"]:
         try:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from liftpy.errors import ConfigError
 from liftpy.ids import check_published, shown
+from liftpy.spark.options import NO_TABLES
 from liftpy.spark.schema import did_you_mean
 from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns
 from liftpy.wire.keyed import partitions_of_column
@@ -60,7 +61,7 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     if "stream" in names and "topic" in names:
         raise ConfigError("the columns stream and topic are the same: drop one of them")
     if not stream and "stream" not in names and "topic" not in names:
-        raise ConfigError("say where to: by save(NAME) or start(NAME), the option stream, or a column stream")
+        raise ConfigError(f"say where to: by save(NAME) or start(NAME), the option stream, or a column stream. {NO_TABLES}")
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:

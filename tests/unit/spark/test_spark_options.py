@@ -310,3 +310,12 @@ def test_unknown_option_is_only_taken_for_one_whose_name_is_close(name: str, mea
     assert (f"did you mean '{meant}'?" in str(refused.value)) == bool(meant)
     assert ("did you mean" in str(refused.value)) == bool(meant)
     assert len(str(refused.value)) < 2000
+
+
+def test_source_without_a_stream_names_what_works_instead_of_a_catalog_table() -> None:
+    with pytest.raises(
+        ConfigError, match=r"say what to read.*CREATE TABLE .* USING liftpy, saveAsTable.*CREATE TEMPORARY VIEW"
+    ):
+        SourceOptions.parse({"nats": "nats://h:1"})
+    with pytest.raises(ConfigError, match=r"exactly one of the options stream, subscribe, subscribePattern and assign$"):
+        SourceOptions.parse({"stream": "a", "subscribe": "b"})
