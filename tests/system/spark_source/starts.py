@@ -22,7 +22,7 @@ from liftpy.spark.session import local_session
 from sidecar.dev.cluster import DevCluster
 
 STREAM, PARTITIONS = "starts", 2
-_BATCHES, _PATIENCE_S = 3, 60.0
+_BATCHES, _PATIENCE_S = 3, 240.0
 _TOO_SLOW, _TRIES = "Python worker failed to connect back", 8
 """Spark gives a Python worker ten seconds to start; a query that ends so on a busy machine is started again."""
 _FORMS = ("latest", "-1s", "-500", '{"starts": {"0": -1, "1": -1}}')
