@@ -57,6 +57,13 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
+def check_new_stream(name: str) -> str:
+    """Return ``name`` if a new stream may have it, else raise InvalidNameError: ``-rf`` reads as an option of a command."""
+    if check_name(name, "stream").startswith("-"):
+        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
+    return name
+
+
 def check_published(stream: str) -> str:
     """Return ``stream`` if applications may publish to a stream of this name, else raise InvalidNameError."""
     if is_internal(check_name(stream, "stream")):

@@ -30,9 +30,7 @@ class _Home(Protocol):
     def _reader(self, stream: str, partition: int, options: ReadOptions | None) -> PartitionReader:
         """Of a partition."""
 
-    def read_range(
-        self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str
-    ) -> Iteration[BatchSlice]:
+    def read_range(self, stream: str, partition: int, start_offset: int, end_offset: int, *, uid: str) -> Iteration[BatchSlice]:
         """The records of a range."""
 
 

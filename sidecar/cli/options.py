@@ -30,7 +30,6 @@ _CREDENTIALS = {
 }
 
 
-
 class BytesType(click.ParamType):
     """The bytes of an argument as they were typed: keys are bytes, and need not be UTF-8."""
 

@@ -29,7 +29,11 @@ _COUNT_S = 10.0
     "--subject", "subjects", multiple=True, help="Records of this subject; * and > as NATS has them. Several: any of them."
 )
 @click.option(
-    "--key", "keys", type=BYTES, multiple=True, help="Records with this key. Several: any of them. With --subject: those that fit both."
+    "--key",
+    "keys",
+    type=BYTES,
+    multiple=True,
+    help="Records with this key. Several: any of them. With --subject: those that fit both.",
 )
 @click.option(
     "--before", metavar="WHERE", help="Only what lies below an OFFSET, or before a time as 2026-01-31T12:00:00 or -10m."

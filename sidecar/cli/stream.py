@@ -232,7 +232,9 @@ def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -
         await client.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
 
     found, records = with_client(target, look)
-    what = f"{'all' if records is None else f'its {records} of {records}'} records in {_count(len(found.partitions), 'partition')}"
+    what = (
+        f"{'all' if records is None else f'its {records} of {records}'} records in {_count(len(found.partitions), 'partition')}"
+    )
     if not dry_run:
         if not yes:
             click.confirm(f"delete stream {name} and {what} for good?", abort=True, err=True)

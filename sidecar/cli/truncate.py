@@ -109,7 +109,9 @@ def truncation_of(text: str) -> int | datetime | Before | None:
     if where == "new":
         return None
     said = "the text of a position" if isinstance(where, Position) else text
-    raise ConfigError(f"--before {said}: give the first OFFSET that stays, -1000, a time as 2026-01-31T12:00:00 or -10m, or new")
+    raise ConfigError(
+        f"--before {said}: give the first OFFSET that stays, -1000, a time as 2026-01-31T12:00:00 or -10m, or new"
+    )
 
 
 async def _deletion(client: Client, name: str, uid: str, number: int, where: int | datetime | Before | None) -> Deletion:

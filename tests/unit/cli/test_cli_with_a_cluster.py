@@ -79,9 +79,7 @@ class Cluster:
         return self.image.streams[name]
 
     async def bounds(self, name: str, number: int, **_: Any) -> Any:
-        return SimpleNamespace(
-            uid=self.image.streams[name].uid, log_start_offset=10, end_offset=90 + number, compacted=False
-        )
+        return SimpleNamespace(uid=self.image.streams[name].uid, log_start_offset=10, end_offset=90 + number, compacted=False)
 
     async def until_ready(self, stream: StreamImage) -> StreamImage:
         return stream
