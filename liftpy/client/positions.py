@@ -192,7 +192,7 @@ def resolved(start: Start, now: datetime) -> Start:
         ConfigError: It is no start, or outside the range of offsets or times.
     """
     if isinstance(start, str):
-        return start if start in _WORDS else parse_start(start, now)  # type: ignore[return-value]
+        return start if start in _WORDS else parse_start(start, now)
     if isinstance(start, timedelta):
         try:
             start = now - abs(start)

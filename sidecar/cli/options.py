@@ -30,7 +30,7 @@ _CREDENTIALS = {
 }
 
 
-class BytesType(click.ParamType):
+class BytesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """The bytes of an argument as they were typed: keys are bytes, and need not be UTF-8."""
 
     name = "text"

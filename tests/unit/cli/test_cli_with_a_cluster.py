@@ -9,7 +9,6 @@ import io
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from liftpy.client import BatchSlice
 from liftpy.client.admin import ClusterState
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
-from liftpy.partition import PartitionState, PartitionStatus, Purge
+from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.cli.main import main
 from tests.unit.cluster.cluster_driver import Driver
