@@ -95,8 +95,8 @@ class MessageIds:
 def is_final(error: LiftError) -> bool:
     """Return whether an answer of the leader also says that no earlier attempt was stored.
 
-    The leader checks the message id before it checks the last offset and the stream's limit of bytes. What breaks a limit that holds for
-    all streams, or is malformed, is never stored. A stream that is deleted holds nothing.
+    The leader checks the message id before it checks the last offset and the byte limit of the stream. What breaks a limit of all
+    streams, or is malformed, is never stored. A stream that is deleted holds nothing.
     """
     if isinstance(error, PublishRejectedError):
         return error.reason in ("INCORRECT_OFFSET", "TOO_LARGE", "MALFORMED")
