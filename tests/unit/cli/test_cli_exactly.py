@@ -377,7 +377,7 @@ async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and
     client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
     stored = await service_orders.store_now(client, "counter", "s", 0, (), 30.0, "ns")
     assert stored == {"n1": 7, "n3": 5}
-    assert [subject for subject, _ in client.published] == ["ns.service.n1", "ns.service.n3"]
+    assert [subject for subject, _ in client.published] == ["ns.service.n1.session.s.counter", "ns.service.n3.session.s.counter"]
     assert frames.decode(client.published[0][1], service_pb2.SnapshotRequest) == service_pb2.SnapshotRequest(
         service="counter", stream="s", partition=0
     )

@@ -314,7 +314,7 @@ async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.
             return {"partitions": [{"uid": "u1", "partition": 0, "services": [found]}]}
 
     async def publish(subject: str, payload: bytes) -> None:
-        assert subject == "ns.service.n1"
+        assert subject.startswith("ns.service.n1.session.")
 
     async def sleep(wait_s: float) -> None:
         slept.append(wait_s)

@@ -61,7 +61,7 @@ class Bus:
         return SimpleNamespace(unsubscribe=unsubscribe)
 
     async def publish(self, subject: str, payload: bytes, *, reply: str) -> None:
-        assert (subject, reply) == ("ns.service.n1", "_INBOX.me")
+        assert (subject, reply) == ("ns.service.n1.session.in.sum", "_INBOX.me")
         if self.deaf:
             raise UnavailableError("not connected")
         kind, body = envelope.decode(payload)
