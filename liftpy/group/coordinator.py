@@ -78,5 +78,5 @@ class GroupCoordinator(Service):
             raise CorruptionError("the groups that are read back are not those that were written")
 
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """All groups."""
-        return self._machine.snapshot()
+        """All groups; their bytes are made in another thread."""
+        return self._machine.frozen()

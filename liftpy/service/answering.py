@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +27,12 @@ from liftpy.client.queries import (
 )
 from liftpy.client.transport import Transport
 from liftpy.errors import LiftError, UnavailableError
+from liftpy.request_guard import RequestGuard
 from liftpy.service.base import ServiceFailedError
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.queries import Query, QueryDesk, position_in
 from liftpy.service.settings import ServiceSettings
+from liftpy.wire.inboxes import InboxRule, publish_answer, reply_to
 from liftpy.wire.subjects import Subjects, data_subject
 
 logger = logging.getLogger("liftpy.service")
@@ -76,6 +79,10 @@ class QueryServer:
         self._partitions = 0
         """Of the stream that the service reads; 0: not known."""
         self._counted_s = -math.inf
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.counters: Counter[str] = Counter()
+        """Queries that were not answered, by reason."""
+        self._guard = RequestGuard("query", self.counters, self._reject)
 
     async def _count_partitions(self) -> None:
         if time.monotonic() - self._counted_s >= _COUNT_AGAIN_S:
@@ -98,7 +105,9 @@ class QueryServer:
             await self._count_partitions()
             while not (self._hears() and self._caught_up()):
                 await asyncio.sleep(_JOIN_LOOK_S)
-            subscription = await self._transport.connection.subscribe(self._subject, queue=_GROUP, cb=self._arrived)
+            subscription = await self._transport.connection.subscribe(
+                self._subject, queue=_GROUP, cb=self._guard.callback(self._arrived)
+            )
             try:
                 why = await self._serve()
             finally:
@@ -108,7 +117,7 @@ class QueryServer:
                 await self._refuse(query.reply, QueryRefusedError(why))
 
     async def _arrived(self, message: Any) -> None:
-        if not message.reply:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
             return
         try:
             at_least = position_in((message.headers or {}).get(AT_LEAST_HEADER))
@@ -166,6 +175,9 @@ class QueryServer:
                 await self._answer_one(machine, query)
 
     async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
+        await self._guard.run(self._query(machine, query), query.reply.encode())
+
+    async def _query(self, machine: ServiceMachine, query: Query) -> None:
         try:
             answer = machine.query(query.body)
         except ServiceFailedError as error:
@@ -177,14 +189,20 @@ class QueryServer:
         self.answered_count += 1
         headers = {POSITION_HEADER: str(machine.position), **self._who()}
         with contextlib.suppress(UnavailableError):  # who asked asks again
-            await self._transport.publish(query.reply, answer, headers=headers)
+            await self._publish(query.reply, answer, headers)
 
     def _who(self) -> dict[str, str]:
         partitions = {PARTITIONS_HEADER: str(self._partitions)} if self._partitions else {}
         return {NODE_HEADER: self._settings.node, **partitions}
 
-    async def _refuse(self, reply: str, error: LiftError) -> None:
+    async def _publish(self, reply: str | bytes, answer: bytes, headers: dict[str, str]) -> None:
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, answer, headers)
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        await self._refuse(reply, QueryFailedError(f"the service failed at this query: {type(error).__name__}"))
+
+    async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1
         headers = {ERROR_HEADER: error.code, **self._who()}
         with contextlib.suppress(UnavailableError):
-            await self._transport.publish(reply, str(error).encode()[:_HEADERS_BYTES], headers=headers)
+            await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

@@ -186,28 +186,36 @@ class PartitionWorker:
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
-        self.services = PartitionServices(
+        self.services = self._services(node)
+        self.executor = self._executor(node)
+        self._join_parts()
+
+    def _services(self, node: NodeTools) -> PartitionServices:
+        return PartitionServices(
+            inboxes=node.reads.inboxes,
+            counters=node.counters,
             bus=node.links.replication,
-            key=key,
-            node_id=node_id,
+            key=self.key,
+            node_id=node.settings.node_id,
             incarnation=node.incarnation,
             config=node.settings.replication,
             timers=node.timers,
-            log=log,
+            log=self.log,
             replica=self.replica,
             feed=self.feed,
             subjects=node.subjects,
             hand_over=self._hand_over,
-            compacted=config.is_cleaned,
+            compacted=self.config.is_cleaned,
         )
-        self.executor = self._executor(node)
-        self._join_parts()
 
     def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over
         self.log.on_damage = self._damaged
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
+        self.replication.giver, self.fetches.taker = self.states.giver, self.states.taker
+        self.fetches.failed = self._flush_failed
+        self.states.written = self._state_written
         self.trace()
 
     def _dropped(self, reason: str, count: int) -> None:
@@ -429,7 +437,7 @@ class PartitionWorker:
             before, held_from = self.log.log_start_offset, self.services.held_from()
             try:
                 hold_bytes = self._node.settings.replication.service_hold_bytes
-                self.log.apply_retention(now_wall_ns, held_from, hold_bytes)
+                self.log.apply_retention(now_wall_ns, held_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
                 logger.warning("%s: retention: %s", self.key, error)
                 return
@@ -447,6 +455,11 @@ class PartitionWorker:
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
         self.flusher.alone(retain)
+
+    def _state_written(self) -> None:
+        """Records that waited for a state may go."""
+        if not self.has_ended:
+            self.apply_retention(self._node.clocks.time_of_age_ns())
 
     def report_purged(self) -> None:
         """Tell the metadata group which purges are done here, where it does not know."""

@@ -46,7 +46,7 @@ class Wired:
         self.dropped: list[Any] = []
         self.failed: list[Any] = []
         self.flushed: list[Any] = []
-        self.log: Any = SimpleNamespace(log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
+        self.log: Any = SimpleNamespace(log_start_offset=0, log_end_offset=41, on_damage=None, checkpoint=None, closed=False)
         given = {name: f"the node's {name}" for name in (
             "intake", "copy_pace", "subjects", "node_inboxes", "router", "notifications", "quiet", "probes", "proposals", "timers",
             "pool", "counters", "instruments", "room", "flush_beside", "promises", "step_aside", "fatal", "repair",
@@ -184,6 +184,7 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     assert given == {
         "bus": "the link of replication", "key": KEY, "node_id": "n7", "incarnation": 12, "config": REPLICATION, "compacted": True,
         "timers": "the node's timers", "log": wired.log, "replica": wired.parts["Replica"], "subjects": "the node's subjects",
+        "inboxes": "the inboxes of applications", "counters": "the node's counters",
     }  # fmt: skip
     assert feed is wired.worker.feed
     hand_over("n8", "it lags")
