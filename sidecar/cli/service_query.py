@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
@@ -11,7 +10,7 @@ from liftpy.client import Client
 from liftpy.client.queries import QueryAnswer
 from liftpy.errors import ConfigError
 from liftpy.ids import check_name
-from sidecar.cli.options import connection_options
+from sidecar.cli.options import BYTES, connection_options
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -24,7 +23,7 @@ from sidecar.settings import Target
     type=click.IntRange(0),
     help="Ask the instance of this partition.  [default: the only one; a service with several needs --partition or --key]",
 )
-@click.option("--key", metavar="TEXT", help="Ask the instance that has the records of this key.")
+@click.option("--key", type=BYTES, metavar="TEXT", help="Ask the instance that has the records of this key.")
 @click.option(
     "--at-least",
     type=click.IntRange(0),
@@ -37,7 +36,7 @@ def query(
     name: str,
     text: str | None,
     partition: int | None,
-    key: str | None,
+    key: bytes | None,
     at_least: int | None,
     shows_position: bool,
     target: Target,
@@ -46,11 +45,10 @@ def query(
     check_name(name, "service")
     if partition is not None and key is not None:
         raise ConfigError("name --partition or --key, not both")
-    named = None if key is None else os.fsencode(key)
     body = sys.stdin.buffer.read() if text is None else text.encode()
 
     async def work(client: Client) -> QueryAnswer:
-        return await client.query_service(name, body, partition=partition, key=named, at_least=at_least)
+        return await client.query_service(name, body, partition=partition, key=key, at_least=at_least)
 
     answer = with_client(target, work)
     sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
