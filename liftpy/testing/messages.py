@@ -104,6 +104,7 @@ class FetchRequest:
     held: Held = NOTHING
     flush_ns: int = 0
     copy_epoch: int = 0
+    deletes_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self._cut(lambda: self.log.cut_to(effect.end_offset))
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset))
+        self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end))
 
     def _cut(self, cut: Callable[[], Any]) -> None:
         def cut_and_tell() -> None:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!liftpy/wire/_pb/replication.proto\x12\x06liftpy\"\xec\x02\n\x12ReplicationRequest\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x03 \x01(\x04\x12\x13\n\x0boffsetEpoch\x18\x04 \x01(\x04\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x11\n\trequestId\x18\x06 \x01(\x04\x12\x10\n\x08maxBytes\x18\x07 \x01(\r\x12\x11\n\tstreamUid\x18\x08 \x01(\t\x12\x12\n\nawaitsMore\x18\t \x01(\x08\x12\x16\n\tbadOffset\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x62\x61tchCrc\x18\x0c \x01(\r\x12\x13\n\x0b\x66lushMicros\x18\r \x01(\r\x12\x11\n\tcopyEpoch\x18\x0f \x01(\x04\x12\x16\n\tpartition\x18\x0e \x01(\x05H\x02\x88\x01\x01\x42\x0c\n\n_badOffsetB\x0b\n\t_positionB\x0c\n\n_partition\"\xd9\x02\n\x12ReplicationRefusal\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.liftpy.ReplicationRefusal.Reason\x12\x13\n\x0bleaderEpoch\x18\x02 \x01(\x04\x12\x16\n\x0elogStartOffset\x18\x03 \x01(\x03\x12\x11\n\tstreamUid\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x06 \x01(\x04\"\x96\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0e\n\nNOT_LEADER\x10\x01\x12\x0f\n\x0bSTALE_EPOCH\x10\x02\x12\x15\n\x11STALE_INCARNATION\x10\x03\x12\x0c\n\x08\x44IVERGED\x10\x04\x12\x14\n\x10\x42\x45\x46ORE_LOG_START\x10\x05\x12\x11\n\rNOT_A_REPLICA\x10\x06\x12\x10\n\x0cWRONG_STREAM\x10\x07\x42\x0c\n\n_partition\"\xa4\x01\n\x18LeaderEpochOffsetRequest\x12\x13\n\x0bleaderEpoch\x18\x01 \x01(\x04\x12\x14\n\x0c\x63urrentEpoch\x18\x02 \x01(\x04\x12\x11\n\treplicaID\x18\x03 \x01(\t\x12\x11\n\tstreamUid\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x06 \x01(\x04\x42\x0c\n\n_partition\"\xbd\x01\n\x19LeaderEpochOffsetResponse\x12\x11\n\tendOffset\x18\x01 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x02 \x01(\x04\x12\x14\n\x0c\x63urrentEpoch\x18\x03 \x01(\x04\x12\x16\n\x0elogStartOffset\x18\x04 \x01(\x03\x12\x11\n\tstreamUid\x18\x05 \x01(\t\x12\x16\n\tpartition\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x07 \x01(\x04\x42\x0c\n\n_partition\"M\n\x15PartitionNotification\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x11\n\tstreamUid\x18\x03 \x01(\t\"m\n\x0cQuietFetches\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12#\n\x07\x66\x65tches\x18\x03 \x03(\x0b\x32\x12.liftpy.QuietFetch\x12\x10\n\x08question\x18\x04 \x01(\x04\"j\n\nQuietFetch\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\x12\x11\n\trequestId\x18\x05 \x01(\x04\"C\n\x12QuietFetchesAnswer\x12\x0c\n\x04over\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08question\x18\x03 \x01(\x04\"\xc1\x01\n\x0cLeaderNotice\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x18\n\x10\x65pochStartOffset\x18\x06 \x01(\x03\x12\x15\n\rhighWatermark\x18\x07 \x01(\x03\x12\x16\n\x0elogStartOffset\x18\x08 \x01(\x03\x12\x11\n\tstreamUid\x18\t \x01(\t\"V\n\tStepAside\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\"[\n\x0eLeaderQuestion\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\"K\n\x0fLeaderTestimony\x12\x0e\n\x06serves\x18\x01 \x01(\x08\x12(\n\x08question\x18\x02 \x01(\x0b\x32\x16.liftpy.LeaderQuestionb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!liftpy/wire/_pb/replication.proto\x12\x06liftpy\"\x94\x03\n\x12ReplicationRequest\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x03 \x01(\x04\x12\x13\n\x0boffsetEpoch\x18\x04 \x01(\x04\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\x12\x11\n\trequestId\x18\x06 \x01(\x04\x12\x10\n\x08maxBytes\x18\x07 \x01(\r\x12\x11\n\tstreamUid\x18\x08 \x01(\t\x12\x12\n\nawaitsMore\x18\t \x01(\x08\x12\x16\n\tbadOffset\x18\n \x01(\x03H\x00\x88\x01\x01\x12\x15\n\x08position\x18\x0b \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08\x62\x61tchCrc\x18\x0c \x01(\r\x12\x13\n\x0b\x66lushMicros\x18\r \x01(\r\x12\x11\n\tcopyEpoch\x18\x0f \x01(\x04\x12\x17\n\ndeletesEnd\x18\x10 \x01(\x03H\x02\x88\x01\x01\x12\x16\n\tpartition\x18\x0e \x01(\x05H\x03\x88\x01\x01\x42\x0c\n\n_badOffsetB\x0b\n\t_positionB\r\n\x0b_deletesEndB\x0c\n\n_partition\"\xff\x02\n\x12ReplicationRefusal\x12\x31\n\x06reason\x18\x01 \x01(\x0e\x32!.liftpy.ReplicationRefusal.Reason\x12\x13\n\x0bleaderEpoch\x18\x02 \x01(\x04\x12\x16\n\x0elogStartOffset\x18\x03 \x01(\x03\x12\x11\n\tstreamUid\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x06 \x01(\x04\x12\x12\n\ndeletesEnd\x18\x07 \x01(\x03\"\xa8\x01\n\x06Reason\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x0e\n\nNOT_LEADER\x10\x01\x12\x0f\n\x0bSTALE_EPOCH\x10\x02\x12\x15\n\x11STALE_INCARNATION\x10\x03\x12\x0c\n\x08\x44IVERGED\x10\x04\x12\x14\n\x10\x42\x45\x46ORE_LOG_START\x10\x05\x12\x11\n\rNOT_A_REPLICA\x10\x06\x12\x10\n\x0cWRONG_STREAM\x10\x07\x12\x10\n\x0c\x44\x45LETES_GONE\x10\x08\x42\x0c\n\n_partition\"\xa4\x01\n\x18LeaderEpochOffsetRequest\x12\x13\n\x0bleaderEpoch\x18\x01 \x01(\x04\x12\x14\n\x0c\x63urrentEpoch\x18\x02 \x01(\x04\x12\x11\n\treplicaID\x18\x03 \x01(\t\x12\x11\n\tstreamUid\x18\x04 \x01(\t\x12\x16\n\tpartition\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x06 \x01(\x04\x42\x0c\n\n_partition\"\xbd\x01\n\x19LeaderEpochOffsetResponse\x12\x11\n\tendOffset\x18\x01 \x01(\x03\x12\x13\n\x0bleaderEpoch\x18\x02 \x01(\x04\x12\x14\n\x0c\x63urrentEpoch\x18\x03 \x01(\x04\x12\x16\n\x0elogStartOffset\x18\x04 \x01(\x03\x12\x11\n\tstreamUid\x18\x05 \x01(\t\x12\x16\n\tpartition\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\trequestId\x18\x07 \x01(\x04\x42\x0c\n\n_partition\"M\n\x15PartitionNotification\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x11\n\tstreamUid\x18\x03 \x01(\t\"m\n\x0cQuietFetches\x12\x11\n\treplicaID\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12#\n\x07\x66\x65tches\x18\x03 \x03(\x0b\x32\x12.liftpy.QuietFetch\x12\x10\n\x08question\x18\x04 \x01(\x04\"j\n\nQuietFetch\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\x12\x11\n\trequestId\x18\x05 \x01(\x04\"C\n\x12QuietFetchesAnswer\x12\x0c\n\x04over\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x10\n\x08question\x18\x03 \x01(\x04\"\xc1\x01\n\x0cLeaderNotice\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\x05\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x18\n\x10\x65pochStartOffset\x18\x06 \x01(\x03\x12\x15\n\rhighWatermark\x18\x07 \x01(\x03\x12\x16\n\x0elogStartOffset\x18\x08 \x01(\x03\x12\x11\n\tstreamUid\x18\t \x01(\t\"V\n\tStepAside\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\"[\n\x0eLeaderQuestion\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\x11\n\tstreamUid\x18\x02 \x01(\t\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x13\n\x0bleaderEpoch\x18\x04 \x01(\x04\"K\n\x0fLeaderTestimony\x12\x0e\n\x06serves\x18\x01 \x01(\x08\x12(\n\x08question\x18\x02 \x01(\x0b\x32\x16.liftpy.LeaderQuestionb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,29 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'liftpy.wire._pb.replication
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REPLICATIONREQUEST']._serialized_start=46
-  _globals['_REPLICATIONREQUEST']._serialized_end=410
-  _globals['_REPLICATIONREFUSAL']._serialized_start=413
-  _globals['_REPLICATIONREFUSAL']._serialized_end=758
-  _globals['_REPLICATIONREFUSAL_REASON']._serialized_start=594
-  _globals['_REPLICATIONREFUSAL_REASON']._serialized_end=744
-  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_start=761
-  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_end=925
-  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_start=928
-  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_end=1117
-  _globals['_PARTITIONNOTIFICATION']._serialized_start=1119
-  _globals['_PARTITIONNOTIFICATION']._serialized_end=1196
-  _globals['_QUIETFETCHES']._serialized_start=1198
-  _globals['_QUIETFETCHES']._serialized_end=1307
-  _globals['_QUIETFETCH']._serialized_start=1309
-  _globals['_QUIETFETCH']._serialized_end=1415
-  _globals['_QUIETFETCHESANSWER']._serialized_start=1417
-  _globals['_QUIETFETCHESANSWER']._serialized_end=1484
-  _globals['_LEADERNOTICE']._serialized_start=1487
-  _globals['_LEADERNOTICE']._serialized_end=1680
-  _globals['_STEPASIDE']._serialized_start=1682
-  _globals['_STEPASIDE']._serialized_end=1768
-  _globals['_LEADERQUESTION']._serialized_start=1770
-  _globals['_LEADERQUESTION']._serialized_end=1861
-  _globals['_LEADERTESTIMONY']._serialized_start=1863
-  _globals['_LEADERTESTIMONY']._serialized_end=1938
+  _globals['_REPLICATIONREQUEST']._serialized_end=450
+  _globals['_REPLICATIONREFUSAL']._serialized_start=453
+  _globals['_REPLICATIONREFUSAL']._serialized_end=836
+  _globals['_REPLICATIONREFUSAL_REASON']._serialized_start=654
+  _globals['_REPLICATIONREFUSAL_REASON']._serialized_end=822
+  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_start=839
+  _globals['_LEADEREPOCHOFFSETREQUEST']._serialized_end=1003
+  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_start=1006
+  _globals['_LEADEREPOCHOFFSETRESPONSE']._serialized_end=1195
+  _globals['_PARTITIONNOTIFICATION']._serialized_start=1197
+  _globals['_PARTITIONNOTIFICATION']._serialized_end=1274
+  _globals['_QUIETFETCHES']._serialized_start=1276
+  _globals['_QUIETFETCHES']._serialized_end=1385
+  _globals['_QUIETFETCH']._serialized_start=1387
+  _globals['_QUIETFETCH']._serialized_end=1493
+  _globals['_QUIETFETCHESANSWER']._serialized_start=1495
+  _globals['_QUIETFETCHESANSWER']._serialized_end=1562
+  _globals['_LEADERNOTICE']._serialized_start=1565
+  _globals['_LEADERNOTICE']._serialized_end=1758
+  _globals['_STEPASIDE']._serialized_start=1760
+  _globals['_STEPASIDE']._serialized_end=1846
+  _globals['_LEADERQUESTION']._serialized_start=1848
+  _globals['_LEADERQUESTION']._serialized_end=1939
+  _globals['_LEADERTESTIMONY']._serialized_start=1941
+  _globals['_LEADERTESTIMONY']._serialized_end=2016
 # @@protoc_insertion_point(module_scope)

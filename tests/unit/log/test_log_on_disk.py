@@ -57,11 +57,11 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
     ("segments", "horizon"),
     [
         ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 10, (2, 12))], NEVER),
-        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 12))], Horizon(10, 1)),
-        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 10))], Horizon(10, 1)),
-        ([a_segment(0, 10, 9, (1, 0), (2, 9)), a_segment(10, 20, 10, (3, 12))], Horizon(10, 2)),
-        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 9, (2, 19))], Horizon(20, 2)),
-        ([a_segment(5, 10, 4)], Horizon(10, 0)),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 12))], Horizon(10, 1, 10)),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 10))], Horizon(10, 1, 10)),
+        ([a_segment(0, 10, 9, (1, 0), (2, 9)), a_segment(10, 20, 10, (3, 12))], Horizon(10, 2, 10)),
+        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 9, (2, 19))], Horizon(20, 2, 20)),
+        ([a_segment(5, 10, 4)], Horizon(10, 0, 10)),
     ],
 )
 def test_traces_tell_how_far_a_compaction_can_have_looked(segments: list[Any], horizon: Horizon) -> None:
