@@ -215,14 +215,15 @@ class SimReplica(Asking):
         self.cluster.counters["truncation"] += 1
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end))
+        self.cluster.counters["started afresh behind deletes"] += effect.deletes_end > 0
+        self._cut(lambda: self.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=effect.deletes_end > 0)
         self.cluster.counters["fresh start"] += 1
 
-    def _cut(self, cut: Callable[[], Any]) -> None:
+    def _cut(self, cut: Callable[[], Any], *, afresh: bool = False) -> None:
         def cut_and_tell() -> None:
             cut()
             self.publishers.cut()
-            self.cluster.checkers.cut(self)
+            self.cluster.checkers.cut(self, afresh=afresh)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
         self._stored(lambda: self.commit.alone(cut_and_tell))
