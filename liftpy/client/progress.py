@@ -101,7 +101,7 @@ class ReadProgress:
     compacted_end: int = field(init=False, default=0)
     """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
     deletes_end: int = field(init=False, default=-1)
-    """Exclusive: of the first answer: delete markers below it may be gone. -1: there was none."""
+    """Exclusive: delete markers below it were gone from all logs that have answered. -1: none has."""
     missed_deletes: bool = field(init=False, default=False)
     """Whether delete markers went, of what was not read yet, after earlier records were read: those may have been deleted [D30]."""
     compacted: bool = False
@@ -208,9 +208,9 @@ class ReadProgress:
     def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
         """How far the replica that answers is compacted, before anything of its answer is handed on."""
         self.learn_compacted(head.compactedEnd)
-        if self.deletes_end < 0:
-            self.deletes_end = head.deletesEnd
-        self.missed_deletes = self.missed_deletes or head.deletesEnd > max(self.deletes_end, self.next_offset)
+        known = head.deletesEnd if self.deletes_end < 0 else self.deletes_end
+        self.missed_deletes = self.missed_deletes or head.deletesEnd > max(known, self.next_offset)
+        self.deletes_end = min(known, head.deletesEnd)
 
     def _split(self, body: memoryview, node: str) -> list[RecordBatch]:
         try:

@@ -14,7 +14,8 @@ to the end of what compaction can have seen: its sealed segments, and the active
 The horizon also says how far delete markers are gone [D30]: ``deletes_end``. Compaction drops a delete marker together with the older
 records of its key. A follower that fetched such an older record before, and asks for what follows now, would never hear of the delete.
 The leader refuses its fetch, and it starts afresh. An empty log takes the leader's ``deletes_end`` over before it fetches: all that it
-gets is from a log that had dropped these markers already.
+gets from this leader is from a log that had dropped these markers already. Another leader may not have, so it counts for one
+LeaderEpoch.
 
 Worked example: a=1 at 0, a=2 at 9, HW 9. Compaction drops offset 0, the horizon is 10. A new leader's log ends at 5: cut to 5, this log
 would hold no a at all, and the leader's holds a=1. It starts afresh.

@@ -196,7 +196,7 @@ class SendFetch:
     copy_epoch: int = 0
     """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
     deletes_end: int = 0
-    """Exclusive: ``Horizon.deletes_end`` of the log."""
+    """Exclusive: delete markers below it were gone from the log of this leader when the fetches of this log began."""
 
 
 @value

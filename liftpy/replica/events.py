@@ -134,7 +134,8 @@ class FetchReceived:
     copy_epoch: int = 0
     """Of a learner: which copy it makes; 0: it takes itself for a replica."""
     deletes_end: int | None = None
-    """Exclusive: what it holds is from logs that had dropped delete markers below it; None: an older node, which does not say."""
+    """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
+    older node, which does not say."""
 
 
 @value

@@ -85,6 +85,7 @@ class FollowerRole(ReplicaRole):
         self._asked_epoch = 0  # of the outstanding epoch query
         self._asks_for_horizon = False  # that query is about the horizon, not the log's end
         self._horizon_reached = False  # the leader holds what compaction here has seen
+        self._deletes_end = 0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
         self._copy: LearnerCopy | None = None  # of a learner that has asked for something
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -216,6 +217,7 @@ class FollowerRole(ReplicaRole):
 
     def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
         self._asks_again = False
+        self._deletes_end = deletes_end
         self._waits_for(Following.CUTTING)
         self.log.start_afresh(start_offset, deletes_end)
         out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
@@ -256,7 +258,7 @@ class FollowerRole(ReplicaRole):
                 bad_offset=self._bad_offset,
                 flush_ns=self.shared.flush_ns,
                 copy_epoch=copy_epoch,
-                deletes_end=log.horizon.deletes_end,
+                deletes_end=self._deletes_end,
             )
         )
 
@@ -463,7 +465,7 @@ class FollowerRole(ReplicaRole):
             self._heard(now_ns)
             self._request_ended(out)
             self._start_afresh(event.log_start_offset, out, event.deletes_end)
-        elif fetching and event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self.log.horizon.deletes_end:
+        elif fetching and event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end:
             self._heard(now_ns)
             self._request_ended(out)
             self._start_afresh(event.log_start_offset, out, event.deletes_end)
