@@ -66,9 +66,10 @@ class StoredPiece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCopy:
     """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
-    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``: where the
-    compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log that ends below it
-    would lack keys [R10]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that were read [D30]."""
+    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
+    where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
+    that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
+    were read [D30]."""
 
     partition: int
     start: int

@@ -96,7 +96,7 @@ class ReadProgress:
     committed: bool = True
     """Whether only committed records are wanted; else whatever the leader has, which may vanish."""
     moves_end: bool = False
-    """Whether ``end_offset`` moves to where the compaction of a replica that answers has looked [R10]: a record below it may be gone
+    """Whether ``end_offset`` moves to where the compaction of a replica that answers has looked [R11]: a record below it may be gone
     because of one below that. False: the range was named by whoever reads, and nothing past it may come."""
     compacted_end: int = field(init=False, default=0)
     """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""

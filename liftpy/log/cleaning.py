@@ -3,8 +3,10 @@
 A run reads all sealed, committed segments, so it comes when enough of them is new, or when a purge (``liftpy/purge.py``) waits that it
 can finish: all that lies below the purge's end is sealed, flushed and committed, and nothing of it stays any more because it may have
 a message id. What a run kept for its message id alone goes with a run when the dedup window is over, also in a stream that nobody
-publishes to any more. A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a
-replica that is not done.
+publishes to any more.
+
+A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a replica
+that is not done.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ class CompactionHorizon:
     def rise(self, horizon: Horizon) -> bool:
         """Store, durably, that the log is compacted up to ``horizon``; whether that is news. Raises StorageError."""
         held = self.value
-        raised = Horizon(*map(max, held, horizon)) if horizon.end_offset > held.end_offset else held
+        raised = held
+        if horizon.end_offset > held.end_offset:
+            raised = Horizon(horizon.end_offset, max(held.leader_epoch, horizon.leader_epoch))
         raised = raised._replace(deletes_end=max(held.deletes_end, horizon.deletes_end))
         if raised == held:
             return False

@@ -251,8 +251,8 @@ class FetchDesk:
         return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
 
     def _lacks_deletes(self, event: FetchReceived) -> bool:
-        """Whether delete markers that the follower has not fetched are gone from this log since it began to fetch: it may hold what they
-        deleted [D30]. A member of the ISR holds all that is committed, and nothing else is compacted."""
+        """Whether delete markers that the follower has not fetched are gone from this log since it began to fetch: it may hold what
+        they deleted [D30]. A member of the ISR holds all that is committed, and nothing else is compacted."""
         if event.deletes_end is None or event.replica in self._shared.held.isr:
             return False
         return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)

@@ -85,7 +85,9 @@ class FollowerRole(ReplicaRole):
         self._asked_epoch = 0  # of the outstanding epoch query
         self._asks_for_horizon = False  # that query is about the horizon, not the log's end
         self._horizon_reached = False  # the leader holds what compaction here has seen
-        self._deletes_end = 0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
+        self._deletes_end = (
+            0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
+        )
         self._copy: LearnerCopy | None = None  # of a learner that has asked for something
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -461,16 +463,18 @@ class FollowerRole(ReplicaRole):
             self._heard(now_ns)
             self._waits_for(Following.RECONCILE_BACKOFF)
             self._failed(now_ns, out)
-        elif fetching and event.reason is RefusalReason.BEFORE_LOG_START and event.log_start_offset >= self.log.log_end_offset:
-            self._heard(now_ns)
-            self._request_ended(out)
-            self._start_afresh(event.log_start_offset, out, event.deletes_end)
-        elif fetching and event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end:
+        elif fetching and self._is_of_no_use(event):
             self._heard(now_ns)
             self._request_ended(out)
             self._start_afresh(event.log_start_offset, out, event.deletes_end)
         else:
             self._failed(now_ns, out)
+
+    def _is_of_no_use(self, event: FetchRefused) -> bool:
+        """Whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        if event.reason is RefusalReason.BEFORE_LOG_START:
+            return event.log_start_offset >= self.log.log_end_offset
+        return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:

@@ -82,16 +82,18 @@ def newest_of_each_key(where: str, log: Log, ghost: PartitionGhost) -> None:
         check(may_go, "D29", where, "of key", key, "nothing is left, and was to be", newest)
 
 
-def read_all_keys(where: str, read: dict[int, tuple[int, int]], ghost: PartitionGhost, end_offset: int, max_per_subject: int) -> None:
+def read_all_keys(
+    where: str, read: dict[int, tuple[int, int]], ghost: PartitionGhost, end_offset: int, max_per_subject: int
+) -> None:
     """A reader has read from the log start to ``end_offset`` (exclusive): of each key it has the newest record below that, ``read``
-    (key -> offset, message id), or none where that one may be gone [R10]."""
+    (key -> offset, message id), or none where that one may be gone [R11]."""
     for key, records in ghost.records_of_keys().items():
         place = bisect_right(records, (end_offset - 1, 1 << 62)) - 1
         if place < 0 or records[place][0] < ghost.log_start_offset or ghost.is_purged(*records[place]):
             continue
         newest, found = records[place], read.get(key)
         may_go = is_delete(newest[1]) or bool(max_per_subject)
-        check(found == newest or (found is None and may_go), "R10", where, "has read", found, "of key", key, "not", newest)
+        check(found == newest or (found is None and may_go), "R11", where, "has read", found, "of key", key, "not", newest)
 
 
 def gone_for_good(where: str, log: Log, ghost: PartitionGhost, state: PartitionState) -> None:

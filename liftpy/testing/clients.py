@@ -13,7 +13,18 @@ from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, Offse
 from liftpy.invariants import check
 from liftpy.testing.cleaning_checks import read_all_keys
 from liftpy.testing.clock import MS, S
-from liftpy.testing.messages import DELETED_TO, Ack, AckFrame, Message, Publish, ReadAnswer, ReadFrame, ids_in, is_delete, key_of
+from liftpy.testing.messages import (
+    DELETED_TO,
+    Ack,
+    AckFrame,
+    Message,
+    Publish,
+    ReadAnswer,
+    ReadFrame,
+    ids_in,
+    is_delete,
+    key_of,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.runs import answered_by, counted
@@ -114,7 +125,8 @@ class SimPublisher:
             payload = enveloped(of.stream, of.partition, of.uid, b"%d" % publish.ids[index], key, None, ack, runs=True)
             return inbox, payload, b""
         message = client_pb2.Message(
-            value=b"" if deletes else b"%d" % publish.ids[index], tombstone=deletes, key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
+            value=b"" if deletes else b"%d" % publish.ids[index], tombstone=deletes,
+            key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
             correlationId=f"{publish.number}.{index}", ackPolicy=_PB_POLICY[publish.policy],
             stream=of.stream, streamUid=of.uid, partition=of.partition,
         )  # fmt: skip
@@ -252,7 +264,7 @@ class SimReader:
 
 class SimTable:
     """Reads a compacted stream from its start to the end as of when it began, again and again, of any replica: of each key it has the
-    newest record below where its reading ended [R10]. What delete markers took while it read makes a reading worth nothing [D30]."""
+    newest record below where its reading ended [R11]. What delete markers took while it read makes a reading worth nothing [D30]."""
 
     def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
         self.cluster = cluster

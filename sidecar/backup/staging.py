@@ -42,8 +42,8 @@ NOWHERE = Until()
 @dataclass(frozen=True, slots=True)
 class StagedLog:
     """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
-    without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost records
-    to what lies between; None: it ends where it was asked to."""
+    without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost
+    records to what lies between; None: it ends where it was asked to."""
 
     start: int
     end: int
@@ -112,7 +112,9 @@ def stage(
     return staged
 
 
-def _wanted(store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]) -> Iterator[RecordBatch]:
+def _wanted(
+    store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
+) -> Iterator[RecordBatch]:
     """The batches from the log start on, up to where it is to end; all pieces are read and checked, whatever is wanted of them.
     ``asked_ends``: is given the offset that ``until`` comes to."""
     before, epoch, ended = copy.before, 0, False
@@ -125,7 +127,7 @@ def _wanted(store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str
             end = end_of(batch, until.offset, until.time_ns) if last_end is None else None
             if end is not None:
                 asked_ends.append(end)
-                last_end = max(end, copy.compacted_end)  # below it keys would be missing [R10]
+                last_end = max(end, copy.compacted_end)  # below it keys would be missing [R11]
             if last_end is None or batch.next_offset <= last_end:
                 yield batch
                 continue

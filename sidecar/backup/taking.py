@@ -3,7 +3,7 @@
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
 description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
 partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
-because of one above it, so it is read on to where the compaction of the replicas had looked [R10]. It begins anew where delete markers
+because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
 went that it has not read yet [D30]. Constraint: a death at any moment leaves all earlier backups whole. So nothing
 of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
 """
@@ -378,7 +378,6 @@ class _PartitionTaking:
                 await asyncio.sleep(_AGAIN_S)
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
-
 
     def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
         """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""

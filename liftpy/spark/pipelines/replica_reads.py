@@ -94,7 +94,7 @@ class ReplicaReads:
         self.compacted = False
         """Whether it has said that offsets may be without a record."""
         self.compacted_end = 0
-        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R10]."""
+        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
         self.deletes_end = 0
         """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 

@@ -61,9 +61,7 @@ def held(log: Log) -> list[int]:
     return [offset for batch in split_batches(data) if not batch.header.control for offset in batch.offsets().tolist()]
 
 
-ROWS = st.tuples(
-    st.sampled_from([None, b"", b"a", b"b"]), st.sampled_from(["", "x", "x.y", "z"]), st.booleans(), st.booleans()
-)
+ROWS = st.tuples(st.sampled_from([None, b"", b"a", b"b"]), st.sampled_from(["", "x", "x.y", "z"]), st.booleans(), st.booleans())
 
 
 @dataclass(frozen=True)
