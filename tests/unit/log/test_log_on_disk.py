@@ -18,6 +18,7 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.log.promises import PROMISES_NAME, PromiseJournal
 from liftpy.log.scrub import Scan
 from liftpy.log.segment import Segment, walk
+from liftpy.wire.batch import build_batch
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
@@ -129,6 +130,18 @@ def test_a_scan_in_pieces_counts_every_byte_once(piece_bytes: int) -> None:
         sizes.append(scan.step(segment.file, piece_bytes))
         assert scan.position - before == sizes[-1] > 0
     assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
+
+
+def test_scan_of_batches_larger_than_a_step_reads_little_more_than_they_take() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    for offset in range(20):
+        log.append(build_batch([bytes(200_000)], base_offset=offset, leader_epoch=1, timestamp_ns=1))
+    log.flush()
+    segment = log.segments[0]
+    scan = Scan(0, segment.size_bytes)
+    while not scan.done:
+        scan.step(segment.file, 128 * 1024)
+    assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
 
 
 def test_damage_that_a_whole_look_confirms_is_raised_with_its_place() -> None:
