@@ -36,7 +36,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownE
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
-from liftpy.ingest.recent_ids import MESSAGE_ID
+from liftpy.ingest.jetstream import asked_for
 from liftpy.wire._pb import group_pb2 as pb
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
@@ -474,7 +474,7 @@ class Queue:
                 "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
                 "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
             }  # fmt: skip
-            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and pair[0] != MESSAGE_ID]
+            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0])]
             headers = [*kept, *((_HEADER + name, value.encode()) for name, value in said.items() if value)]
             name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
             await self._client.publish(

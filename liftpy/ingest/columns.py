@@ -266,8 +266,8 @@ class MessageReader:
                 elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
                     columns.unfit = jetstream.ID_TOO_LONG
                     return
-            elif name == jetstream.EXPECTED_LAST_SEQUENCE:
-                columns.expected[index] = jetstream.number_of(value)
+            elif name == jetstream.EXPECTED_LAST_SEQUENCE and value:  # of several the first counts
+                columns.expected.setdefault(index, jetstream.number_of(value))
         if headers:
             _column(columns, "headers")[index] = headers
 

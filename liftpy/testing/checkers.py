@@ -180,15 +180,15 @@ class Checkers:
         check(len(core.state.isr) >= core.min_isr, "D20", where, "commits with ISR", sorted(core.state.isr))
         self._complete_members(replica.key, "D6")
         for key in fresh:
-            self._committed_publish(ghost, key, where)
+            self._committed_publish(replica.key, ghost, key, where)
             if not self.expected.keys().isdisjoint(ghost.spans[key][1]):
                 self._as_expected(replica.key, ghost, *ghost.spans[key], where)
 
-    def _committed_publish(self, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
+    def _committed_publish(self, of: PartitionKey, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
         """Order per publisher [A4]; what was refused stays invisible [A2]."""
         base, ids = ghost.spans[key]
         if not self.repeated.isdisjoint(ids):
-            self._once(ghost, base, ids, where)
+            self._once(of, ghost, base, ids, where)
         check(not self.rejected_ids.intersection(ids), "A2", where, "commits what was refused", ids)
         self.committed_ids.update(ids)
         for message_id in ids:
@@ -324,13 +324,16 @@ class Checkers:
         self.cluster.counters["duplicate of an earlier leader's record"] += key[0] != effect.leader_epoch
         ghost.acked_all[key[1]] = key
 
-    def _once(self, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
-        """What is sent again under one message id is committed once, while retention has not taken it [A3]."""
+    def _once(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
+        """What is sent again under one message id is committed once [A3], also when retention has taken its record [A16]."""
         for place, message_id in enumerate(ids):
             if message_id in self.repeated:
                 before = self._stored.get(message_id, -1)
-                gone = before < ghost.log_start_offset or ghost.message_at(before) != message_id
-                check(before < 0 or gone, "A3", where, "commits", message_id, "at", base + place, "and at", before)
+                dropped = before < ghost.log_start_offset
+                gone = self.lost_by_command(key) if dropped else ghost.message_at(before) != message_id
+                self.cluster.counters["sent again, its record dropped"] += dropped and before >= 0
+                code = "A16" if dropped else "A3"
+                check(before < 0 or gone, code, where, "commits", message_id, "at", base + place, "and at", before)
                 self._stored[message_id] = base + place
 
     def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:

@@ -6,6 +6,7 @@ import json
 
 from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
+from liftpy.ingest.state_transfer import StatePiece, StateQuestion
 from liftpy.replica.effects import RejectReason
 from liftpy.replica.quiet import QuietFetch
 from liftpy.wire import frames
@@ -170,6 +171,22 @@ class EpochRequest:
     asked_epoch: int
     current_epoch: int
     uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """StateRequest."""
+
+    replica: str
+    uid: str
+    question: StateQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnswer:
+    """StateResponse; None: later."""
+
+    piece: StatePiece | None
 
 
 @dataclass(frozen=True, slots=True)

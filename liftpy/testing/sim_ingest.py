@@ -21,6 +21,7 @@ from liftpy.ingest.node_room import PartitionRoom
 from liftpy.ingest.sorting import SortingRules, TakenOver
 from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
+from liftpy.ingest.state_transfer import StateGiver, StateTaker
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.invariants import check
 from liftpy.partition import Pause
@@ -95,9 +96,9 @@ class SimIngest:
         with suppress(StorageError):
             for why in restore_state(self.derived, replica.log, owner).values():
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
-        log, known = replica.log, self.derived.end_offset is not None
-        self._cluster.counters["derived states restored"] += known and log.log_end_offset > log.log_start_offset
+        self._cluster.counters["derived states restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
+        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
@@ -168,6 +169,18 @@ class SimIngest:
         """The log is cut."""
         self.derived.cut()
         self.standby.cut()
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else."""
+        self.derived.started_afresh()
+        self.taker.started_afresh()
+        self.standby.cut()
+
+    def store_state(self) -> None:
+        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
         """HW has risen."""

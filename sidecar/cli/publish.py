@@ -75,7 +75,7 @@ class _Manner:
 
     ack: AckPolicy
     key: bytes | None
-    headers: dict[str, bytes]
+    headers: tuple[tuple[str, bytes], ...]
     keep_going: bool
 
 
@@ -138,14 +138,14 @@ def publish(
     return exit_code(report.first_error)
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    found: list[tuple[str, bytes]] = []
     for text in given:
         header, equals, value = text.partition("=")
         if not header or not equals:
             raise click.BadParameter(f"{text!r}: write NAME=VALUE", param_hint="--header")
-        found[header] = value.encode()
-    return found
+        found.append((header, value.encode("utf-8", "surrogateescape")))
+    return tuple(found)
 
 
 async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner) -> _Report:

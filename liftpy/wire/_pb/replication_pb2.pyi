@@ -115,6 +115,44 @@ class LeaderEpochOffsetResponse(_message.Message):
     requestId: int
     def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
 
+class StateRequest(_message.Message):
+    __slots__ = ("replicaID", "streamUid", "partition", "requestId", "endOffset", "position", "maxBytes")
+    REPLICAID_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    replicaID: str
+    streamUid: str
+    partition: int
+    requestId: int
+    endOffset: int
+    position: int
+    maxBytes: int
+    def __init__(self, replicaID: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., endOffset: _Optional[int] = ..., position: _Optional[int] = ..., maxBytes: _Optional[int] = ...) -> None: ...
+
+class StateResponse(_message.Message):
+    __slots__ = ("streamUid", "partition", "requestId", "later", "endOffset", "totalBytes", "position", "data")
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOTALBYTES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    streamUid: str
+    partition: int
+    requestId: int
+    later: bool
+    endOffset: int
+    totalBytes: int
+    position: int
+    data: bytes
+    def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., later: _Optional[bool] = ..., endOffset: _Optional[int] = ..., totalBytes: _Optional[int] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class PartitionNotification(_message.Message):
     __slots__ = ("stream", "partition", "streamUid")
     STREAM_FIELD_NUMBER: _ClassVar[int]
