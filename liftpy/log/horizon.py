@@ -60,7 +60,7 @@ def decode_horizon(data: bytes | None) -> Horizon | None:
     """The horizon, or None where there is none that can be trusted."""
     body = open_small_file(_MAGIC, data)
     if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
-        return Horizon(*_BODY_WITHOUT_DELETES.unpack(body), _NOT_KNOWN)
+        return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
     return Horizon(*_BODY.unpack(body)) if body is not None and len(body) == _BODY.size else None
 
 
