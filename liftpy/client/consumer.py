@@ -398,6 +398,8 @@ class Consumer:
         start = positions.resolved(start, datetime.now(UTC))
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
+        elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
+            raise ConfigError(f"after_epoch {after_epoch!r}: give the leader_epoch of a record, or 0")
         elif after_epoch and (not isinstance(start, int) or start < 1):
             raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
         if backwards and not reader.options.committed:
@@ -405,7 +407,7 @@ class Consumer:
         self._reader = reader
         self._start = start
         self._after_epoch = after_epoch
-        self._until = until
+        self._until = positions.checked_until(until)
         self._origin: ReadProgress | None = None
         """Where reading began; never moved."""
         self._fetched: ReadProgress | None = None
@@ -510,7 +512,7 @@ class Consumer:
         takes nothing."""
         if max_records < 1:
             raise ConfigError(f"max_records = {max_records}: at least 1")
-        if self._one is None or not self._one.alive or self._one.replaced:
+        if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         found: list[Record] = []
         with contextlib.suppress(StopAsyncIteration, TimeoutError):

@@ -121,7 +121,7 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 def until_of(text: str | None) -> Until:
     """From a command line: an offset, or a time. Raises ConfigError."""
-    found = parse_until(text, datetime.now(UTC))
+    found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
         return Until()
     if isinstance(found, int):

@@ -44,7 +44,7 @@ def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
     With the setting events_stream they are kept in the stream _liftpy-events for 30 days. Without it controllers keep the newest
     10,000 in memory; where that does not reach back far enough, the first line says so.
     """
-    since_ns = max(0, time.time_ns() - round(seconds(since) * NS_PER_S))
+    since_ns = max(0, time.time_ns() - round(seconds(since, "--since") * NS_PER_S))
 
     async def work(client: Client) -> None:
         gone = attended(reader_gone(sys.stdout))
