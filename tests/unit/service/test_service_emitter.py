@@ -82,7 +82,9 @@ class Partition:
         end = len(self.log) - (self.rng.randrange(3) if self.rng else 0)  # HW, a little behind
         return Bounds("o1", "n1", "n1", 1, self.log_start, max(end, 0) - 1)
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+    async def read_range(
+        self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False
+    ) -> AsyncIterator[Any]:
         if start < self.log_start:
             raise OffsetOutOfRangeError("gone")
         records = self.log[start:end]
@@ -416,7 +418,7 @@ async def test_service_goes_on_where_outputs_were_purged(start: Any, purged: ran
     await until(lambda: len(partition.log) == 10)
     whole = list(partition.log)
 
-    async def without(stream: str, number: int, first: int, end: int, uid: str) -> AsyncIterator[Any]:
+    async def without(stream: str, number: int, first: int, end: int, uid: str, exact: bool = False) -> AsyncIterator[Any]:
         records = [record for record in partition.log[first:end] if record.offset not in purged or record not in whole]
         yield SimpleNamespace(records=lambda: iter(records))
 
