@@ -286,6 +286,23 @@ def test_a_service_answers_and_puts_out() -> None:
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
 
 
+def test_query_of_a_partitioned_service_goes_to_the_partition_of_its_key_or_is_rejected() -> None:
+    """It asked partition 0, and answered 0 for what another partition counts."""
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("commands", "data.commands", partitions=4)
+        for partition in range(4):
+            cluster.serve(Counting, "counting", "commands", partition=partition)
+        keys = [b"key %d" % n for n in range(8)]
+        for key in keys:
+            client.call_service("counting", "commands", b"x", key=key, timeout_s=30)
+        found = [client.query_service("counting", key, key=key, timeout_s=30) for key in keys]
+        assert [answer.value for answer in found] == [b"1"] * len(keys)
+        assert len({answer.partition for answer in found}) > 1
+        assert client.query_service("counting", keys[0], partition=found[0].partition, timeout_s=30).value == b"1"
+        with pytest.raises(ConfigError, match="4 partitions"):
+            client.query_service("counting", keys[0], timeout_s=30)
+
+
 async def test_members_of_a_group_share_partitions() -> None:
     async with memory_cluster() as cluster, cluster.client() as client, cluster.client() as other, asyncio.timeout(120):
         cluster.serve_groups()
