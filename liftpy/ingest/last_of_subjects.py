@@ -99,7 +99,9 @@ class IndexWait:
         """Judge the publishes whose subject is known by now, and those that have waited too long. Everything: judge all."""
         if self._waiting:
             now_ns = self._now_ns()
-            self._judge(lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None))
+            self._judge(
+                lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None)
+            )
 
     def _judge(self, is_due: Callable[[_Waiting], object]) -> None:
         due, left = list[_Waiting](), list[_Waiting]()

@@ -247,7 +247,12 @@ async def test_stateless_reads_that_end_early_close_the_read_of_the_log(
         return records()
 
     monkeypatch.setattr(client, "consume", watched)
-    requests: tuple[dict[str, Any], ...] = ({"seq": 1, "batch": 2}, {"seq": 1, "batch": 9}, {"multi_last": ["orders.*"]}, {"seq": 1})
+    requests: tuple[dict[str, Any], ...] = (
+        {"seq": 1, "batch": 2},
+        {"seq": 1, "batch": 9},
+        {"multi_last": ["orders.*"]},
+        {"seq": 1},
+    )
     for fields in requests:
         assert await parts(client, "DIRECT.GET.orders", **fields)
         assert not reading, fields
