@@ -17,7 +17,7 @@ from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
 from liftpy.ingest.apart import runs_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
-from liftpy.ingest.conditions import unexpected, unexpected_id
+from liftpy.ingest.conditions import UNINDEXED, index_key, unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, batch_end, body_of, message_size_bytes
@@ -27,7 +27,7 @@ from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.overload import IDS_LOST, KnownIds, Overload
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
-from liftpy.ingest.published_batch import body_after
+from liftpy.ingest.published_batch import body_after, largest_record_bytes
 from liftpy.ingest.quota import Quota, quota_for
 from liftpy.ingest.recent_ids import Stored
 from liftpy.ingest.sorting import TakenOver
@@ -89,7 +89,7 @@ class Ingest:
         """Message id -> where it is, and the record's index there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            ids=KnownIds(derived.ids, self._ids_in_hand, lambda: bool(self._raw)), say_no=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -203,6 +203,7 @@ class Ingest:
         if self._listener is not None:
             self._listener.leave()
             self._left = True
+            self._derived.index_wait.release(self._derived.subjects, everything=True)
 
     def come_back(self) -> None:
         """Subscribe again after ``leave``, if nothing has ended or begun since."""
@@ -216,7 +217,11 @@ class Ingest:
     def idle(self) -> bool:
         """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
         undecided = self._taken_over is not None and self._taken_over.undecided
-        return not (self._raw or self._tokens or undecided or self._acks.count)
+        return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
+
+    def _holds_unread(self) -> bool:
+        """Whether publishes have arrived that are not judged yet."""
+        return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
         """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
@@ -229,6 +234,7 @@ class Ingest:
         self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
+        self._derived.index_wait.forget()
         self._tokens.clear()
         self._ids_in_hand.clear()
         self._derived.ids.in_hand.hold(0)
@@ -308,9 +314,9 @@ class Ingest:
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
             return
-        if columns.unfit_then is not None and not (columns.claim is not None and self._is_known(columns.claim, columns)):
+        if columns.unfit_then is not None and not self._has_nothing_unfit_to_store(columns):
             if self._alone(messages):
-                self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
+                self._refuse_or_wait(columns, messages, self._unexpected(columns) or columns.unfit_then)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
@@ -397,6 +403,23 @@ class Ingest:
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, claim.name, claim.position)
+
+    def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
+        """Whether what the stream's settings have against a producer's batch is about records that are stored already. If not, its
+        publisher is told which sequence is due."""
+        if columns.claim is None or columns.batch is None:
+            return False
+        ruling = self._desk.judge(columns.claim, columns.batch.columns)
+        if ruling.finding is Finding.DUPLICATE:
+            return True
+        if ruling.finding is not Finding.APPEND or not ruling.known:
+            return False
+        most = self.reader.max_message_bytes
+        is_bound = not self.reader.wants_offsets or bool(columns.expected)
+        if is_bound and (not most or largest_record_bytes(columns.batch.columns, ruling.known) <= most):
+            return True
+        envelope_of(columns.publishers).producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+        return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         """Whether some of it is stored already."""
@@ -485,8 +508,16 @@ class Ingest:
         """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
         unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
         if unfit is not None and self._alone(messages):
-            self._refuse(columns.publishers, unfit)
+            self._refuse_or_wait(columns, messages, unfit)
         return unfit is None
+
+    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unfit: Unfit) -> None:
+        """Refuse one message, or let it wait for the index that its condition needs."""
+        if unfit is UNINDEXED and not self._left and self._derived.lacks:
+            key = index_key(columns.of_others, columns.subjects[0])
+            if self._derived.index_wait.add(messages[0], key, lambda message: self._take([message])):
+                return
+        self._refuse(columns.publishers, unfit)
 
     def _unexpected(self, columns: MessageColumns) -> Unfit | None:
         end_offset = self._log_end_offset()
