@@ -89,8 +89,8 @@ class LeaseLostError(LiftError):
 class QueueOptions:
     """``ack_wait_s``: so long a worker has a record, then it comes again. ``max_deliveries``: a record that was given so often, and is
     not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
-    records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new; partitions
-    that are added later, or a stream that is made again, it takes from the first record on.
+    records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new;
+    partitions that are added later, or a stream that is made again, it takes from the first record on.
     ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue_pace``).
     ``order_by_key``: of one key at most one record is out, and they are done in order of offsets; a record without a key waits for
     nobody. ``read``: how what was granted is read. All workers of a queue are to say the same."""
