@@ -127,7 +127,9 @@ class Cursor:
         return stream.key(partition)
 
     def _made_again(self) -> NotFoundError:
-        return NotFoundError(f"{self.stream} was deleted and made again since cursor {self.name} was opened: open the cursor again")
+        return NotFoundError(
+            f"{self.stream} was deleted and made again since cursor {self.name} was opened: open the cursor again"
+        )
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
         answer = await ask_coordinator(self._client, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)
