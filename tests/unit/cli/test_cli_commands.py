@@ -178,7 +178,7 @@ def test_a_refused_line_is_named_and_counted(
     assert "line 2: refused: TOO_LARGE" in err
     assert found["published"] == len(made.sent) - found["refused"]
     assert (len(made.sent) == 100_003) is keep_going
-    assert made.sent[0] == (b"a", b"k", {"h": b"1"})
+    assert made.sent[0] == (b"a", b"k", (("h", b"1"),))
 
 
 def test_records_are_printed_as_text_where_they_are_text() -> None:

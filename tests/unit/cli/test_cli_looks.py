@@ -94,9 +94,10 @@ async def test_a_node_that_runs_is_looked_at_ten_times_a_second_until_the_time_i
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        (("bank", "?"), ("bank", b"?", 0, None)),
-        (("bank", "é", "--partition", "3", "--at-least", "0"), ("bank", "é".encode(), 3, 0)),
-        (("bank", "?", "--at-least", "17", "--position"), ("bank", b"?", 0, 17)),
+        (("bank", "?"), ("bank", b"?", None, None, None)),
+        (("bank", "é", "--partition", "3", "--at-least", "0"), ("bank", "é".encode(), 3, None, 0)),
+        (("bank", "?", "--at-least", "17", "--position"), ("bank", b"?", None, None, 17)),
+        (("bank", "?", "--key", "ann"), ("bank", b"?", None, b"ann", None)),
     ],
 )
 def test_a_query_is_asked_as_it_was_said(
@@ -105,8 +106,10 @@ def test_a_query_is_asked_as_it_was_said(
     given: list[Any] = []
 
     class Client:
-        async def query_service(self, name: str, body: bytes, *, partition: int, at_least: int | None) -> Any:
-            given.append((name, body, partition, at_least))
+        async def query_service(
+            self, name: str, body: bytes, *, partition: int | None, key: bytes | None, at_least: int | None
+        ) -> Any:
+            given.append((name, body, partition, key, at_least))
             return SimpleNamespace(value=b"42", position=9, node="n2")
 
     monkeypatch.setattr(service_query, "with_client", lambda target, work: asyncio.run(work(Client())))

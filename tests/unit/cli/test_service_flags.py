@@ -195,7 +195,10 @@ async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(
     monkeypatch.setattr(service, "_run_one", one)
     nothing: Any = None
     await service._run(nothing, ServiceSettings("s", "in", "n1", Path("d")), (0, 1), nothing)
-    assert (sorted(handlers), sorted(ran)) == ([signal.SIGINT, signal.SIGTERM], ["0 begins", "0 ends", "1 begins", "1 ends"])
+    assert (sorted(handlers), sorted(ran)) == (
+        [signal.SIGHUP, signal.SIGINT, signal.SIGTERM],
+        ["0 begins", "0 ends", "1 begins", "1 ends"],
+    )
     assert caplog.records == []
 
 

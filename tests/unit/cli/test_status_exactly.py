@@ -101,7 +101,7 @@ def test_a_dev_cluster_is_made_as_it_was_asked_for(
     given = dict(made.given)
     assert made.count == 2
     assert given.pop("on_line") is dev_module._print_line
-    assert given == {"data": tmp_path, "port": 0, "nats_url": "", "namespace": "mine", "settings": {}}
+    assert given == {"data": tmp_path, "port": 0, "nats_url": "", "namespace": "mine", "settings": {}, "max_payload_bytes": 0}
     run(capsys, "dev", "--json")
     assert (Dev.made[1].count, Dev.made[1].given["data"], Dev.made[1].given["port"]) == (3, None, 4222)
 
