@@ -48,7 +48,7 @@ from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
 from liftpy.wire.filters import Filter
 from liftpy.wire.headers import HeadersLike
-from liftpy.wire.subjects import Subjects, data_subject
+from liftpy.wire.subjects import Subjects, data_subject, matcher
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -291,7 +291,8 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
 
     async def stream(self, name: str) -> StreamImage:
         """One stream; raises NotFoundError."""
-        return await self._admin.stream(check_name(name, "stream"))
+        found = self._streams[name] = await self._admin.stream(check_name(name, "stream"))
+        return found
 
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
@@ -480,12 +481,14 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
 
         ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
-        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard), UnavailableError.
+        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard, or a subject that is not the stream's: said
+        here where this client knows the stream, else by the first publish that nobody takes), UnavailableError.
         """
         check_published(stream)
         check_partition(partition)
         if subject:
-            address = _address(subject)
+            known = self._streams.get(stream)
+            address = _address(subject) if known is None else _address_of(known, partition, subject)
         else:
             address = _address_of(await self._known(stream, partition), partition)
 
@@ -594,5 +597,9 @@ def _address(subject: str, uid: str = "", answers: bool = True, window_s: float 
 def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
     """Of a partition; on ``subject`` where one was named."""
     _partition_of(stream, partition)
-    where = subject or data_subject(stream.subject, partition)
-    return _address(where, stream.uid, stream.answers, stream.config.dedup_window_s)
+    own = data_subject(stream.subject, partition)
+    if subject and not matcher(own)(subject):
+        raise ConfigError(
+            f"{subject} is no subject of {stream.name}/{partition}, which listens on {own}: publish on that (--subject, subject=)"
+        )
+    return _address(subject or own, stream.uid, stream.answers, stream.config.dedup_window_s)

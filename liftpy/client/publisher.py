@@ -9,9 +9,11 @@ doubtful: it is asked for anew. Without an ack (policy NONE) the bytes go out as
 of ours.
 
 Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
-all the others follow; beyond a quota each goes when its turn is. Just after a reconnect that first one is a probe that waits for its
-answer PROBE_S and not seconds: leaders reconnect, too, and what they took before they had may be answered by nobody. So what is out of order is only what was on its way when the first
+all the others follow; beyond a quota each goes when its turn is. So what is out of order is only what was on its way when the first
 was refused.
+
+Just after a reconnect that first one is a probe, and waits PROBE_S for its answer: leaders reconnect, too, and nobody answers what
+they took before they had.
 """
 
 from __future__ import annotations
