@@ -36,8 +36,11 @@ def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
     return parse_batch(reach(kept(batch, mask), end))
 
 
-def epochs_to_pass(manifest: Manifest, next_leader_epoch: int) -> int:
-    """How many LeaderEpochs a cluster that gives ``next_leader_epoch`` next has to use up, so that all later ones are above those of
-    the backup [D14]: none where it is the cluster that was backed up."""
+def first_leader_epoch(manifest: Manifest, next_leader_epoch: int) -> int:
+    """Return the first LeaderEpoch that the restored streams may have [D14].
+
+    It is above all LeaderEpochs of the backup. It is also above ``next_leader_epoch``, which the cluster would give next. So every
+    restore makes the cluster skip LeaderEpochs, also a drill in the cluster that was backed up.
+    """
     most = max([manifest.leader_epoch, *(p.epoch for stream in manifest.streams for p in stream.partitions)])
-    return max(0, most + 1 - next_leader_epoch)
+    return max(most, next_leader_epoch) + 1

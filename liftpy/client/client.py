@@ -161,18 +161,26 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         placement: PlacementWish | None = None,
         ready_s: float = 15.0,
         exist_ok: bool = False,
+        first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Attach a new stream to ``subject`` and wait until its leaders take messages.
 
         ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
         them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
         ``exist_ok``: one that is there is as good, if its subject, partitions, ``replicas`` and ``config`` (where given) are these.
+        ``first_leader_epoch``: the cluster gives no LeaderEpoch below this one from now on (up to 2**48); a restore needs it.
         Raises InvalidNameError, AlreadyExistsError (with ``exist_ok`` it names what differs), ConfigError, and UnavailableError (with
         ``ready_s``: the stream is made, its leaders are not there yet).
         """
         try:
             stream = await self._admin.create_stream(
-                name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+                name,
+                subject,
+                partitions=partitions,
+                replicas=replicas,
+                config=config,
+                placement=placement,
+                first_leader_epoch=first_leader_epoch,
             )
         except AlreadyExistsError:
             if not exist_ok:
