@@ -47,7 +47,7 @@ from liftpy.wire.ordinary import Ordinary
 from liftpy.wire.runs import MAX_DIGITS
 
 _Ack = client_pb2.Ack
-_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA})
+_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
 _FIRST_ATTEMPT_S = 2.0
@@ -387,8 +387,9 @@ class Publisher:
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
-        except ProtocolError as error:
-            self._fail(number, PublishRejectedError(str(error), "TOO_LARGE"))
+        except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
+            unknown = OutcomeUnknownError(f"{error}; an earlier attempt was not answered") if message.maybe_stored else None
+            self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
 

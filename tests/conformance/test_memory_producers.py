@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import os
+import select
+import signal
+from typing import Any
 
 import pytest
 
 from liftpy.client import Client, ProducerOptions
 from liftpy.client.sync import SyncClient
 from liftpy.config import StreamConfig
-from liftpy.errors import PublishRejectedError
+from liftpy.errors import ConfigError, LiftError, PublishRejectedError
 from liftpy.testing.memory import memory_cluster
 from liftpy.testing.memory.cluster import MemoryCluster
 
@@ -114,3 +119,65 @@ def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> N
         with client.producer("s", id="p") as producer:
             assert producer.next_sequence() == 30
         assert {record.value for record in client.consume("s", until="end")} == {bytes(1000)}
+
+
+# ---- the stream's limits ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("setting", "reason"), [({"max_message_bytes": 50}, "TOO_LARGE"), ({"optimistic_concurrency": True}, "INCORRECT_OFFSET")]
+)
+def test_partly_known_batch_does_not_pass_the_limits_of_the_stream(setting: dict[str, Any], reason: str) -> None:
+    known = [b"%d" % n for n in range(5)]
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("s", "data.s")
+        with client.producer("s", id="p") as producer:
+            producer.send_many(known)
+        client.alter_stream("s", **setting)
+        with client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer:
+            producer.send_many(known)
+        with (
+            pytest.raises(LiftError) as caught,
+            client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer,
+        ):
+            producer.send_many([*known, bytes(5000)])
+        assert reason in f"{getattr(caught.value, 'reason', '')} {caught.value}"
+        assert [record.value for record in client.consume("s", until="end")] == known
+
+
+# ---- publishers ------------------------------------------------------------------------------------------------------------
+async def test_publish_waits_until_enough_replicas_are_in_sync() -> None:
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", replicas=2, config=StreamConfig(min_isr=2))
+        await client.publish("s", b"before")
+        dead = next(node for node in cluster.nodes if node != cluster.leader("s"))
+        cluster.kill(dead)
+        while len((await client.stream("s")).partitions[0].isr) > 1:
+            await asyncio.sleep(0.02)
+        publishing = asyncio.create_task(client.publish("s", b"after"))
+        done, _ = await asyncio.wait({publishing}, timeout=0.3)
+        assert not done, "rejected, and not sent again"
+        cluster.start(dead)
+        await publishing
+        assert [record.value async for record in client.consume("s", until="end")] == [b"before", b"after"]
+
+
+def test_client_of_forked_child_raises() -> None:
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("s", "data.s")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            told = b"nothing"
+            try:
+                client.publish("s", b"from the child")
+            except ConfigError as error:
+                told = str(error).encode()
+            finally:
+                os.write(writing, told)
+                os._exit(0)
+        os.close(writing)
+        ready, _, _ = select.select([reading], [], [], 10)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert ready
+        assert b"fork" in os.read(reading, 1000)
