@@ -103,15 +103,14 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
     return found
 
 
-def prune_backups(
-    store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()
-) -> Pruned:
+def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
     """Remove all but the newest ``keep`` whole backups, and what no manifest names any more.
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
     being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. ``now``, of a clock
-    that may be years ahead, says alone of none that it has died; ``died``: ids of which the operator says so. Raises CorruptionError where a manifest that stays can't be read:
+    that may be years ahead, says alone of none that it has died; ``died``: ids of which the
+    operator says so. Raises CorruptionError where a manifest that stays can't be read:
     what it names is not known.
     """
     if keep < 1:

@@ -6,7 +6,8 @@ Constraint: nobody may write history into a cluster by a subject, and whoever di
 Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
 node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
 given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
-skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added. From then on its replicas move: to the nodes
+skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
+From then on its replicas move: to the nodes
 that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
 removed.
 
@@ -42,6 +43,7 @@ from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundEr
 from liftpy.ids import check_name
 from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, set_cluster_wide
 from sidecar.backup.cursors import set_cursors
+from sidecar.backup.looking import read_image
 from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
 from sidecar.backup.staging import NOWHERE, StagedLog, Until, stage
 from sidecar.backup.store import Store
@@ -253,10 +255,14 @@ class Restore:
         return replace(config, read_only=True)
 
     def _stage(self, scratch: Path) -> None:
+        was = read_image(self._store, self._manifest).streams
         for number, one in enumerate(self._streams):
             for copy in one.copy.partitions:
                 folder = scratch / "staged" / str(number) / str(copy.partition)
-                one.logs.append(stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None))
+                purges = was[one.wish.name].partitions[copy.partition].purges
+                one.logs.append(
+                    stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None, purges)
+                )
 
     # ---- the helper ------------------------------------------------------------------------------------------------------
     async def _start(self) -> None:
@@ -299,7 +305,7 @@ class Restore:
         return PlacementWish(policy=MANUAL, assignment=assignment, allow_offline=True)
 
     async def _create(self, one: RestoredStream, first_epoch: int) -> None:
-        """Create the stream on the helper, in requests of at most ``_CREATED_TOGETHER`` partitions, from LeaderEpoch ``first_epoch``."""
+        """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
         wish, count = one.wish, len(one.copy.partitions)
         one.image = await self._client.create_stream(
             wish.into,

@@ -45,11 +45,12 @@ from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.dataclass import dataclass
-from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError, UnspokenError
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.subjects import Subjects
+from sidecar.backup.looking import read_image
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S, BackupPace
 from sidecar.backup.store import Store
 from sidecar.tasks import attended
@@ -236,7 +237,16 @@ class _Taking:
     async def _copied(
         self, streams: list[StreamImage], bounds: dict[tuple[str, int], Bounds], before: Manifest | None
     ) -> list[StreamCopy]:
-        earlier = {(s.uid, p.partition): p for s in before.streams for p in s.partitions} if before is not None else {}
+        earlier: dict[tuple[str, int], PartitionCopy] = {}
+        if before is not None:  # its full pieces hold what purges that were pending then may have given up since
+            with suppress(CorruptionError, UnspokenError):  # without its image nothing of it is used
+                was = (await asyncio.to_thread(read_image, self.store, before)).streams
+                earlier = {
+                    (s.uid, p.partition): p
+                    for s in before.streams
+                    for p in s.partitions
+                    if not was[s.name].partitions[p.partition].purges
+                }
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def copy(stream: StreamImage, number: int) -> PartitionCopy:

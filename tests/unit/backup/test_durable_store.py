@@ -14,17 +14,22 @@ from typing import Any
 
 import pytest
 
+from liftpy.backup.cutting import without_purged
 from liftpy.backup.manifest import manifest_path, piece_path, running_path
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.partition import Purge
+from liftpy.wire.batch import build_batch, split_batches
 from sidecar.backup import store as store_module
 from sidecar.backup import taking
-from sidecar.backup.looking import prune_backups
+from sidecar.backup.looking import prune_backups, read_image
+from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
-from sidecar.disk.files import sync_folder
+from sidecar.disk.files import FolderStorage, sync_folder
 from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
 
 
@@ -187,13 +192,16 @@ class SmallDisk:
             yield SimpleNamespace(write=write)
 
 
-async def test_backup_into_a_full_store_leaves_the_room_that_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next one finds room, once there is some: no mark of the failed one is in the way."""
-    stream = StreamImage("orders", UID, "shop.orders", StreamConfig(), (partition_state(),))
-    log = log_of(8)
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a cluster whose stream ``orders`` has one partition: ``log``, and the pending ``purges``."""
+    made: Any = SimpleNamespace(transport=None, log=log_of(8), purges=())
 
     async def described(**_: Any) -> Any:
-        return SimpleNamespace(image=ClusterImage(index=7).with_stream(stream))
+        state = partition_state(made.purges)
+        return SimpleNamespace(
+            image=ClusterImage(index=7).with_stream(StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,)))
+        )
 
     async def none(client: Any) -> list[str]:
         return []
@@ -202,18 +210,27 @@ async def test_backup_into_a_full_store_leaves_the_room_that_it_found(tmp_path: 
         return Bounds(UID, "n1", "n1", 9, log_start_offset=0, high_watermark=79)
 
     async def batches(offset: int) -> Any:
-        return [batch for batch in log if batch.next_offset > offset][:1], None
+        return [batch for batch in made.log if batch.next_offset > offset][:1], None
 
     monkeypatch.setattr(taking, "list_groups", none)
     monkeypatch.setattr(taking, "list_cursors", none)
-    monkeypatch.setattr(taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches))
-    client: Any = SimpleNamespace(describe_cluster=described, bounds=bounds, transport=None)
+    monkeypatch.setattr(
+        taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
+    )
+    made.describe_cluster, made.bounds = described, bounds
+    return made
+
+
+async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one finds room, once there is some: no mark of the failed one is in the way."""
     store, _, _ = two_backups(tmp_path)
     before = store.sizes("")
     disk = SmallDisk(store._fs, tmp_path, 0)
     full = Store(disk, str(tmp_path))
     full._is_local = True
-    options = taking.TakeOptions(since="", piece_bytes=3 * log[0].header.size_bytes)
+    options = taking.TakeOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
     needed = 0
     with monkeypatch.context() as roomy:
         roomy.setattr(disk, "room_bytes", 1 << 30)
@@ -245,3 +262,38 @@ def test_prune_of_a_backup_that_is_said_to_have_died_removes_all_that_it_left(tm
         prune_backups(store, 2, now, died=("20261103T000000Z-000000ff",))
     prune_backups(store, 2, now, died=(THIRD,))
     assert store.sizes("") == before
+
+
+async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_backup(client: Any, tmp_path: Path) -> None:
+    """Nor has the log of a later backup, which was taken when the cluster had forgotten the purge."""
+    store = Store.at(str(tmp_path / "store"))
+    keys = [b"ann", b"bob", b"cid", b"dan"]
+    client.log = split_batches(
+        b"".join(
+            build_batch([b"%d" % number] * 4, keys=keys if number else [b"ann"] * 4, base_offset=number * 4, leader_epoch=3)
+            for number in range(20)
+        )
+    )
+    client.purges = (Purge(number=5, keys=(b"ann",), end_offset=41),)
+    options = taking.TakeOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await taking.take_backup(client, store, options)).manifest
+    purged = list(client.log)
+    client.log, client.purges = [without_purged(batch, client.purges) for batch in purged], ()
+    second = (await taking.take_backup(client, store, options)).manifest
+    for manifest in (first, second):
+        folder = tmp_path / manifest.backup
+        (copy,) = manifest.streams[0].partitions
+        purges = read_image(store, manifest).streams["orders"].partitions[0].purges
+        stage(store, copy, StreamConfig(), folder, NOWHERE, lambda path: None, purges)
+        log, _ = Log.open(FolderStorage(folder), StreamConfig())
+        found = split_batches(b"".join(log.read(0, 1 << 20).chunks))
+        at = [
+            int(offset)
+            for batch in found
+            if batch.record_count
+            for offset, key in zip(batch.offsets(), batch.columns.keys.to_list(), strict=True)  # type: ignore[union-attr]
+            if key == b"ann"
+        ]
+        assert at == list(range(44, 80, 4))
+        assert sum(batch.record_count for batch in found if not batch.header.control) == 80 - 4 - 10
+        assert log.log_end_offset == 80

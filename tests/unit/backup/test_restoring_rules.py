@@ -212,7 +212,9 @@ class RealDecisions(World):
         request = frames.decode(payload, pb.ControlRequest)
         refused = fit(request, len(payload))
         if refused:
-            return frames.sealed(pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=refused, operationId=request.operationId))
+            return frames.sealed(
+                pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=refused, operationId=request.operationId)
+            )
         response = self.cluster.apply(request.SerializeToString())
         response.operationId = request.operationId
         return frames.sealed(response)

@@ -136,7 +136,9 @@ def test_first_leader_epoch_is_above_the_backup_and_the_cluster(tmp_path: Path) 
     assert first_leader_epoch(two, 1) > two.leader_epoch
     assert first_leader_epoch(two, 10_000) > 10_000
     later = replace(two, leader_epoch=2, streams=(StreamCopy(name="o", uid="1-1", partitions=two.streams[0].partitions),))
-    assert first_leader_epoch(later, 1) > two.streams[0].partitions[0].epoch > later.leader_epoch, "a record's own counts as well"
+    assert first_leader_epoch(later, 1) > two.streams[0].partitions[0].epoch > later.leader_epoch, (
+        "a record's own counts as well"
+    )
 
 
 def test_until_is_read_from_a_command_line() -> None:
