@@ -147,13 +147,16 @@ class Admin:
         replicas: int = 0,
         config: StreamConfig | None = None,
         placement: PlacementWish | None = None,
+        first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Attach a new stream to ``subject``; ``replicas`` 0 means 3, or the number of live nodes if fewer.
 
         Where there are too few nodes it is made and waits for them (``waiting``). Raises InvalidNameError, AlreadyExistsError,
-        ConfigError (also: no node has room), UnavailableError.
+        ConfigError (also: no node has room), UnavailableError. ``first_leader_epoch``: the metadata group gives no LeaderEpoch
+        below this one from now on.
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        create.firstLeaderEpoch = first_leader_epoch
         return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
 
     async def plan_stream(

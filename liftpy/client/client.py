@@ -161,18 +161,26 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         placement: PlacementWish | None = None,
         ready_s: float = 15.0,
         exist_ok: bool = False,
+        first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Attach a new stream to ``subject`` and wait until its leaders take messages.
 
         ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
         them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
         ``exist_ok``: one that is there is as good, if its subject, partitions, ``replicas`` and ``config`` (where given) are these.
+        ``first_leader_epoch``: the cluster gives no LeaderEpoch below this one from now on (up to 2**48); a restore needs it.
         Raises InvalidNameError, AlreadyExistsError (with ``exist_ok`` it names what differs), ConfigError, and UnavailableError (with
         ``ready_s``: the stream is made, its leaders are not there yet).
         """
         try:
             stream = await self._admin.create_stream(
-                name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+                name,
+                subject,
+                partitions=partitions,
+                replicas=replicas,
+                config=config,
+                placement=placement,
+                first_leader_epoch=first_leader_epoch,
             )
         except AlreadyExistsError:
             if not exist_ok:
@@ -328,7 +336,8 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         timedelta or ``-10m`` (so long ago), ``-1000`` (so many before the end), a Position or its text (``liftpy.client.positions``).
         Default: ``earliest``, ``backwards`` the end. ``subjects`` (with wildcards), ``keys``: only records that fit one of them, both
         where both are given; the others are not sent. ``backwards``: the newest first, down to ``until``, or the log start.
-        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), a datetime (records that the leader stamped
+        ``until``: ``end`` (what is committed now; in a compacted stream also what superseded some of it while it was read),
+        the last offset wanted (inclusive), a datetime (records that the leader stamped
         before it; one to come is waited for, by this machine's clock), None (follow). ``after_epoch``: to go on after
         a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
         OffsetOutOfRangeError (retention, or past the end: never a silent reset), LogTruncatedError (records that were read are
@@ -378,18 +387,23 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         end_offset: int,
         *,
         uid: str = "",
+        exact: bool = False,
         options: ReadOptions | None = None,
     ) -> Iteration[BatchSlice]:
         """Exactly the records ``start_offset`` (inclusive) to ``end_offset`` (exclusive), which must be committed already.
 
         Only replicas whose HW covers the range answer, so that a range planned once reads the same every time [R5]; what
         can't be given whole is an error, never a short success. ``uid``: refuse a stream that was made again.
+
+        In a compacted stream a record of the range may be gone because a later one, past ``end_offset``, superseded it. Then the range
+        grows to where compaction has looked, so that no key is missing [R11]. ``exact``: it does not grow.
         """
         start_offset = positions.check_offset(start_offset, "start_offset")
         end_offset = positions.check_offset(end_offset, "end_offset")
         if start_offset > end_offset:
             raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
         progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
+        progress.moves_end = not exact
         return read_range(self._reader(stream, partition, options), progress, self._made_by.handing_on(stream, partition))
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:

@@ -22,7 +22,7 @@ from liftpy.client.backwards import BackwardProgress
 from liftpy.client.events import EventKind, OnEvent, Teller
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
 from liftpy.client.nearest import Nearest
-from liftpy.client.positions import Bounds, Position, Start, Until
+from liftpy.client.positions import Before, Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
@@ -148,6 +148,9 @@ class PartitionReader:
             if progress.done:
                 return None
             slices = await self.fetch(progress)
+            if not slices and progress.moves_end and not progress.done:  # an end that nothing committed reaches is none
+                committed = (await self.bounds(progress.uid))[0].end_offset
+                progress.end_offset = max(progress.next_offset, min(progress.end_offset or 0, committed))
             return slices if until_ns is None or progress.end_offset is not None else _cut(slices, until_ns, progress)
 
         return fetch
@@ -443,7 +446,7 @@ class Consumer:
         made: type[ReadProgress] = ReadProgress
         if self.backwards:
             made, end = BackwardProgress, await self._lowest(bounds)
-            by_record = isinstance(self._start, int) or self._start in ("latest", "earliest")
+            by_record = isinstance(self._start, (int, Before)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
         return made(
             self._reader.stream,
@@ -457,6 +460,7 @@ class Consumer:
             leader_epoch=last[1],
             wanted=self._wanted,
             committed=self._reader.options.committed,
+            moves_end=self._until == "end" and not self.backwards,
         )
 
     async def _lowest(self, bounds: Bounds) -> int | None:
@@ -552,7 +556,9 @@ class Consumer:
             await self.begin()
             by_time = isinstance(self._until, datetime) and not self.backwards
             until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
-            self._fetched = self._position()
+            earlier, self._fetched = self._fetched, self._position()
+            if earlier is not None:
+                self._fetched.learn_compacted(earlier.compacted_end)
             return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)

@@ -199,8 +199,11 @@ class Log:
             active.made_wall_ns = now_wall_ns
 
     def roll(self, now_wall_ns: int = 0) -> None:
-        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush."""
+        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush. An empty
+        one goes on: two segments never begin at one offset."""
         active, base = self.segments[-1], self.log_end_offset
+        if active.base_offset == base:
+            return
         file = self.storage.create(log_name(base))
         active.sealed = active.awaits_scrub = True
         self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
@@ -410,8 +413,9 @@ class Log:
         kept.made_wall_ns = segment.made_wall_ns
         self.segments[-1] = kept
 
-    def start_afresh(self, start_offset: int) -> None:
-        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26]."""
+    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26], or behind
+        delete markers that the leader has dropped [D30]. ``deletes_end``: of the leader's horizon."""
         self._must_be_open()
         self._join_flush()
         for name in self.storage.names():
@@ -430,7 +434,7 @@ class Log:
         self.storage.sync_folder()
         self._forget_flushes(start_offset)
         self._new_names = False
-        self._horizon.forget()
+        self._horizon.forget(deletes_end)
         self.cleaning.cut(0)
         self._advanced()
 
@@ -542,7 +546,7 @@ class Log:
         end_offset = compaction.inputs[-1].next_offset
         try:
             if compaction.outputs:
-                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1)))
+                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), compaction.rules.deletes_end))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:

@@ -27,7 +27,7 @@ from liftpy.invariants import check
 from liftpy.partition import Pause
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.testing.messages import Ack, AckFrame, Publish
+from liftpy.testing.messages import DELETED_TO, Ack, AckFrame, Publish
 from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
 from liftpy.wire.batch import RecordBatch
@@ -142,7 +142,9 @@ class SimIngest:
         )
 
     def _publisher(self, reply: bytes, value: bytes | None) -> bytes:
-        return self._cluster.publishes[int(value or b"")][0].encode()
+        if value is None:  # a delete marker
+            return reply.partition(b".")[2].rsplit(b".", 2)[0]
+        return self._cluster.publishes[int(value)][0].encode()
 
     def open(self) -> None:
         """It leads: go on with what it heard while it stood by."""
@@ -305,6 +307,9 @@ class SimIngest:
         own, self._reads = self._replica.subject.encode(), True
         for index, (inbox, payload, block) in enumerate(publish.messages):
             self._askers[publish.inbox(index)] = publish, index, reply
+            subject = own
+            if block.startswith(DELETED_TO):
+                subject, block = b"%b.d%b" % (own, block[len(DELETED_TO) :]), b""
             if self._sink is None:
                 continue
             refuser = self._refuser
@@ -313,7 +318,7 @@ class SimIngest:
                 refuser.refuse([inbox])
             else:
                 _, mark, rest = block.partition(_TO)
-                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)
+                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else subject, inbox, payload, block)
         self._reads = False
         behind, self._behind = self._behind, []
         for callback in behind:

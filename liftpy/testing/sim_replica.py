@@ -219,14 +219,18 @@ class SimReplica(Asking):
         self.cluster.counters["truncation"] += 1
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset), self.publishers.started_afresh)
+        start, deletes_end = effect.start_offset, effect.deletes_end
+        self.cluster.counters["started afresh behind deletes"] += deletes_end > 0
+        self._cut(
+            lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh, behind_deletes=deletes_end > 0
+        )
         self.cluster.counters["fresh start"] += 1
 
-    def _cut(self, cut: Callable[[], Any], then: Callable[[], None]) -> None:
+    def _cut(self, cut: Callable[[], Any], then: Callable[[], None], *, behind_deletes: bool = False) -> None:
         def cut_and_tell() -> None:
             cut()
             then()
-            self.cluster.checkers.cut(self)
+            self.cluster.checkers.cut(self, afresh=behind_deletes)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
         self._stored(lambda: self.commit.alone(cut_and_tell))
@@ -407,6 +411,7 @@ class SimReplica(Asking):
             max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
             awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
             held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+            deletes_end=effect.deletes_end,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -461,6 +466,7 @@ class SimReplica(Asking):
                     reason=answer.reason,
                     leader_epoch=answer.leader_epoch,
                     log_start_offset=answer.log_start_offset,
+                    deletes_end=answer.deletes_end,
                 )
             )
         elif isinstance(answer, do.SendEpochAnswer):
@@ -525,7 +531,7 @@ class SimReplica(Asking):
                 token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
                 offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
                 stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
-                copy_epoch=r.copy_epoch,
+                copy_epoch=r.copy_epoch, deletes_end=r.deletes_end,
             )
         )  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
 description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
-partition: so no cursor points past what is kept. Constraint: a death at any moment leaves all earlier backups whole. So nothing
+partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
+because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
+went that it has not read yet [D30]. Constraint: a death at any moment leaves all earlier backups whole. So nothing
 of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
 """
 
@@ -15,7 +17,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,6 +35,7 @@ from liftpy.backup.manifest import (
     image_path,
     piece_path,
     running_path,
+    writer_of,
 )
 from liftpy.backup.planning import PIECE_BYTES, chained, kept_pieces
 from liftpy.client import Client
@@ -42,11 +45,12 @@ from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.dataclass import dataclass
-from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError, UnspokenError
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.subjects import Subjects
+from sidecar.backup.looking import read_image
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S, BackupPace
 from sidecar.backup.store import Store
 from sidecar.tasks import attended
@@ -57,7 +61,9 @@ _ROUNDS = 3
 """So often all replicas of a partition are asked before it is given up."""
 _AGAIN_S = 0.5
 _MOVED = 5
-"""So often a partition is begun again because retention took what was about to be read."""
+"""So often a partition is begun again because retention took what was about to be read, or compaction took delete markers."""
+_LEAST_PAST_S = 60.0
+"""So long, or twice as long as up to the barrier, a compacted partition is read past the barrier at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,25 @@ class _Taking:
         earlier = await asyncio.to_thread(self.store.backup_ids)
         self.id = new_backup_id(datetime.now(UTC), earlier[-1] if earlier else "")
         self.step("begin")
+        try:
+            return await self._run(began_s)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._clean_up))
+            raise
+
+    def _clean_up(self) -> None:
+        """Remove what this backup has written, the mark last, so that a full store has room again. A failure is left to ``prune``."""
+        with suppress(LiftError):
+            if self.id in self.store.backup_ids():  # the manifest is there: only the mark is left
+                self.store.remove(running_path(self.id))
+                return
+            for path in self.store.sizes("pieces"):
+                if writer_of(path) == self.id:
+                    self.store.remove(path)
+            self.store.remove_folder(f"backups/{self.id}")
+            self.store.remove(running_path(self.id))
+
+    async def _run(self, began_s: float) -> TakenBackup:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
         await self._put(running_path(self.id), json.dumps(mark).encode())
         before = await asyncio.to_thread(self._before)
@@ -212,7 +237,16 @@ class _Taking:
     async def _copied(
         self, streams: list[StreamImage], bounds: dict[tuple[str, int], Bounds], before: Manifest | None
     ) -> list[StreamCopy]:
-        earlier = {(s.uid, p.partition): p for s in before.streams for p in s.partitions} if before is not None else {}
+        earlier: dict[tuple[str, int], PartitionCopy] = {}
+        if before is not None:  # its full pieces hold what purges that were pending then may have given up since
+            with suppress(CorruptionError, UnspokenError):  # without its image nothing of it is used
+                was = (await asyncio.to_thread(read_image, self.store, before)).streams
+                earlier = {
+                    (s.uid, p.partition): p
+                    for s in before.streams
+                    for p in s.partitions
+                    if not was[s.name].partitions[p.partition].purges
+                }
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def copy(stream: StreamImage, number: int) -> PartitionCopy:
@@ -262,39 +296,65 @@ class _PartitionTaking:
         followers = [node for node in partition.isr if node != partition.leader]
         self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
         self._nodes_tried = number % len(self._nodes)
+        self._compacted_end = 0
+        """Exclusive: where the compaction of any replica that was asked had looked."""
+        self._deletes_end: int | None = None
+        """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
 
     async def run(self, bounds: Bounds, before: PartitionCopy | None) -> PartitionCopy:
         start = bounds.log_start_offset
         for _ in range(_MOVED):
             chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            self._compacted_end, self._deletes_end = 0, None
+            if kept and before is not None:
+                self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
             if kept and not await self._goes_on(kept[-1]):
+                self._compacted_end, self._deletes_end = 0, None
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
                 return await self._read(start, bounds.high_watermark, chain, kept)
+            except _DeletesGoneError:
+                before = None
             except _TakenAwayError:
                 found = await self._home.client.bounds(self._stream.name, self._number)
                 if found.uid != self._stream.uid:
                     raise NotFoundError(f"stream {self._stream.name} was deleted while it was copied") from None
                 start = found.log_start_offset
-        raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: retention, or compaction, takes records faster than they are copied: raise the bytes "
+            "per second of the backup, or delete_retention of the stream"
+        )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
         """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
         there."""
         try:
             batches = await self._batches(last.end - 1)
-        except _TakenAwayError:
+        except (_TakenAwayError, _DeletesGoneError):
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
     async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
-        position = kept[-1].end if kept else start
+        position, barrier = kept[-1].end if kept else start, high_watermark
         chain = bytes.fromhex(kept[-1].chain if kept else before)
         pieces = list(kept)
         writer: _PieceWriter | None = None
+        began_s, compacted_end, latest_s = time.monotonic(), self._compacted_end, 0.0
         with ExitStack() as files:
             while position <= high_watermark:
                 found = await self._batches(position)
+                if self._compacted_end > max(high_watermark + 1, compacted_end):
+                    compacted_end = self._compacted_end
+                    committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
+                    high_watermark = max(high_watermark, min(compacted_end - 1, committed))
+                if position > barrier:
+                    now_s = time.monotonic()
+                    latest_s = latest_s or now_s + max(_LEAST_PAST_S, 2 * (now_s - began_s))
+                    if now_s > latest_s:
+                        raise UnavailableError(
+                            f"{self._stream.name}/{self._number}: compaction goes on faster than records are copied: raise the bytes "
+                            "per second of the backup"
+                        )
                 batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
                 data = b"".join(batch.view for batch in batches)
                 if writer is None:
@@ -302,7 +362,8 @@ class _PartitionTaking:
                 for batch in batches:
                     chain = chained(chain, batch)
                 await asyncio.to_thread(writer.write, data)
-                await self._home.pace.spent(len(data))
+                if position <= barrier:  # what lies past it is caught up with, or the copy might never end
+                    await self._home.pace.spent(len(data))
                 position = batches[-1].next_offset
                 done = position > high_watermark
                 if done or writer.size_bytes >= self._home.options.piece_bytes:
@@ -316,6 +377,8 @@ class _PartitionTaking:
             high_watermark=max(high_watermark, position - 1 if pieces else -1),
             pieces=tuple(pieces),
             before=before,
+            compacted_end=min(self._compacted_end, max(high_watermark + 1, position)),
+            deletes_end=self._deletes_end or 0,
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
@@ -329,7 +392,9 @@ class _PartitionTaking:
             )
             reads = ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
             try:
-                return (await reads.batches(offset))[0]
+                batches = (await reads.batches(offset))[0]
+                self._learn_compaction(reads, offset)
+                return batches
             except Damaged as error:
                 said, damaged = f"{node}: {error}", error
             except Away as error:
@@ -344,9 +409,21 @@ class _PartitionTaking:
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
+    def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
+        """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
+        self._compacted_end = max(self._compacted_end, reads.compacted_end)
+        known = reads.deletes_end if self._deletes_end is None else self._deletes_end
+        self._deletes_end = min(known, reads.deletes_end)
+        if reads.deletes_end > max(known, offset):
+            raise _DeletesGoneError
+
 
 class _TakenAwayError(Exception):
     """What was wanted lies below the log start by now."""
+
+
+class _DeletesGoneError(Exception):
+    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
 
 
 class _PieceWriter:

@@ -95,7 +95,7 @@ class EventPages:
         try:
             bounds = await client.bounds(EVENTS_STREAM)
             start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
-            async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid):
+            async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid, exact=True):
                 kept = [load_json(value) for value in part.values() if value]
                 if kept:
                     self._place = (kept[-1]["index"], kept[-1]["number"])

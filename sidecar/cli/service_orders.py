@@ -92,7 +92,7 @@ async def store_now(
         raise NotFoundError(f"no node has a service {name} over {stream}/{partition}")
     request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
     for node in asked:
-        await client.transport.publish(Subjects(namespace).service(node), request)
+        await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
     while asked.keys() - stored.keys():
@@ -154,7 +154,7 @@ async def _said(client: Client, node: str, uid: str, partition: int, name: str) 
 
 
 async def _record(client: Client, stream: str, partition: int, offset: int, uid: str) -> Record:
-    async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid):
+    async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid, exact=True):
         for record in piece.records():
             return record
     raise LiftError(f"{stream}/{partition} holds no record at {offset}")

@@ -152,7 +152,7 @@ class Executor:
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
-        self._cut(lambda: self._t.log.start_afresh(effect.start_offset), afresh=True)
+        self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
     def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
         """Where a flush hangs, behind it: until then the replica stands still, and not the loop with it."""

@@ -159,6 +159,7 @@ class ReplicationDesk:
                 bad_offset=request.badOffset if request.HasField("badOffset") else None,
                 flush_ns=request.flushMicros * 1000,
                 copy_epoch=request.copyEpoch,
+                deletes_end=request.deletesEnd if request.HasField("deletesEnd") else None,
             )
         )
 
@@ -308,7 +309,9 @@ class ReplicationDesk:
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Answer a fetch with the reason why it is not served."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
-        refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
+        refusal = pb.ReplicationRefusal(
+            leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset, deletesEnd=effect.deletes_end
+        )
         refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
         self._answer(effect.token, refusal)
 
@@ -412,6 +415,7 @@ class FetchClient:
             flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
             partition=self._key.partition,
             copyEpoch=effect.copy_epoch,
+            deletesEnd=effect.deletes_end,
         )
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
@@ -516,6 +520,7 @@ class FetchClient:
                     reason=_reason(refusal.reason),
                     leader_epoch=refusal.leaderEpoch,
                     log_start_offset=refusal.logStartOffset,
+                    deletes_end=refusal.deletesEnd,
                 )
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)

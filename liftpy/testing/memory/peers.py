@@ -106,7 +106,7 @@ class Peers:
                 token=token, replica=self.node_id, offset=effect.offset, leader_epoch=effect.leader_epoch,
                 offset_epoch=effect.offset_epoch, incarnation=self.node.incarnation, request_id=effect.request_id,
                 max_bytes=effect.max_bytes, stream_uid=self.key.uid, awaits_more=True, bad_offset=effect.bad_offset,
-                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch, deletes_end=effect.deletes_end,
             ),
         )  # fmt: skip
 
@@ -237,7 +237,7 @@ class Peers:
         if asker is not None:
             refused = ev.FetchRefused(
                 request_id=asker.request_id, reason=effect.reason, leader_epoch=effect.leader_epoch,
-                log_start_offset=effect.log_start_offset,
+                log_start_offset=effect.log_start_offset, deletes_end=effect.deletes_end,
             )  # fmt: skip
             asker.peer.later(lambda: asker.peer.feed(refused))
 

@@ -150,7 +150,8 @@ class MemoryReplica(MemoryAsking, Peers):
         self._cut(lambda: self.log.cut_to(effect.end_offset), self.publishers.cut)
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset), self.publishers.started_afresh)
+        start, deletes_end = effect.start_offset, effect.deletes_end
+        self._cut(lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh)
 
     def _cut(self, cut: Callable[[], Any], then: Callable[[], None]) -> None:
         def cut_and_tell() -> None:
