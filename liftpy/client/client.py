@@ -495,7 +495,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
 
         ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
-        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard, or a subject that is not the stream's: said
+        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard, or not of the stream: said
         here where this client knows the stream, else by the first publish that nobody takes), UnavailableError.
         """
         check_published(stream)

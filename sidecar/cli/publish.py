@@ -29,6 +29,7 @@ from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
+from sidecar.tasks import attended
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -215,12 +216,12 @@ async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, 
 
 async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
     """Send each line as it comes, until the end, or a rejection, which may come while there is no line."""
-    rejected = asyncio.create_task(report.rejected.wait(), name="a line is rejected")
+    rejected = attended(report.rejected.wait())
     lines = _lines(file)
     coming: asyncio.Task[list[bytes]] | None = None
     try:
         while True:
-            coming = asyncio.create_task(_next(lines), name="lines to publish")
+            coming = attended(_next(lines))
             await asyncio.wait([coming] if manner.keep_going else [coming, rejected], return_when=asyncio.FIRST_COMPLETED)
             if not coming.done() or not (some := coming.result()):
                 return
