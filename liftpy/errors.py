@@ -138,6 +138,13 @@ class UnavailableError(LiftError):
     retryable = True
 
 
+class NoClusterError(UnavailableError):
+    """No node of the namespace answers at this NATS, and none ever has. Do: check namespace and NATS URL, or start the nodes."""
+
+    code = "NO_CLUSTER"
+    retryable = False
+
+
 class OutcomeUnknownError(LiftError):
     """It may or may not have been done (a record may be stored and only its ack lost): look before you ask again.
 

@@ -3,10 +3,14 @@ otherwise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from liftpy.backup.manifest import Manifest
+from liftpy.partition import Purge
 from liftpy.wire.batch import RecordBatch, build_filler, parse_batch, reach
+from liftpy.wire.filters import Filter
 from liftpy.wire.kept import kept
 
 
@@ -36,8 +40,27 @@ def cut_batch(batch: RecordBatch, end: int) -> RecordBatch | None:
     return parse_batch(reach(kept(batch, mask), end))
 
 
-def epochs_to_pass(manifest: Manifest, next_leader_epoch: int) -> int:
-    """How many LeaderEpochs a cluster that gives ``next_leader_epoch`` next has to use up, so that all later ones are above those of
-    the backup [D14]: none where it is the cluster that was backed up."""
+def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
+    """Return ``batch`` without the records that ``purges`` give up; ``batch`` itself where there are none."""
+    if batch.header.control or not batch.record_count:
+        return batch
+    keep = np.ones(batch.record_count, dtype=np.bool_)
+    for purge in purges:
+        if batch.base_offset < purge.end_offset:
+            keep &= ~(Filter(purge.subjects, purge.keys).mask(batch) & (batch.offsets() < purge.end_offset))
+    if keep.all():
+        return batch
+    if not keep.any():
+        header = batch.header
+        return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
+    return parse_batch(reach(kept(batch, keep), batch.next_offset))
+
+
+def first_leader_epoch(manifest: Manifest, next_leader_epoch: int) -> int:
+    """Return the first LeaderEpoch that the restored streams may have [D14].
+
+    It is above all LeaderEpochs of the backup. It is also above ``next_leader_epoch``, which the cluster would give next. So every
+    restore makes the cluster skip LeaderEpochs, also a drill in the cluster that was backed up.
+    """
     most = max([manifest.leader_epoch, *(p.epoch for stream in manifest.streams for p in stream.partitions)])
-    return max(0, most + 1 - next_leader_epoch)
+    return max(most, next_leader_epoch) + 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from liftpy.client.plans import PlacementPlan, PlacementWish, plan_from_pb
 from liftpy.client.retrying import retrying
 from liftpy.client.this_host import this_host
-from liftpy.client.transport import Transport
+from liftpy.client.transport import NobodyListensError, Transport
 from liftpy.cluster import codec
 from liftpy.cluster.batch_bounds import MAX_BATCH_BYTES, SENT_TOGETHER
 from liftpy.cluster.codec import times_from_pb
@@ -29,6 +29,7 @@ from liftpy.errors import (
     ConfigError,
     FencedError,
     LiftError,
+    NoClusterError,
     NotFoundError,
     OutcomeUnknownError,
     ProtocolError,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 _Error = cluster_pb2.ControlResponse.Error
 DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
+_NO_RESPONDERS_S = 1.0
+"""How long there may be no responders before the first answer: a controller that reconnects is back by then."""
 OPERATION_ID_SIZE_BYTES = 16
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
@@ -130,6 +133,8 @@ class Admin:
         self._transport = transport
         self._subjects = subjects
         self._deadline_s = deadline_s
+        self._has_answered = False
+        """Whether the namespace has controllers here: then no responders mean an outage, which is waited out."""
         self.internal = False
         """Whether internal streams may be made, changed, cut and deleted: the cluster's own, whose names begin with ``_``."""
 
@@ -142,13 +147,16 @@ class Admin:
         replicas: int = 0,
         config: StreamConfig | None = None,
         placement: PlacementWish | None = None,
+        first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Attach a new stream to ``subject``; ``replicas`` 0 means 3, or the number of live nodes if fewer.
 
         Where there are too few nodes it is made and waits for them (``waiting``). Raises InvalidNameError, AlreadyExistsError,
-        ConfigError (also: no node has room), UnavailableError.
+        ConfigError (also: no node has room), UnavailableError. ``first_leader_epoch``: the metadata group gives no LeaderEpoch
+        below this one from now on.
         """
         create = self._create(name, subject, partitions, replicas, config, placement or PlacementWish())
+        create.firstLeaderEpoch = first_leader_epoch
         return await self._whole(await self._command(cluster_pb2.ControlRequest(createStream=create)))
 
     async def plan_stream(
@@ -509,10 +517,18 @@ class Admin:
         request.operationId = secrets.token_bytes(OPERATION_ID_SIZE_BYTES)
         payload = frames.sealed(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
+        nobody_since: float | None = None
         async for attempt in retrying(self._deadline_s):
             with attempt:
                 left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
-                answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
+                try:
+                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
+                except NobodyListensError:
+                    now = asyncio.get_running_loop().time()
+                    nobody_since = now if nobody_since is None else nobody_since
+                    self._check_cluster(now - nobody_since)
+                    raise
+                self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
@@ -520,6 +536,14 @@ class Admin:
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _check_cluster(self, waited_s: float) -> None:
+        """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""
+        if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
+            raise NoClusterError(
+                f"no liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}: "
+                "check --namespace and --nats (connect: namespace, nats), or start the nodes"
+            )
 
     def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
         """What was answered. What can't be read, or answers something else, says nothing about the request: it is asked again, under

@@ -48,7 +48,7 @@ from liftpy.ids import check_name, check_published, is_internal
 from liftpy.partition import PartitionState
 from liftpy.wire.filters import Filter
 from liftpy.wire.headers import HeadersLike
-from liftpy.wire.subjects import Subjects, data_subject
+from liftpy.wire.subjects import Subjects, data_subject, matcher
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -161,18 +161,26 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         placement: PlacementWish | None = None,
         ready_s: float = 15.0,
         exist_ok: bool = False,
+        first_leader_epoch: int = 0,
     ) -> StreamImage:
         """Attach a new stream to ``subject`` and wait until its leaders take messages.
 
         ``replicas``: 0 means 3, or the number of live nodes if fewer. Where there are too few nodes the stream is made and waits for
         them. ``ready_s``: how long to wait for the leaders; 0: don't (a plain message sent before a leader listens is heard by nobody).
         ``exist_ok``: one that is there is as good, if its subject, partitions, ``replicas`` and ``config`` (where given) are these.
+        ``first_leader_epoch``: the cluster gives no LeaderEpoch below this one from now on (up to 2**48); a restore needs it.
         Raises InvalidNameError, AlreadyExistsError (with ``exist_ok`` it names what differs), ConfigError, and UnavailableError (with
         ``ready_s``: the stream is made, its leaders are not there yet).
         """
         try:
             stream = await self._admin.create_stream(
-                name, subject, partitions=partitions, replicas=replicas, config=config, placement=placement
+                name,
+                subject,
+                partitions=partitions,
+                replicas=replicas,
+                config=config,
+                placement=placement,
+                first_leader_epoch=first_leader_epoch,
             )
         except AlreadyExistsError:
             if not exist_ok:
@@ -291,7 +299,8 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
 
     async def stream(self, name: str) -> StreamImage:
         """One stream; raises NotFoundError."""
-        return await self._admin.stream(check_name(name, "stream"))
+        found = self._streams[name] = await self._admin.stream(check_name(name, "stream"))
+        return found
 
     async def elect_leader(
         self, stream: str, partition: int = 0, node_id: str = "", *, unclean: bool = False
@@ -486,12 +495,14 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         """A Publisher with many messages in flight: ``async with await client.publisher("orders") as p: await p.send(...)``.
 
         ``subject``: publish there without asking the metadata group first, for those who may not, or where the stream's subject
-        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard), UnavailableError.
+        has wildcards. Raises NotFoundError (also: no such partition), ConfigError (a wildcard, or not of the stream: said
+        here where this client knows the stream, else by the first publish that nobody takes), UnavailableError.
         """
         check_published(stream)
         check_partition(partition)
         if subject:
-            address = _address(subject)
+            known = self._streams.get(stream)
+            address = _address(subject) if known is None else _address_of(known, partition, subject)
         else:
             address = _address_of(await self._known(stream, partition), partition)
 
@@ -600,5 +611,9 @@ def _address(subject: str, uid: str = "", answers: bool = True, window_s: float 
 def _address_of(stream: StreamImage, partition: int, subject: str = "") -> Address:
     """Of a partition; on ``subject`` where one was named."""
     _partition_of(stream, partition)
-    where = subject or data_subject(stream.subject, partition)
-    return _address(where, stream.uid, stream.answers, stream.config.dedup_window_s)
+    own = data_subject(stream.subject, partition)
+    if subject and not matcher(own)(subject):
+        raise ConfigError(
+            f"{subject} is no subject of {stream.name}/{partition}, which listens on {own}: publish on that (--subject, subject=)"
+        )
+    return _address(subject or own, stream.uid, stream.answers, stream.config.dedup_window_s)

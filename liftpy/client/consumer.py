@@ -33,6 +33,7 @@ from liftpy.errors import (
     ConfigError,
     CorruptionError,
     LiftError,
+    NoClusterError,
     NotFoundError,
     ProtocolError,
 )
@@ -313,7 +314,7 @@ class PartitionReader:
         if asking.done():
             self._existing = None
             error = None if asking.cancelled() else asking.exception()
-            if isinstance(error, NotFoundError):
+            if isinstance(error, NotFoundError | NoClusterError):
                 raise error
 
     async def _ask(self, node: str, request: client_pb2.ReadRequest, wait_s: float) -> bytes:

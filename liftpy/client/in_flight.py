@@ -12,6 +12,10 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, PublishRejected
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 1.0
+PROBE_S = 0.25
+"""Bound of the wait for an answer to a probe, and of the pause between probes, where the connection was just renewed."""
+PROBING_S = 5.0
+"""How long a renewed connection counts as just renewed, unless an answer comes: leaders reconnect in this time, too."""
 
 
 class PublishAck(NamedTuple):
@@ -74,6 +78,10 @@ class InFlight:
         self.resend_at = now + (after_s or self.wait_s)
         if not after_s:
             self.wait_s = min(self.wait_s * 2, LONGEST_WAIT_S)
+
+    def connection_renewed(self, attempt_s: float) -> None:
+        """Forget how long earlier attempts and pauses were: NATS was not there, which says nothing about the leader."""
+        self.attempt_s, self.wait_s = attempt_s, FIRST_WAIT_S
 
     def deadline_from(self, now: float) -> float:
         """Of an attempt that begins now; who may ask again does not wait beyond the patience."""

@@ -35,6 +35,10 @@ from liftpy.wire.headers import Pairs
 
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 1.0
+_PROBE_S = 0.25
+"""Bound of the wait for the answer to one batch, where the connection was just renewed."""
+_PROBING_S = 5.0
+"""How long it counts as that, unless an answer comes: leaders reconnect in this time, too."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -144,6 +148,10 @@ class Lane:
         self._pause_s = FIRST_PAUSE_S
         self.resume_at = 0.0
         """Nothing is sent before."""
+        self._probing_until = 0.0
+        """Until then one batch goes out at a time, and often; 0: not now."""
+        self._quota_until = 0.0
+        """A quota lets it in then."""
         self.sent_again = 0
         """Batches that were sent again, ever."""
 
@@ -327,6 +335,8 @@ class Lane:
         """What goes out now; call until None. What is gathered goes as soon as there is room: load makes large batches by itself."""
         if now < self.resume_at or self._asks:
             return None
+        if now >= self._probing_until:
+            self._probing_until = 0.0
         while self._out_count < self._room:
             if self._out_count == len(self._parcels):
                 gathered = self._open
@@ -340,7 +350,7 @@ class Lane:
                 self.sent_again += bool(parcel.attempt)
                 parcel.first_at = parcel.first_at if parcel.attempt else now
                 parcel.attempt += 1
-                parcel.answer_by = now + self._attempt_s
+                parcel.answer_by = now + (min(_PROBE_S, self._attempt_s) if self._probing_until else self._attempt_s)
                 return parcel
         return None
 
@@ -348,7 +358,7 @@ class Lane:
     def _room(self) -> int:
         """Batches that may be on their way. One that begins anew goes alone: without it the others would be judged by what was before,
         and some of them taken for it."""
-        return 1 if self._parcels and self._parcels[0].reset else self._window
+        return 1 if self._probing_until or (self._parcels and self._parcels[0].reset) else self._window
 
     def wake_at(self) -> float | None:
         """When something is to be done, if no answer comes; None: nothing is."""
@@ -373,9 +383,11 @@ class Lane:
 
     def _go_back(self, now: float, after_s: float = 0.0) -> None:
         self._out_count = 0
+        self._quota_until = now + after_s
         self.resume_at = now + (after_s or self._pause_s)
         if not after_s:
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            longest_s = _PROBE_S if now < self._probing_until else LONGEST_PAUSE_S
+            self._pause_s = min(2 * self._pause_s, longest_s)
 
     # ---- answers -----------------------------------------------------------------------------------------------------
     def placed(self, sequence: int, answer: Landed) -> list[tuple[Parcel, Landed]]:
@@ -383,7 +395,7 @@ class Lane:
         parcel = next((parcel for parcel in self._parcels if parcel.sequence == sequence), None)
         if parcel is None:
             return []
-        parcel.placed, self._pause_s = parcel.placed or answer, FIRST_PAUSE_S
+        parcel.placed, self._pause_s, self._probing_until = parcel.placed or answer, FIRST_PAUSE_S, 0.0
         told = []
         while self._parcels and (known := self._parcels[0].placed) is not None:
             told.append((self._parcels.popleft(), known))
@@ -410,8 +422,8 @@ class Lane:
         closed = [(parcel.ticket, parcel.attempt) for parcel in self._parcels]
         return [*closed, (self._open.ticket, 0)] if self._open.values else closed
 
-    def go_back(self, now: float) -> None:
-        """What is on its way may be lost: it goes out again, at once."""
-        if self._out_count:
-            self._out_count = 0
-            self.resume_at = now
+    def connection_renewed(self, now: float) -> None:
+        """What is on its way may be lost, and what was refused was refused before: it goes out again, at once, and one batch probes
+        whether somebody takes it."""
+        self._probing_until, self._pause_s = now + _PROBING_S, FIRST_PAUSE_S
+        self._out_count, self.resume_at = 0, max(now, self._quota_until)

@@ -335,7 +335,7 @@ class Course:
             self.awake.clear()
             if renewed.done():  # nobody knows what of the old connection has arrived
                 renewed = transport.reconnected
-                self.lane.go_back(loop.time())
+                self.lane.connection_renewed(loop.time())
             try:
                 if self.lane.asks:
                     await self._begin_again()

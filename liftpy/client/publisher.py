@@ -11,6 +11,9 @@ of ours.
 Order: while one waits to be sent again, those that come later wait behind it. Then the first goes alone; when somebody has taken it,
 all the others follow; beyond a quota each goes when its turn is. So what is out of order is only what was on its way when the first
 was refused.
+
+Just after a reconnect that first one is a probe, and waits PROBE_S for its answer: leaders reconnect, too, and nobody answers what
+they took before they had.
 """
 
 from __future__ import annotations
@@ -18,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, overload
 
 from liftpy.client.addressing import Addressing
 from liftpy.client.answers import nobody_there
 from liftpy.client.ending import end_tasks
-from liftpy.client.in_flight import InFlight, MessageIds, PublishAck, PublishOptions, is_final
+from liftpy.client.in_flight import PROBE_S, PROBING_S, InFlight, MessageIds, PublishAck, PublishOptions, is_final
 from liftpy.client.outgoing import Address, enveloped, promised, readdressed
 from liftpy.client.posting import Posts
 from liftpy.client.transport import Transport
@@ -90,6 +94,9 @@ class Publisher:
         """Nothing was refused since somebody took what was sent."""
         self._first = -1
         """The one that was sent again alone, to see whether somebody takes it."""
+        self._first_sent_at = 0.0
+        self._probing_until = 0.0
+        """Loop time in s. Until then the connection was just renewed, and probes go out often; 0: an ack has come since."""
         self._next_id = 0
         self._unseen: asyncio.Future[PublishAck] | None = None
         """The first that failed and whose error nobody has looked at: ``flush`` raises it."""
@@ -450,6 +457,7 @@ class Publisher:
                 answer.set_result(PublishAck(*named, behind + number, epoch, duplicate))
         if count:
             self._has_right = True
+            self._probing_until = 0.0
             self._addressing.sure()
             self._window.leave(size_bytes, count)
 
@@ -504,8 +512,11 @@ class Publisher:
     def _send_again(self, number: int, message: InFlight, refusal: LiftError, after_s: float = 0.0) -> None:
         """``after_s``: its turn, as the leader said it; 0: a pause that grows."""
         if number in self._in_flight:
+            now = asyncio.get_running_loop().time()
             self._taken = self._taken and after_s > 0
-            message.refused(refusal, asyncio.get_running_loop().time(), after_s)
+            message.refused(refusal, now, after_s)
+            if not after_s and now < self._probing_until:
+                message.resend_at = min(message.resend_at, now + PROBE_S)
             self._refused.add(number)
 
     def _done(self, number: int) -> asyncio.Future[PublishAck]:
@@ -538,9 +549,12 @@ class Publisher:
             now = loop.time()
             if renewed.done():  # nobody knows what of the old connection has arrived
                 renewed = self._transport.reconnected
-                self._may_be_stored(
-                    [n for n, message in self._in_flight.items() if message.known_until], now, "the connection broke"
-                )
+                self._renewed(now)
+            elif now < self._probing_until and self._first_is_silent(now):
+                first = self._in_flight[self._first]
+                if first.known_until:  # the leader stores its id once: it goes again
+                    self._may_be_stored([self._first], now, self._silence())
+                self._addressing.doubt()
             await self._send_refused(now)
             if tick % _TICKS_PER_DEADLINE_CHECK == 0:
                 late = [n for n, message in self._in_flight.items() if not message.resend_at and now >= message.deadline]
@@ -548,9 +562,25 @@ class Publisher:
                 if late:
                     self._addressing.doubt()
 
+    def _renewed(self, now: float) -> None:
+        """The connection was: one message probes at once whether somebody takes it, and the others follow."""
+        self._probing_until = now + PROBING_S
+        known = [number for number, message in self._in_flight.items() if message.known_until]
+        self._may_be_stored(known, now, "the connection broke")
+        for message in self._in_flight.values():
+            message.connection_renewed(min(self._options.timeout_s, _FIRST_ATTEMPT_S if message.known_until else math.inf))
+            if message.resend_at:
+                message.resend_at = max(now, message.not_before)
+
+    def _first_is_silent(self, now: float) -> bool:
+        """Whether a probe is out there and has no answer within PROBE_S."""
+        return self._first in self._in_flight and self._first not in self._refused and now >= self._first_sent_at + PROBE_S
+
     async def _send_refused(self, now: float) -> None:
         """In the order in which they were sent first: one alone until it is taken, then all."""
         waits = self._first in self._in_flight and self._first not in self._refused
+        if waits and now < self._probing_until and self._first_is_silent(now):
+            waits = False  # it can't go again, for it has no id: the next one is the probe
         for number in sorted(self._refused):
             message = self._in_flight.get(number)
             if message is None or number not in self._refused:
@@ -560,7 +590,7 @@ class Publisher:
             if number in self._refused:
                 waits = True
             elif number in self._in_flight and not self._taken:
-                self._first, waits = number, True
+                self._first, self._first_sent_at, waits = number, now, True
 
     def _may_be_stored(self, numbers: Iterable[int], now: float, why: str) -> None:
         """Those were sent and not answered: where the leader knows their id, they are sent again, else it is over."""

@@ -195,6 +195,12 @@ class Transport:
         self.reconnected = self._loop.create_future()
 
     @property
+    def server(self) -> str:
+        """Host and port of the NATS server, for people."""
+        url = getattr(self.connection, "connected_url", None)
+        return "this NATS server" if url is None else f"nats://{url.hostname}:{url.port}"
+
+    @property
     def max_payload_bytes(self) -> int:
         """Largest message that the NATS server takes, in bytes."""
         return int(self.connection.max_payload)

@@ -89,6 +89,10 @@ class Draft:
         self._leader_epoch += count
         return self._leader_epoch - count
 
+    def skip_leader_epochs(self, first: int) -> None:
+        """Give LeaderEpochs from ``first`` on (inclusive); what is below it is never given. The counter never falls."""
+        self._leader_epoch = max(self._leader_epoch, first)
+
     def next_epochs(self, count: int = 1) -> int:
         """The first of ``count`` Epochs that nobody has had."""
         self._epoch += count

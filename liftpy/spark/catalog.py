@@ -20,7 +20,7 @@ from liftpy.client.ranges import RangeFacts
 from liftpy.client.transport import NobodyListensError
 from liftpy.cluster.image import StreamImage
 from liftpy.dataclass import dataclass
-from liftpy.errors import LogTruncatedError, NotFoundError, OffsetOutOfRangeError, UnavailableError
+from liftpy.errors import LogTruncatedError, NoClusterError, NotFoundError, OffsetOutOfRangeError, UnavailableError
 from liftpy.partition import PartitionState
 from liftpy.spark.link import Link
 from liftpy.spark.offsets import OffsetSpec, StreamOffsets
@@ -195,7 +195,7 @@ class Catalog:
         admin = Admin(await self._link.transport(patience_s), self._link.subjects, patience_s)
         try:
             streams = await wanted_streams(admin, wanted)
-        except NobodyListensError:
+        except (NobodyListensError, NoClusterError):
             raise NobodyListensError(
                 f"NATS is there, and no node of a cluster with the namespace {access.namespace!r} at {access.servers}: is the option "
                 "namespace right, do the nodes run, and is it the same NATS account?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 from datetime import datetime, timedelta
 
@@ -103,17 +103,21 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
     return found
 
 
-def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False) -> Pruned:
+def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = False, died: Collection[str] = ()) -> Pruned:
     """Remove all but the newest ``keep`` whole backups, and what no manifest names any more.
 
     Manifests go first, so that what is left of a prune that dies is whole backups and files that the next one finds. A backup that is
     not whole counts for nothing among those that are kept, and stays where it is newer than the oldest of them. A backup that is
     being made says of which one it uses pieces: that one stays; where one begins or ends meanwhile no piece goes. ``now``, of a clock
-    that may be years ahead, says alone of none that it has died. Raises CorruptionError where a manifest that stays can't be read:
+    that may be years ahead, says alone of none that it has died; ``died``: ids of which the
+    operator says so. Raises CorruptionError where a manifest that stays can't be read:
     what it names is not known.
     """
     if keep < 1:
         raise ConfigError("keep at least one backup")
+    marks = {path.split("/")[1] for path in store.sizes("running")}
+    for unknown in sorted(set(died) - marks):
+        raise NotFoundError(f"--died {unknown}: no such backup is being made; there are: {', '.join(sorted(marks)) or 'none'}")
     listed = list_backups(store)
     doomed = set(doomed_backups((one.backup for one in listed if not one.faults), keep))
     whole = [one.backup for one in listed if not one.faults and one.backup not in doomed]
@@ -121,7 +125,7 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         raise NotFoundError("there is no whole backup: nothing is removed")
     doomed |= {one.backup for one in listed if one.faults and one.backup < whole[0]}
     ids = [one.backup for one in listed]
-    used = _running(store, now, ids)
+    used = _running(store, now, ids, died)
     doomed -= set(used.values())
     if "?" in used.values():
         doomed = set()
@@ -130,19 +134,23 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
             store.remove_folder(f"backups/{backup}")
     # pieces before marks, marks before manifests: so whoever wrote a piece is seen as one of both
     sizes = store.sizes("pieces")
-    running = used if dry_run else _running(store, now, ids)
+    others = {path: size for path, size in store.sizes("backups").items() if path.split("/")[1] not in ids}
+    running = used if dry_run else _running(store, now, ids, died)
     ended = set(store.backup_ids()) - {one.backup for one in listed}
     kept = [store.manifest(one.backup) for one in listed if one.backup not in doomed]
     # who began may use what was just to go, who ended has written what no manifest that was read names
     meanwhile = ended | (set(running) - set(used))
     files: tuple[str, ...] = () if meanwhile or "?" in running.values() else unnamed_pieces(sizes, kept, running)
+    if not meanwhile and "?" not in running.values():  # what a backup has left that died before its manifest
+        files += tuple(path for path in sorted(others) if is_backup_id(owner := path.split("/")[1]) and owner not in running)
+    sizes |= others
     if not dry_run:
         for path in files:
             store.remove(path)
-        marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
-        by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
-        for path, backup in marks:
-            if not _may_run(backup, by):
+        left = [(path, path.split("/")[1]) for path in store.sizes("running")]
+        by = _judged_by(now, [*ids, *(backup for _, backup in left)])
+        for path, backup in left:
+            if backup in died or not _may_run(backup, by):
                 store.remove(path)
     return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})))
 
@@ -158,13 +166,14 @@ def _may_run(backup: str, by: datetime) -> bool:
     return is_backup_id(backup) and by - backup_moment(backup) < RUNNING_AGE
 
 
-def _running(store: Store, now: datetime, ids: Iterable[str]) -> dict[str, str]:
-    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet). ``ids``: those that are there."""
+def _running(store: Store, now: datetime, ids: Iterable[str], died: Collection[str]) -> dict[str, str]:
+    """Backups that are being made -> the backup whose pieces they use ('': none, '?': not known yet). ``ids``: those that are there;
+    ``died``: those that count no more."""
     found = {}
     marks = [(path, path.split("/")[1]) for path in store.sizes("running")]
     by = _judged_by(now, [*ids, *(backup for _, backup in marks)])
     for path, backup in marks:
-        if _may_run(backup, by):
+        if backup not in died and _may_run(backup, by):
             try:
                 found[backup] = str(load_json(store.read(path))["since"])
             except (ValueError, KeyError, TypeError, StorageError):

@@ -5,8 +5,9 @@ Constraint: nobody may write history into a cluster by a subject, and whoever di
 
 Algorithm: all that is wanted is read, checked and written into logs on this machine first (``staging.py``). A *helper*, an ordinary
 node (``restore_node.py``), registers and stops. The streams are created read-only, with the stopped helper as their only replica; it is
-given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (in another cluster than the one that was backed up
-enough of them are used up first, by partitions of a stream that is deleted at once). From then on its replicas move: to the nodes
+given the logs, starts, and leads them, in a LeaderEpoch above all that they hold (the request that creates a stream makes the cluster
+skip the LeaderEpochs below). A stream of many partitions is created with a part of them, and the others are added.
+From then on its replicas move: to the nodes
 that placement has chosen, and, when all of these are in sync and the stream takes publishes again, away from the helper, which is
 removed.
 
@@ -29,12 +30,11 @@ from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
-from liftpy.backup.cutting import epochs_to_pass
+from liftpy.backup.cutting import first_leader_epoch
 from liftpy.backup.manifest import Manifest, StreamCopy
 from liftpy.client import Client
 from liftpy.client.admin import MoveWish
 from liftpy.client.plans import PlacementWish
-from liftpy.cluster.decisions.streams import MAX_PARTITIONS_PER_STREAM
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.placement import MANUAL
 from liftpy.config import StreamConfig
@@ -43,6 +43,7 @@ from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundEr
 from liftpy.ids import check_name
 from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, set_cluster_wide
 from sidecar.backup.cursors import set_cursors
+from sidecar.backup.looking import read_image
 from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
 from sidecar.backup.staging import NOWHERE, StagedLog, Until, stage
 from sidecar.backup.store import Store
@@ -53,6 +54,8 @@ from sidecar.settings import Target
 STALLED_S = 120.0
 """So long nothing may change before a restore gives up."""
 _LOOK_S = 0.2
+_CREATED_TOGETHER = 1000
+"""Maximum number of partitions in one request that creates partitions on the helper: about 30 bytes each, of 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +169,9 @@ class Restore:
             await asyncio.to_thread(self._helper.interrupt)
             await self._until(self._is_fenced, "the helper has not stopped")
             self._step("create")
-            await self._pass_epochs()
+            first_epoch = await self._first_epoch()
             for one in self._streams:
-                one.image = await self._created(one)
+                await self._create(one, first_epoch)
                 await asyncio.to_thread(self._give, scratch, one)
             self._step("serve")
             await self._start()
@@ -252,10 +255,14 @@ class Restore:
         return replace(config, read_only=True)
 
     def _stage(self, scratch: Path) -> None:
+        was = read_image(self._store, self._manifest).streams
         for number, one in enumerate(self._streams):
             for copy in one.copy.partitions:
                 folder = scratch / "staged" / str(number) / str(copy.partition)
-                one.logs.append(stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None))
+                purges = was[one.wish.name].partitions[copy.partition].purges
+                one.logs.append(
+                    stage(self._store, copy, one.wish.config, folder, self._options.until, lambda path: None, purges)
+                )
 
     # ---- the helper ------------------------------------------------------------------------------------------------------
     async def _start(self) -> None:
@@ -289,33 +296,34 @@ class Restore:
         await self._client.remove_node(self._helper_id)
 
     # ---- streams ---------------------------------------------------------------------------------------------------------
-    async def _pass_epochs(self) -> None:
-        """Use up LeaderEpochs, so that all later ones are above those of the backup."""
-        for _ in range(1 << 20):
-            counters = (await self._client.describe_cluster(linearizable=True)).image.counters
-            count = min(epochs_to_pass(self._manifest, counters.next_leader_epoch), MAX_PARTITIONS_PER_STREAM)
-            if not count:
-                return
-            name = f"{self._helper_id}-epochs"
-            wish = self._wish_on_helper(count)
-            config = StreamConfig(read_only=True)
-            made = await self._client.create_stream(name, f"{name}.none", config=config, placement=wish, ready_s=0)
-            await self._client.delete_stream(name, made.uid)
-        raise ConfigError("the backup's LeaderEpochs are out of reach")
+    async def _first_epoch(self) -> int:
+        counters = (await self._client.describe_cluster(linearizable=True)).image.counters
+        return first_leader_epoch(self._manifest, counters.next_leader_epoch)
 
-    def _wish_on_helper(self, count: int) -> PlacementWish:
-        assignment = tuple((number, (self._helper_id,)) for number in range(count))
+    def _wish_on_helper(self, numbers: range) -> PlacementWish:
+        assignment = tuple((number, (self._helper_id,)) for number in numbers)
         return PlacementWish(policy=MANUAL, assignment=assignment, allow_offline=True)
 
-    async def _created(self, one: RestoredStream) -> StreamImage:
-        wish = one.wish
-        return await self._client.create_stream(
+    async def _create(self, one: RestoredStream, first_epoch: int) -> None:
+        """Create the stream on the helper, ``_CREATED_TOGETHER`` partitions per request, from LeaderEpoch ``first_epoch`` on."""
+        wish, count = one.wish, len(one.copy.partitions)
+        one.image = await self._client.create_stream(
             wish.into,
             wish.subject,
             config=self._closed(wish.config),
-            placement=self._wish_on_helper(len(one.copy.partitions)),
+            placement=self._wish_on_helper(range(min(count, _CREATED_TOGETHER))),
             ready_s=0,
+            first_leader_epoch=first_epoch,
         )
+        for first in range(_CREATED_TOGETHER, count, _CREATED_TOGETHER):
+            numbers = range(first, min(count, first + _CREATED_TOGETHER))
+            placement = self._wish_on_helper(numbers)
+            one.image = await self._client.add_partitions(wish.into, uid=one.uid, placement=placement, ready_s=0)
+        if any(partition.leader_epoch < first_epoch for partition in one.image.partitions):
+            raise ConfigError(
+                f"stream {wish.into} can't be restored: a controller is of a version that can't skip LeaderEpochs. "
+                "Upgrade all controllers, then restore again"
+            )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
         """The logs, into the helper's data folder."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from liftpy.backup.checking import checked_batches
-from liftpy.backup.cutting import cut_batch, end_of
+from liftpy.backup.cutting import cut_batch, end_of, without_purged
 from liftpy.backup.manifest import CHAIN_BYTES, PartitionCopy
 from liftpy.config import StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.log.horizon import NEVER, Horizon
 from liftpy.log.log import Log
+from liftpy.partition import Purge
 from liftpy.wire.batch import RecordBatch
 from sidecar.backup.store import Store
 from sidecar.disk.files import FolderStorage, make_folder
@@ -73,9 +74,16 @@ class LogDigest:
 
 
 def stage(
-    store: Store, copy: PartitionCopy, config: StreamConfig, folder: Path, until: Until, tell: Callable[[str], None]
+    store: Store,
+    copy: PartitionCopy,
+    config: StreamConfig,
+    folder: Path,
+    until: Until,
+    tell: Callable[[str], None],
+    purges: Sequence[Purge] = (),
 ) -> StagedLog:
-    """Write the log of one partition into ``folder``, which is new; durable when this returns. Raises CorruptionError, naming the
+    """Write the log of one partition into ``folder``, which is new; durable when this returns. ``purges``: those that were pending at
+    the backup; the log gets no record that they give up. Raises CorruptionError, naming the
     file, and StorageError."""
     make_folder(folder)
     log, _ = Log.open(FolderStorage(folder), config, now_wall_ns=time.time_ns())
@@ -83,7 +91,8 @@ def stage(
     begun = False
     unflushed = 0
     asked_ends: list[int] = []
-    for batches in _parts(_wanted(store, copy, until, tell, asked_ends)):
+    wanted = _wanted(store, copy, until, tell, asked_ends)
+    for batches in _parts(without_purged(batch, purges) for batch in wanted):
         if not begun:
             begun = True
             if batches[0].base_offset:

@@ -81,8 +81,13 @@ class Store:
     def put(self, path: str, data: bytes) -> None:
         """A small file, as a whole or not at all."""
         part = path if self._fs.type_name in _ATOMIC else path + _PART
-        with self.writing(part) as stream:
-            stream.write(data)
+        try:
+            with self.writing(part) as stream:
+                stream.write(data)
+        except StorageError:
+            with suppress(StorageError):
+                self.remove(part)
+            raise
         if part != path:
             with _storage_errors(path):
                 self._fs.move(self._whole(part), self._whole(path))

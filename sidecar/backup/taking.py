@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -35,6 +35,7 @@ from liftpy.backup.manifest import (
     image_path,
     piece_path,
     running_path,
+    writer_of,
 )
 from liftpy.backup.planning import PIECE_BYTES, chained, kept_pieces
 from liftpy.client import Client
@@ -44,11 +45,12 @@ from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.dataclass import dataclass
-from liftpy.errors import CorruptionError, NotFoundError, UnavailableError
+from liftpy.errors import CorruptionError, LiftError, NotFoundError, UnavailableError, UnspokenError
 from liftpy.ids import PartitionKey, is_internal
 from liftpy.spark.pipelines.replica_reads import Away, Damaged, ReplicaAddress, ReplicaReads
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.subjects import Subjects
+from sidecar.backup.looking import read_image
 from sidecar.backup.pace import DEFAULT_BYTES_PER_S, BackupPace
 from sidecar.backup.store import Store
 from sidecar.tasks import attended
@@ -122,6 +124,25 @@ class _Taking:
         earlier = await asyncio.to_thread(self.store.backup_ids)
         self.id = new_backup_id(datetime.now(UTC), earlier[-1] if earlier else "")
         self.step("begin")
+        try:
+            return await self._run(began_s)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._clean_up))
+            raise
+
+    def _clean_up(self) -> None:
+        """Remove what this backup has written, the mark last, so that a full store has room again. A failure is left to ``prune``."""
+        with suppress(LiftError):
+            if self.id in self.store.backup_ids():  # the manifest is there: only the mark is left
+                self.store.remove(running_path(self.id))
+                return
+            for path in self.store.sizes("pieces"):
+                if writer_of(path) == self.id:
+                    self.store.remove(path)
+            self.store.remove_folder(f"backups/{self.id}")
+            self.store.remove(running_path(self.id))
+
+    async def _run(self, began_s: float) -> TakenBackup:
         mark = {"host": socket.gethostname(), "pid": os.getpid(), "since": "?"}
         await self._put(running_path(self.id), json.dumps(mark).encode())
         before = await asyncio.to_thread(self._before)
@@ -216,7 +237,16 @@ class _Taking:
     async def _copied(
         self, streams: list[StreamImage], bounds: dict[tuple[str, int], Bounds], before: Manifest | None
     ) -> list[StreamCopy]:
-        earlier = {(s.uid, p.partition): p for s in before.streams for p in s.partitions} if before is not None else {}
+        earlier: dict[tuple[str, int], PartitionCopy] = {}
+        if before is not None:  # its full pieces hold what purges that were pending then may have given up since
+            with suppress(CorruptionError, UnspokenError):  # without its image nothing of it is used
+                was = (await asyncio.to_thread(read_image, self.store, before)).streams
+                earlier = {
+                    (s.uid, p.partition): p
+                    for s in before.streams
+                    for p in s.partitions
+                    if not was[s.name].partitions[p.partition].purges
+                }
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def copy(stream: StreamImage, number: int) -> PartitionCopy:

@@ -173,11 +173,14 @@ def verify(url: str, backup_id: str, as_json: bool) -> int:
 @url_argument
 @click.option("--keep", required=True, type=click.IntRange(1), help="So many whole backups, the newest.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option(
+    "--died", multiple=True, metavar="ID", help="Remove what this backup has left: its process has ended. May be repeated."
+)
 @json_option
-def prune(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
+def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bool) -> None:
     """Remove older backups, and files that no backup names any more. Which are older their order says, no clock. What a backup has
     written that died goes when it is a day old and another one has begun half a day after it."""
-    done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run)
+    done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
     if as_json:
         shown = {"backups": done.backups, "files": len(done.files), "size_bytes": done.size_bytes, "waits_for": done.waits_for}
         click.echo(json.dumps(shown))
@@ -186,6 +189,7 @@ def prune(url: str, keep: int, dry_run: bool, as_json: bool) -> None:
     click.echo(f"{len(done.backups)} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}")
     for running in done.waits_for:
         click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
+        click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --died {running}")
 
 
 backup.add_command(restore)

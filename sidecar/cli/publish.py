@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from dataclasses import field
 from functools import partial
 from typing import BinaryIO
 
@@ -14,14 +17,24 @@ import click
 from liftpy.client import Client, PublishAck, Publisher, PublishOptions
 from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
-from liftpy.errors import LiftError, ProtocolError
+from liftpy.errors import (
+    LiftError,
+    NoClusterError,
+    NotAllowedError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from sidecar.cli.main import exit_code
 from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
+from sidecar.tasks import attended
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 64 * 1024 * 1024
+_CHECK_S = 2.0
+"""For the question whether --subject is the stream's: whoever may not ask, or is not answered, publishes without it."""
 
 
 @dataclass(slots=True)
@@ -35,11 +48,28 @@ class _Report:
     last_offset: int = -1
     first_refused_line: int = 0
     first_error: LiftError | None = None
+    sent: int = 0
+    waiting: set[int] = field(default_factory=set)
+    """Lines that are sent and not answered: at most the window."""
+    rejected: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def last_line(self) -> int:
+        """Every line up to this one is acknowledged; 0: not even the first."""
+        first = min(self.waiting, default=self.sent + 1)
+        return (min(first, self.first_refused_line) if self.first_error is not None else first) - 1
+
+    @property
+    def progress(self) -> str:
+        """How far it came, for people."""
+        upto = f"every line up to line {self.last_line}" if self.last_line else "not the first line"
+        return f"{self.published} of {self.sent} messages are acknowledged, {upto}"
 
     def answered(self, line: int, answer: asyncio.Future[PublishAck]) -> None:
         """Take an answer into account."""
         if answer.cancelled():
             return
+        self.waiting.discard(line)
         error = answer.exception()
         if error is not None:
             self.refused_line(line, error if isinstance(error, LiftError) else LiftError(repr(error)))
@@ -52,6 +82,7 @@ class _Report:
     def refused_line(self, line: int, error: LiftError) -> None:
         """A line that is not, or perhaps not, stored; the first of them by number is remembered."""
         self.refused += 1
+        self.rejected.set()
         if self.first_error is None or line < self.first_refused_line:
             self.first_refused_line, self.first_error = line, error
 
@@ -59,7 +90,7 @@ class _Report:
     def as_json(self) -> dict[str, object]:
         """For ``--json``."""
         found: dict[str, object] = {"published": self.published, "refused": self.refused}
-        found |= {"first_offset": self.first_offset, "last_offset": self.last_offset}
+        found |= {"first_offset": self.first_offset, "last_offset": self.last_offset, "last_line": self.last_line}
         if self.first_error is not None:
             found |= {
                 "first_refused_line": self.first_refused_line,
@@ -116,13 +147,25 @@ def publish(
     """
     manner = _Manner(AckPolicy(ack), key, _headers(headers), keep_going)
 
-    async def work(client: Client) -> tuple[_Report, float]:
-        publisher = await client.publisher(name, partition, subject=subject, options=PublishOptions(window=window))
-        started = time.monotonic()
-        report = await _publish_lines(publisher, file, manner)
-        return report, time.monotonic() - started
+    report, started = _Report(), time.monotonic()
 
-    report, seconds = with_client(target, work)
+    async def work(client: Client) -> None:
+        nonlocal started
+        if subject:
+            await _describe(client, name)
+        options = PublishOptions(window=window, message_ids=True)
+        publisher = await client.publisher(name, partition, subject=subject, options=options)
+        started = time.monotonic()
+        await _publish_lines(publisher, file, manner, report)
+
+    try:
+        with_client(target, work)
+    except KeyboardInterrupt:
+        if as_json:
+            click.echo(json.dumps({**report.as_json, "ack": ack, "interrupted": True}))
+        click.echo(f"Interrupted: {report.progress}", err=True)
+        raise
+    seconds = time.monotonic() - started
     if as_json:
         click.echo(json.dumps({**report.as_json, "ack": ack, "seconds": round(seconds, 3)}))
     else:
@@ -132,7 +175,7 @@ def publish(
         return 0
     click.echo(
         f"Error: {report.refused} lines are not acknowledged, the first of them line {report.first_refused_line}: "
-        f"{report.first_error}",
+        f"{report.first_error}. {report.progress[0].upper()}{report.progress[1:]}",
         err=True,
     )
     return exit_code(report.first_error)
@@ -148,35 +191,100 @@ def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     return tuple(found)
 
 
-async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner) -> _Report:
-    report = _Report()
-    number = 0
-    async with publisher:
-        async for line in _lines(file):
-            if report.first_error is not None and not manner.keep_going:
-                break
-            number += 1
-            if manner.ack is AckPolicy.NONE:
-                await publisher.post(line, key=manner.key, headers=manner.headers)
-                report.published += 1
-            else:
-                answer = await publisher.send(line, key=manner.key, headers=manner.headers, ack=manner.ack)
-                if answer.done():  # refused here, before anything was sent
-                    report.answered(number, answer)
-                else:
-                    answer.add_done_callback(partial(report.answered, number))
-    return report
+async def _describe(client: Client, name: str) -> None:
+    """Have the client know the stream, so that it rejects a subject of another one."""
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            await client.stream(name)
+    except NoClusterError:
+        raise
+    except (NotAllowedError, UnavailableError, OutcomeUnknownError, TimeoutError):
+        pass
 
 
-async def _lines(file: BinaryIO) -> AsyncIterator[bytes]:
-    """The lines without their ends, as soon as they are there: a pipe that is slow holds nothing back."""
+async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
+    try:
+        async with publisher:  # its end waits for every ack
+            try:
+                await _send_lines(publisher, file, manner, report)
+            except LiftError as error:  # also of reading
+                report.refused_line(report.sent + 1, error)
+    except LiftError as error:
+        if report.first_error is None:
+            report.refused_line(report.sent + 1, error)
+
+
+async def _send_lines(publisher: Publisher, file: BinaryIO, manner: _Manner, report: _Report) -> None:
+    """Send each line as it comes, until the end, or a rejection, which may come while there is no line."""
+    rejected = attended(report.rejected.wait())
+    lines = _lines(file)
+    coming: asyncio.Task[list[bytes]] | None = None
+    try:
+        while True:
+            coming = attended(_next(lines))
+            await asyncio.wait([coming] if manner.keep_going else [coming, rejected], return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done() or not (some := coming.result()):
+                return
+            for line in some:
+                if report.first_error is not None and not manner.keep_going:
+                    return
+                await _send_line(publisher, line, manner, report)
+    finally:
+        tasks = [task for task in (rejected, coming) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await lines.aclose()
+
+
+async def _send_line(publisher: Publisher, line: bytes, manner: _Manner, report: _Report) -> None:
+    if manner.ack is AckPolicy.NONE:
+        await publisher.post(line, key=manner.key, headers=manner.headers)
+        report.sent += 1
+        report.published += 1
+        return
+    answer = await publisher.send(line, key=manner.key, headers=manner.headers, ack=manner.ack)
+    report.sent += 1
+    if answer.done():  # rejected here, before anything was sent
+        report.answered(report.sent, answer)
+    else:
+        report.waiting.add(report.sent)
+        answer.add_done_callback(partial(report.answered, report.sent))
+
+
+async def _next(lines: AsyncGenerator[list[bytes], None]) -> list[bytes]:
+    return await anext(lines, [])
+
+
+async def _lines(file: BinaryIO) -> AsyncGenerator[list[bytes], None]:
+    """The lines without their ends, never none, as soon as they are there: a pipe that is slow holds nothing back."""
     rest = b""
-    read = getattr(file, "read1", file.read)
-    while chunk := await asyncio.to_thread(read, _CHUNK_BYTES):
+    while chunk := await _read(file):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _MAX_LINE_BYTES:
             raise ProtocolError(f"a line is longer than {_MAX_LINE_BYTES} bytes: is this a text file?")
-        for line in lines:
-            yield line
+        if lines:
+            yield lines
     if rest:
-        yield rest
+        yield [rest]
+
+
+async def _read(file: BinaryIO) -> bytes:
+    """The next bytes; b"": the end. While a terminal or a pipe is quiet this can be cancelled, and no thread is left behind."""
+    if not _may_be_quiet(file):
+        return await asyncio.to_thread(file.read, _CHUNK_BYTES)
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(file.fileno(), readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(file.fileno())
+    return os.read(file.fileno(), _CHUNK_BYTES)
+
+
+def _may_be_quiet(file: BinaryIO) -> bool:
+    try:
+        kind = os.fstat(file.fileno()).st_mode
+    except OSError:  # no descriptor: it is in memory
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(file.fileno())

@@ -30,12 +30,13 @@ pytestmark = pytest.mark.processes
 async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
     bench: Bench, stream_name: str, tmp_path: Path
 ) -> None:
-    """Under load; offsets, LeaderEpochs, positions; increments; nothing is overwritten [D1, D14, R3, R9]."""
+    """Under load, after many LeaderEpochs; offsets, LeaderEpochs, positions; increments; nothing is overwritten [D1, D14, R3, R9]."""
     client, store = bench.client, Store.at(str(tmp_path / "store"))
     stream = await bench.create(stream_name, partitions=3)  # nothing is published to the last one
     async with await client.publisher(stream_name, 1) as publisher:
         for number in range(3000):
             await publisher.send(b"%d" % number * 9)
+    await client.create_stream(f"e{stream_name}", f"e.{stream_name}", first_leader_epoch=5_000_000)
     at = [PartitionKey(stream_name, stream.uid, 0), PartitionKey(stream_name, stream.uid, 1)]
     await bench.until(lambda: _said(reset_group(client, f"g{stream_name}", {at[1]: 1234})), "a group has a position")
     await bench.until(lambda: _said(set_cursor(client, f"c{stream_name}", {at[1]: 77})), "a cursor has one")
@@ -73,6 +74,7 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
             now = (await fresh.client.describe_cluster(linearizable=True)).image
             restored = now.streams[stream_name]
             assert restored.uid != stream.uid
+            assert manifest.leader_epoch >= 5_000_000
             assert list(now.nodes) == ["n1"], "the helper is gone"
             assert [partition.replicas for partition in restored.partitions] == [("n1",)] * 3
             assert not restored.config.read_only

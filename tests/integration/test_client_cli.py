@@ -224,6 +224,91 @@ def test_consume_group_ended_by_a_signal_commits_what_was_printed(run: Run, clus
     assert [at["lag"] for at in json_of(run, "group", "show", "crew")["positions"]] == [0, 0]
 
 
+def publishing(cluster: DevCluster, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "publish", *words, "--nats", cluster.nats_url]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+
+
+def wait_for_records(run: Run, name: str, count: int) -> list[str]:
+    while len(lines := run("consume", name, "--until", "end", "--format", "value")[1].splitlines()) < count:
+        pass
+    return lines
+
+
+def test_publish_leader_killed_stores_each_line_once(run: Run, cluster: DevCluster) -> None:
+    assert run("stream", "create", "survives", "--subject", "survives")[0] == 0
+    process = publishing(cluster, "survives", "--json")
+    assert process.stdin is not None
+    process.stdin.write(b"".join(b"%d\n" % number for number in range(50)))
+    wait_for_records(run, "survives", 50)
+    leader = cluster.nodes[json_of(run, "stream", "show", "survives")["partitions"][0]["leader"]]
+    leader.kill()
+    try:
+        process.stdin.write(b"".join(b"%d\n" % number for number in range(50, 100)))
+        out, err = process.communicate(timeout=60)
+    finally:
+        leader.start()
+    assert (process.returncode, err) == (0, b"")
+    assert (json.loads(out)["published"], json.loads(out)["last_line"]) == (100, 100)
+    assert wait_for_records(run, "survives", 100) == [str(number) for number in range(100)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_publish_quiet_pipe_signal_ends_it_and_tells_what_is_acknowledged(
+    run: Run, cluster: DevCluster, number: signal.Signals, code: int
+) -> None:
+    name = f"quiet{code}"
+    assert run("stream", "create", name, "--subject", name)[0] == 0
+    process = publishing(cluster, name)
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\nhalf a")
+    wait_for_records(run, name, 2)
+    process.send_signal(number)
+    process.wait(timeout=30)  # the pipe stays open
+    assert process.stderr is not None
+    said = process.stderr.read().strip()
+    assert (process.returncode, said) == (code, b"Interrupted: 2 of 2 messages are acknowledged, every line up to line 2")
+    process.communicate()
+
+
+def test_publish_quiet_pipe_tells_a_rejection_when_it_comes(run: Run, cluster: DevCluster) -> None:
+    assert run("stream", "create", "closing", "--subject", "closing")[0] == 0
+    process = publishing(cluster, "closing")
+    assert process.stdin is not None
+    process.stdin.write(b"one\n")
+    wait_for_records(run, "closing", 1)
+    assert run("stream", "alter", "closing", "--read-only")[0] == 0
+    process.stdin.write(b"two\n")
+    process.wait(timeout=30)  # the pipe stays open
+    assert process.stderr is not None
+    said = process.stderr.read().decode()
+    assert process.returncode == 1
+    assert "the first of them line 2" in said
+    assert "1 of 2 messages are acknowledged, every line up to line 1" in said
+    process.communicate()
+
+
+def test_commands_wrong_target_say_at_once_what_is_wrong(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_text("one\n")
+    assert run("stream", "create", "target", "--subject", "here.*")[0] == 0
+    began = time.monotonic()
+    code, _, err = run("publish", "target", str(tmp_path / "lines"), "--subject", "nowhere.x")
+    assert (code, "nowhere.x is no subject of target/0, which listens on here.*" in err) == (2, True)
+    assert run("publish", "target", str(tmp_path / "lines"), "--subject", "here.x")[0] == 0
+    for words in (
+        ["publish", "target", str(tmp_path / "lines")],
+        ["publish", "target", str(tmp_path / "lines"), "--subject", "here.x"],
+        ["consume", "target", "--until", "end"],
+        ["stream", "list"],
+        ["stream", "delete", "target", "--yes"],
+        ["status"],
+        ["group", "list"],
+    ):
+        code, _, err = run(*words, "--namespace", "elsewhere")
+        assert (code, "no liftpy node of namespace 'elsewhere' answers at nats://127.0.0.1" in err) == (3, True), (words, err)
+    assert time.monotonic() - began < 30, "each waits about a second"
+
+
 def test_fewer_nodes_mean_fewer_replicas_and_it_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

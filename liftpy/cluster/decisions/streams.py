@@ -27,6 +27,8 @@ MAX_STREAMS = 100_000
 MAX_PARTITIONS_PER_STREAM = 10_000
 MAX_REPLICATION_FACTOR = 32
 DEFAULT_REPLICATION_FACTOR = 3
+MAX_FIRST_LEADER_EPOCH = 1 << 48
+"""The highest LeaderEpoch that a request may skip to. It leaves more LeaderEpochs than a cluster can use."""
 AS_MANY = "it has as many already"
 OVERLAP = "subjects overlap with an existing stream"
 OVERLAP_ERR_CODE = 10065
@@ -52,6 +54,7 @@ def create_stream(draft: Draft, request: pb.CreateStream) -> Steps[Decision]:
     if request.dryRun:
         return Decision((), pb.ControlResponse(plan=plan_of(draft.image, wanted, placed)))
     waits = isinstance(placed, NotEnoughNodesError)
+    draft.skip_leader_epochs(request.firstLeaderEpoch)
     stream = StreamImage(
         name=request.name,
         uid=draft.next_stream_uid(),
@@ -134,6 +137,8 @@ def _checked(draft: Draft, request: pb.CreateStream, held: StreamImage | None) -
         raise ConfigError(f"stream name {request.name!r} is a word of the protocol's own subjects: choose another")
     check_data_subject(request.subject, draft.rules.namespace)
     _check_count(request.subject, _count(request))
+    if request.firstLeaderEpoch > MAX_FIRST_LEADER_EPOCH:
+        raise ConfigError(f"first LeaderEpoch = {request.firstLeaderEpoch} is above {MAX_FIRST_LEADER_EPOCH}")
     config = config_from_pb(request.config)
     if config.needs_quotas and image.feature_level < QUOTAS:
         raise ConfigError(QUOTAS_NEED.format(level=image.feature_level))

@@ -11,7 +11,7 @@ from liftpy.backup.planning import chained, kept_pieces
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.config import StreamConfig
-from liftpy.partition import PartitionState
+from liftpy.partition import PartitionState, Purge
 from liftpy.wire.batch import RecordBatch, build_batch, split_batches
 from sidecar.backup.store import Store
 
@@ -28,9 +28,11 @@ def log_of(batches: int, records: int = 10, epoch: int = 3, value: bytes = b"%d"
     return split_batches(data)
 
 
-def partition_state() -> PartitionState:
+def partition_state(purges: tuple[Purge, ...] = ()) -> PartitionState:
     """One replica."""
-    return PartitionState(partition=0, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=9, epoch=1)
+    return PartitionState(
+        purges=purges, partition=0, replicas=("n1",), isr=("n1",), leader="n1", leader_epoch=9, epoch=1
+    )  # fmt: skip
 
 
 def store_file(store: Store, path: str, data: bytes) -> StoredFile:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from liftpy.backup.manifest import manifest_path
+from liftpy.backup.cutting import without_purged
+from liftpy.backup.manifest import manifest_path, piece_path, running_path
 from liftpy.client.positions import Bounds
 from liftpy.cluster.image import ClusterImage, StreamImage
 from liftpy.config import StreamConfig
 from liftpy.errors import CorruptionError, NotFoundError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.log.log import Log
+from liftpy.partition import Purge
+from liftpy.wire.batch import build_batch, split_batches
 from sidecar.backup import store as store_module
 from sidecar.backup import taking
+from sidecar.backup.looking import prune_backups, read_image
+from sidecar.backup.staging import NOWHERE, stage
 from sidecar.backup.store import Store
-from sidecar.disk.files import sync_folder
-from tests.unit.backup.stored import FIRST, SECOND, UID, partition_state, two_backups
+from sidecar.disk.files import FolderStorage, sync_folder
+from tests.unit.backup.stored import FIRST, SECOND, THIRD, UID, log_of, partition_state, two_backups
 
 
 class Watched:
@@ -159,3 +168,132 @@ async def test_a_backup_asks_for_the_metadata_then_the_cursors_then_where_partit
     with pytest.raises(NotFoundError, match="made again"):
         await taking.take_backup(client, Store.at(str(tmp_path)), taking.TakeOptions())
     assert store.backup_ids() == [taken.manifest.backup, later.manifest.backup]
+
+
+class SmallDisk:
+    """A file system with room for ``room_bytes`` in all."""
+
+    def __init__(self, inner: Any, root: Path, room_bytes: int) -> None:
+        self._inner, self._root, self.room_bytes = inner, root, room_bytes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @contextmanager
+    def open_output_stream(self, path: str, **more: Any) -> Iterator[Any]:
+        def write(data: bytes) -> None:
+            used = sum(one.stat().st_size for one in self._root.rglob("*") if one.is_file())
+            stream.write(data[: max(0, self.room_bytes - used)])
+            stream.flush()
+            if used + len(data) > self.room_bytes:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with self._inner.open_output_stream(path, **more) as stream:
+            yield SimpleNamespace(write=write)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Of a cluster whose stream ``orders`` has one partition: ``log``, and the pending ``purges``."""
+    made: Any = SimpleNamespace(transport=None, log=log_of(8), purges=())
+
+    async def described(**_: Any) -> Any:
+        state = partition_state(made.purges)
+        return SimpleNamespace(
+            image=ClusterImage(index=7).with_stream(StreamImage("orders", UID, "shop.orders", StreamConfig(), (state,)))
+        )
+
+    async def none(client: Any) -> list[str]:
+        return []
+
+    async def bounds(name: str, number: int) -> Bounds:
+        return Bounds(UID, "n1", "n1", 9, log_start_offset=0, high_watermark=79)
+
+    async def batches(offset: int) -> Any:
+        return [batch for batch in made.log if batch.next_offset > offset][:1], None
+
+    monkeypatch.setattr(taking, "list_groups", none)
+    monkeypatch.setattr(taking, "list_cursors", none)
+    monkeypatch.setattr(
+        taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=batches, compacted_end=0, deletes_end=0)
+    )
+    made.describe_cluster, made.bounds = described, bounds
+    return made
+
+
+async def test_backup_into_a_full_store_leaves_the_room_that_it_found(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one finds room, once there is some: no mark of the failed one is in the way."""
+    store, _, _ = two_backups(tmp_path)
+    before = store.sizes("")
+    disk = SmallDisk(store._fs, tmp_path, 0)
+    full = Store(disk, str(tmp_path))
+    full._is_local = True
+    options = taking.TakeOptions(since="", piece_bytes=3 * client.log[0].header.size_bytes)
+    needed = 0
+    with monkeypatch.context() as roomy:
+        roomy.setattr(disk, "room_bytes", 1 << 30)
+        taken = await taking.take_backup(client, full, options)
+        needed = sum(store.sizes("").values()) - sum(before.values())
+        for path in set(store.sizes("")) - set(before):
+            store.remove(path)
+    for room_bytes in range(0, needed, max(1, needed // 40)):
+        disk.room_bytes = sum(before.values()) + room_bytes
+        with pytest.raises(StorageError, match="No space left"):
+            await taking.take_backup(client, full, options)
+        assert store.sizes("") == before, f"with {room_bytes} bytes left"
+    disk.room_bytes = 1 << 30
+    assert (await taking.take_backup(client, full, options)).manifest.size_bytes == taken.manifest.size_bytes
+
+
+@pytest.mark.parametrize("leaves", ["mark", "pieces", "image"])
+def test_prune_of_a_backup_that_is_said_to_have_died_removes_all_that_it_left(tmp_path: Path, leaves: str) -> None:
+    store, _, _ = two_backups(tmp_path)
+    before = store.sizes("")
+    store.put(running_path(THIRD), b'{"since": "?"}')
+    if leaves == "pieces":
+        store.put(piece_path("orders", UID, 0, 5, THIRD), b"half a piece")
+    if leaves == "image":
+        store.put(f"backups/{THIRD}/image", b"an image")
+    now = datetime(2026, 11, 3, 1, tzinfo=UTC)
+    assert prune_backups(store, 2, now).waits_for == (THIRD,)
+    with pytest.raises(NotFoundError, match="no such backup"):
+        prune_backups(store, 2, now, died=("20261103T000000Z-000000ff",))
+    prune_backups(store, 2, now, died=(THIRD,))
+    assert store.sizes("") == before
+
+
+async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_backup(client: Any, tmp_path: Path) -> None:
+    """Nor has the log of a later backup, which was taken when the cluster had forgotten the purge."""
+    store = Store.at(str(tmp_path / "store"))
+    keys = [b"ann", b"bob", b"cid", b"dan"]
+    client.log = split_batches(
+        b"".join(
+            build_batch([b"%d" % number] * 4, keys=keys if number else [b"ann"] * 4, base_offset=number * 4, leader_epoch=3)
+            for number in range(20)
+        )
+    )
+    client.purges = (Purge(number=5, keys=(b"ann",), end_offset=41),)
+    options = taking.TakeOptions(piece_bytes=3 * client.log[0].header.size_bytes)
+    first = (await taking.take_backup(client, store, options)).manifest
+    purged = list(client.log)
+    client.log, client.purges = [without_purged(batch, client.purges) for batch in purged], ()
+    second = (await taking.take_backup(client, store, options)).manifest
+    for manifest in (first, second):
+        folder = tmp_path / manifest.backup
+        (copy,) = manifest.streams[0].partitions
+        purges = read_image(store, manifest).streams["orders"].partitions[0].purges
+        stage(store, copy, StreamConfig(), folder, NOWHERE, lambda path: None, purges)
+        log, _ = Log.open(FolderStorage(folder), StreamConfig())
+        found = split_batches(b"".join(log.read(0, 1 << 20).chunks))
+        at = [
+            int(offset)
+            for batch in found
+            if batch.record_count
+            for offset, key in zip(batch.offsets(), batch.columns.keys.to_list(), strict=True)  # type: ignore[union-attr]
+            if key == b"ann"
+        ]
+        assert at == list(range(44, 80, 4))
+        assert sum(batch.record_count for batch in found if not batch.header.control) == 80 - 4 - 10
+        assert log.log_end_offset == 80

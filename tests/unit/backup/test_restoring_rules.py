@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 
 from liftpy.backup.manifest import CursorCopy, Manifest
+from liftpy.client.admin import Admin
 from liftpy.client.group import GroupRefusedError
 from liftpy.cluster.image import StreamImage
+from liftpy.cluster.request_bounds import fit
 from liftpy.config import StreamConfig
-from liftpy.errors import AlreadyExistsError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import AlreadyExistsError, ConfigError, OutcomeUnknownError, UnavailableError
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.subjects import Subjects
 from sidecar.backup import cursors as cursors_module
 from sidecar.backup import restoring as module
 from sidecar.backup.cursors import set_cursors
 from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
 from tests.unit.backup.stored import UID, two_backups
+from tests.unit.cluster.cluster_driver import Driver
 
 HELPER = "restore-0000000a"
 NEW_UID = "00000b-20"
@@ -146,10 +152,16 @@ async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goe
 
     restore._step, restore._options = step, RestoreOptions(target=None, scratch=tmp_path)  # type: ignore[arg-type]
     image = SimpleNamespace(uid=NEW_UID)
-    asked = {"make_room": None, "planned": (("n1", "n2"),), "start": None, "until": None, "pass_epochs": None, "created": image,
+    asked = {"make_room": None, "planned": (("n1", "n2"),), "start": None, "until": None, "first_epoch": 7,
              "move": None, "remove_helper": None}  # fmt: skip
     for name, result in asked.items():
         monkeypatch.setattr(restore, f"_{name}", noted(name, result))
+
+    async def create(one: Any, first_epoch: int) -> None:
+        done.append(("create",))
+        one.image = image
+
+    monkeypatch.setattr(restore, "_create", create)
     monkeypatch.setattr(restore, "_stage", lambda scratch: done.append(("stage",)))
     monkeypatch.setattr(restore, "_give", lambda scratch, one: done.append(("give", one.wish.into)))
     monkeypatch.setattr(restore, "undo", noted("undo"))
@@ -168,10 +180,10 @@ async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goe
     else:
         await restore.run()
         assert said == [{"orders": NEW_UID} if into == "orders" else {}], "what has another name is no stream of theirs"
-    names = [one[0] for one in done if one[0] in ("pass_epochs", "created", "give", "move", "alter_stream", "remove_helper")]
+    names = [one[0] for one in done if one[0] in ("first_epoch", "create", "give", "move", "alter_stream", "remove_helper")]
     whole = [
-        "pass_epochs",
-        *["created", "give"] * 2,
+        "first_epoch",
+        *["create", "give"] * 2,
         "move",
         *["alter_stream"] * 2,
         "move",
@@ -184,6 +196,59 @@ async def test_streams_are_opened_when_all_replicas_have_them_and_the_helper_goe
     assert restore._open == ({into, "another"} if end >= 8 else set())
 
 
+class RealDecisions(World):
+    """A cluster that checks and applies the requests which create partitions, as its controllers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Driver((HELPER,))
+        self.admin = Admin(self, Subjects("liftpy"))  # type: ignore[arg-type]
+
+    @property
+    def image(self) -> Any:
+        return self.cluster.fsm.image
+
+    async def request(self, subject: str, payload: bytes, timeout_s: float) -> bytes:
+        request = frames.decode(payload, pb.ControlRequest)
+        refused = fit(request, len(payload))
+        if refused:
+            return frames.sealed(
+                pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=refused, operationId=request.operationId)
+            )
+        response = self.cluster.apply(request.SerializeToString())
+        response.operationId = request.operationId
+        return frames.sealed(response)
+
+    async def create_stream(self, name: str, subject: str, *, ready_s: float, **more: Any) -> StreamImage:
+        return await self.admin.create_stream(name, subject, **more)
+
+    async def add_partitions(self, name: str, *, ready_s: float, **more: Any) -> StreamImage:
+        return await self.admin.add_partitions(name, **more)
+
+
+@pytest.mark.parametrize(("partitions", "leader_epoch"), [(1, 4), (1, 5_000_000), (3500, 4)])
+async def test_restore_after_many_epochs_or_partitions_creates_the_stream_above_them(
+    manifest: Manifest, partitions: int, leader_epoch: int
+) -> None:
+    world = RealDecisions()
+    copy = manifest.streams[0].partitions[0]
+    stream = replace(manifest.streams[0], partitions=tuple(replace(copy, partition=number) for number in range(partitions)))
+    restore = a_restore(world, replace(manifest, leader_epoch=leader_epoch, streams=(stream,)))
+    restore._helper_id = HELPER
+    await restore._create(restore._streams[0], await restore._first_epoch())
+    made = world.image.streams["orders"]
+    assert [partition.replicas for partition in made.partitions] == [(HELPER,)] * partitions
+    assert min(partition.leader_epoch for partition in made.partitions) > leader_epoch
+    assert world.image.counters.next_leader_epoch > max(partition.leader_epoch for partition in made.partitions)
+
+
+async def test_stream_with_a_first_leader_epoch_out_of_bounds_is_rejected() -> None:
+    world = RealDecisions()
+    with pytest.raises(ConfigError, match="LeaderEpoch"):
+        await world.create_stream("orders", "shop.orders", ready_s=0, first_leader_epoch=1 << 62)
+    assert world.image.counters.next_leader_epoch == 1
+
+
 async def test_a_stream_counts_as_open_before_it_is(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer may be lost: somebody may have published by then."""
     world = World()
@@ -193,11 +258,11 @@ async def test_a_stream_counts_as_open_before_it_is(manifest: Manifest, monkeypa
         raise OutcomeUnknownError("no answer")
 
     monkeypatch.setattr(world, "alter_stream", alter, raising=False)
-    for name in ("_make_room", "_start", "_until", "_pass_epochs", "_move", "undo", "_planned"):
+    for name in ("_make_room", "_start", "_until", "_first_epoch", "_move", "undo", "_planned"):
         monkeypatch.setattr(restore, name, world.__getattr__(name))
     monkeypatch.setattr(restore, "_stage", lambda scratch: None)
     monkeypatch.setattr(restore, "_give", lambda scratch, one: None)
-    monkeypatch.setattr(restore, "_created", world.__getattr__("created"))
+    monkeypatch.setattr(restore, "_create", world.__getattr__("create"))
     monkeypatch.setattr(module, "helper_node", lambda settings: SimpleNamespace(running=False, interrupt=lambda: None))
     with pytest.raises(OutcomeUnknownError):
         await restore.run()

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from liftpy.backup.cutting import cut_batch, end_of, epochs_to_pass
+from liftpy.backup.cutting import cut_batch, end_of, first_leader_epoch
 from liftpy.backup.manifest import PartitionCopy, StreamCopy
 from liftpy.config import StreamConfig
 from liftpy.errors import ConfigError, CorruptionError
@@ -131,13 +131,14 @@ def test_nothing_is_made_of_a_damaged_piece_which_is_named(tmp_path: Path) -> No
             stage(store, copy, SMALL, tmp_path / f"log{until.offset}", until, lambda _: None)
 
 
-def test_epochs_are_passed_only_where_they_must(tmp_path: Path) -> None:
+def test_first_leader_epoch_is_above_the_backup_and_the_cluster(tmp_path: Path) -> None:
     two = two_backups(tmp_path)[2]
-    assert epochs_to_pass(two, 10) == 0
-    assert epochs_to_pass(two, 9) == 1
-    assert epochs_to_pass(two, 1) == 9
+    assert first_leader_epoch(two, 1) > two.leader_epoch
+    assert first_leader_epoch(two, 10_000) > 10_000
     later = replace(two, leader_epoch=2, streams=(StreamCopy(name="o", uid="1-1", partitions=two.streams[0].partitions),))
-    assert epochs_to_pass(later, 1) == 5, "a record's own counts as well"
+    assert first_leader_epoch(later, 1) > two.streams[0].partitions[0].epoch > later.leader_epoch, (
+        "a record's own counts as well"
+    )
 
 
 def test_until_is_read_from_a_command_line() -> None:

@@ -106,7 +106,7 @@ def test_wrong_usage_is_exit_code_2_and_says_what_is_right(
 
 def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
-        return [line async for line in publish._lines(file)]  # type: ignore[arg-type]
+        return [line async for some in publish._lines(file) for line in some]  # type: ignore[arg-type]
 
     long = b"x" * 200_000
     text = b"one\n\nthree\r\n" + long + b"\nlast without an end"
@@ -119,10 +119,10 @@ def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> Non
         got = publish._lines(slow)  # type: ignore[arg-type]
 
         async def first_before_the_second_is_whole() -> list[bytes]:
-            found = [await anext(got)]
+            found = [*await anext(got)]
             theirs.sendall(b"ond\n")
             theirs.shutdown(socket.SHUT_WR)
-            return [*found, *[line async for line in got]]
+            return [*found, *[line async for some in got for line in some]]
 
         assert asyncio.run(first_before_the_second_is_whole()) == [b"first", b"second"]
 
@@ -131,7 +131,7 @@ class Scripted:
     """A publisher that refuses the lines named ``no``, at once or later; ``sent`` are those that it was given."""
 
     def __init__(self, at_once: bool) -> None:
-        self.sent: list[tuple[bytes, bytes | None, dict[str, bytes]]] = []
+        self.sent: list[tuple[bytes, bytes | None, tuple[tuple[str, bytes], ...]]] = []
         self.at_once = at_once
 
     async def __aenter__(self) -> Scripted:
@@ -141,7 +141,7 @@ class Scripted:
         await asyncio.sleep(0)
 
     async def send(
-        self, line: bytes, *, key: bytes | None, headers: dict[str, bytes], ack: AckPolicy
+        self, line: bytes, *, key: bytes | None, headers: tuple[tuple[str, bytes], ...], ack: AckPolicy
     ) -> asyncio.Future[PublishAck]:
         answer: asyncio.Future[PublishAck] = asyncio.get_running_loop().create_future()
         offset = len(self.sent)

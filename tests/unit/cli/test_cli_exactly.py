@@ -15,7 +15,15 @@ import pytest
 from rich.console import Console
 
 from liftpy.client.credentials import Credentials
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotAllowedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    UnavailableError,
+)
 from liftpy.service.poison import Unit
 from liftpy.wire import frames
 from liftpy.wire._pb import service_pb2
@@ -460,6 +468,9 @@ class Publishing:
     async def publisher(self, name: str, partition: int, *, subject: str, options: Any) -> Publishing:
         self.asked = (name, partition, subject, options.window)
         return self
+
+    async def stream(self, name: str) -> None:
+        raise NotAllowedError(f"may not ask about {name}")
 
     async def __aenter__(self) -> Publishing:
         return self

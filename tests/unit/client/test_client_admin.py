@@ -9,12 +9,13 @@ import pytest
 from liftpy.client import admin as admin_module
 from liftpy.client.admin import Admin
 from liftpy.client.credentials import Credentials
-from liftpy.client.transport import NobodyListensError, Transport, open_connection
+from liftpy.client.transport import Transport, open_connection
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
     InvalidNameError,
+    NoClusterError,
     NotFoundError,
     OutcomeUnknownError,
     StaleRequestError,
@@ -141,7 +142,7 @@ async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
     transport: Transport, server_side: Transport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
-    with pytest.raises(NobodyListensError, match="nobody listens"):
+    with pytest.raises(NoClusterError, match="no liftpy node of namespace 'empty' answers at nats://127"):
         await Admin(transport, Subjects("empty"), deadline_s=0.2).describe()
     mute = await Controller(server_side, Subjects("mute")).start()
     mute.script = [lambda _: None] * 100

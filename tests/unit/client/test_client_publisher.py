@@ -11,12 +11,13 @@ from liftpy.client import publisher as publisher_module
 from liftpy.client.in_flight import PublishAck, PublishOptions
 from liftpy.client.outgoing import Address
 from liftpy.client.publisher import Publisher
-from liftpy.client.transport import Transport
+from liftpy.client.transport import Transport, open_connection
 from liftpy.config import AckPolicy
 from liftpy.errors import ClientClosedError, ConfigError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.subjects import Subjects
+from sidecar.dev.embedded import NatsServer
 
 _Ack = client_pb2.Ack
 
@@ -317,3 +318,32 @@ async def test_another_loop_is_told_the_rule(transport: Transport, leader: Leade
 def test_options_are_bounded() -> None:
     with pytest.raises(ConfigError, match="window"):
         PublishOptions(window=0)
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+async def test_publisher_nats_back_after_an_outage_gets_acks_within_a_second_of_the_leader(has_ids: bool) -> None:
+    """A leader that is not ready again swallows a probe: the next one goes out within a fraction of a second."""
+    loop = asyncio.get_running_loop()
+    with NatsServer() as server:
+        ours, theirs = Transport(await open_connection(server.url)), Transport(await open_connection(server.url))
+        leader = await Leader(theirs, "data.outage").start()
+        address = Address(leader.subject, "", True, 120.0)
+        made = Publisher(ours, "flights", 0, address, PublishOptions(message_ids=has_ids, timeout_s=5.0))
+        await made.publish(b"before")
+        renewed = ours.reconnected, theirs.reconnected
+        await asyncio.to_thread(server.kill)
+        leader.script = [None]
+        answers = [await made.send(b"%d" % number) for number in range(3)]
+        await asyncio.to_thread(server.resume)
+        await asyncio.gather(*renewed)
+        back = loop.time()
+        done, _ = await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        assert loop.time() - back < 1.5, "not the time-out of an attempt"
+        assert [one.result().stream for one in done] == ["flights"] * len(done)
+        if has_ids:
+            await asyncio.wait(answers)
+            assert {message.value for message in leader.stored} == {b"before", b"0", b"1", b"2"}
+        await made.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+        await ours.close()
+        await theirs.close()

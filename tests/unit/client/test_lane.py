@@ -295,13 +295,32 @@ def test_only_the_first_batch_of_a_reset_says_so_and_the_others_wait_for_it() ->
     assert (first.reset, second.reset, first.digest) == (True, False, RollingDigest())
 
 
-def test_when_the_connection_was_renewed_everything_goes_out_again_at_once() -> None:
+def test_lane_connection_renewed_probes_within_a_second_until_an_answer_comes() -> None:
     lane = a_lane()
-    lane.go_back(1.0)
     fill(lane, b"a", b"b", b"c")
-    sent(lane, 0)
-    lane.go_back(5.0)
-    assert (lane.wake_at(), [p.attempt for p in sent(lane, 5.0)]) == (5.0, [2, 2])
+    first, second = sent(lane, 0)
+    for now in (3.0, 8.0, 15.0):  # nobody answers: the pause grows
+        lane.late(now)
+        sent(lane, now + 1.0)
+    lane.connection_renewed(20.0)
+    assert lane.wake_at() == 20.0
+    now, times = 20.0, []
+    while now < 21.0:
+        lane.late(now)
+        times += [now for _ in sent(lane, now)]
+        now = lane.wake_at() or 0.0
+    assert len(times) > 2, "one batch at a time, and often"
+    lane.placed(first.sequence, at(0))
+    assert [p.sequence for p in sent(lane, now)] == [second.sequence]
+
+
+def test_lane_connection_renewed_still_waits_for_the_quota() -> None:
+    lane = a_lane()
+    fill(lane, b"a")
+    (first,) = sent(lane, 0)
+    lane.refused(first.sequence, 1, Refusal.AGAIN, 1.0, after_s=9.0)
+    lane.connection_renewed(2.0)
+    assert (sent(lane, 2.0), lane.wake_at()) == ([], 10.0)
 
 
 # ---- with a leader -----------------------------------------------------------------------------------------------------------
