@@ -45,6 +45,8 @@ class ReadAhead:
         self._seen: list[LiftError | None] = []
         """An end or an error that ``at_once`` has met, for ``next``; at most one."""
         self._fetch: Fetch | None = None
+        self._beginning: asyncio.Task[Fetch] | None = None
+        """Runs on when whoever waits for it gives up: the next one goes on waiting."""
         self._fetching: asyncio.Task[None] | None = None
         self._forget: Callable[[], None] = _nothing
         self._getting = False
@@ -60,7 +62,7 @@ class ReadAhead:
             return None
         self._home.must_be_usable()
         if self._fetch is None:
-            self._fetch = await self._begin()
+            self._fetch = await self._begun()
         if self.ended:  # closed meanwhile, by another task
             return None
         if self._fetching is None:
@@ -79,6 +81,18 @@ class ReadAhead:
             return None
         self._pieces.extend(found)
         return self._pieces.popleft()
+
+    async def _begun(self) -> Fetch:
+        """What fetches. Beginning asks a replica, which outlasts a short timeout of the caller."""
+        if self._beginning is None:
+            self._beginning = asyncio.ensure_future(self._begin())
+            self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
+        beginning = self._beginning
+        try:
+            return await asyncio.shield(beginning)
+        finally:
+            if beginning.done() and self._beginning is beginning:
+                self._beginning = None
 
     async def _get(self) -> list[BatchSlice] | LiftError | None:
         self._getting = True
@@ -140,6 +154,9 @@ class ReadAhead:
             self._ready.put_nowait(None)
         self._forget()
         self._forget = _nothing
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None and not beginning.get_loop().is_closed():
+            beginning.get_loop().call_soon_threadsafe(beginning.cancel)
         fetching, self._fetching = self._fetching, None
         return fetching
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
+from liftpy.errors import CorruptionError
 from liftpy.group import shown
 from liftpy.group.machine import GroupMachine, GroupRecord
 from liftpy.service.base import Service
@@ -68,6 +69,14 @@ class GroupCoordinator(Service):
         )
         return dict(zip(NO_FIGURES, numbers, strict=True))
 
+    @classmethod
+    def check_snapshot(cls, state: bytes) -> None:
+        """Raise CorruptionError unless the groups can be restored from ``state``, all of them as they were."""
+        again = GroupMachine()
+        again.restore(state)
+        if again.snapshot() != state:
+            raise CorruptionError("the groups that are read back are not those that were written")
+
     def take_snapshot(self) -> bytes | Callable[[], bytes]:
-        """All groups."""
-        return self._machine.snapshot()
+        """All groups; their bytes are made in another thread."""
+        return self._machine.frozen()

@@ -5,8 +5,8 @@ What it answers and what its state is follow from the commands and their stamps 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import field
+from collections.abc import Callable, Iterable
+from dataclasses import field, replace
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError
@@ -44,6 +44,20 @@ class GroupRecord:
         self.readers.expire(now_ns)
         for queue in self.queues.values():
             queue.expire(now_ns)
+
+    def frozen(self) -> GroupRecord:
+        """A copy for a snapshot, which later commands do not change."""
+        readers = self.readers
+        copied = ConsumerGroup(
+            readers.generation,
+            readers.joins,
+            {name: replace(member, held=member.held.copy()) for name, member in readers.members.items()},
+            {name: replace(known) for name, known in readers.streams.items()},
+            readers.targets.copy(),
+            readers.owners.copy(),
+            readers.positions.copy(),
+        )
+        return GroupRecord(copied, {place: queue.frozen() for place, queue in self.queues.items()}, self.cursor)
 
     @property
     def is_busy(self) -> bool:
@@ -241,16 +255,31 @@ class GroupMachine:
     # ---- snapshots ---------------------------------------------------------------------------------------------------------
     def snapshot(self) -> bytes:
         """The whole state; the same bytes for the same state."""
-        state = pb.CoordinatorState(
+        return self.frozen()()
+
+    def frozen(self) -> Callable[[], bytes]:
+        """Return what makes the bytes of ``snapshot`` as of now, in any thread: later commands do not change them."""
+        head = pb.CoordinatorState(
             version=STATE_VERSION,
             clockNs=self.clock.now_ns,
             stampNs=self.clock.stamp_ns,
             leaderEpoch=self.clock.leader_epoch,
             sweptNs=self._swept_ns,
             generations=self._generations,
-            groups=(_group_state(name, self.groups[name]) for name in sorted(self.groups)),
         )
-        return state.SerializeToString(deterministic=True)
+        groups = {name: group.frozen() for name, group in self.groups.items()}
+
+        def made() -> bytes:
+            """Group by group: another thread waits for no longer than one of them takes."""
+            parts = [
+                pb.CoordinatorState(groups=[_group_state(name, groups[name])]).SerializeToString(deterministic=True)
+                for name in sorted(groups)
+            ]
+            last = pb.CoordinatorState(generations=head.generations).SerializeToString()
+            head.ClearField("generations")
+            return b"".join((head.SerializeToString(deterministic=True), *parts, last))
+
+        return made
 
     def restore(self, data: bytes) -> None:
         """Become what ``snapshot`` gave. Raises CorruptionError for bytes of another version."""
@@ -297,19 +326,21 @@ def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupA
 
 
 def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: pb.GroupAnswer) -> None:
+    most = limits.MAX_LOST_RANGES + 1
     lost: list[tuple[str, int, int, int]] = []
     for part in settle.settlements:
         queue = group.queues.get((part.stream, part.partition))
         if queue is None or queue.uid != part.uid:
-            pieces = [(piece.start, piece.end) for piece in part.ranges]
+            pieces = [(piece.start, piece.end) for piece in part.ranges[:most]]
         else:
-            pieces = queue.settle(part, settle.member, now_ns)
-        lost += [(part.stream, part.partition, start, end) for start, end in pieces]
+            pieces = queue.settle(part, settle.member, now_ns, most - len(lost))
+        lost += [(part.stream, part.partition, start, end) for start, end in pieces[: most - len(lost)]]
     if lost:
         shown = lost[: limits.MAX_LOST_RANGES]
         answer.lost.extend(pb.LostRange(stream=s, partition=p, start=start, end=end) for s, p, start, end in shown)
         answer.code = pb.GROUP_STALE
-        answer.detail = f"{len(lost)} ranges are not the member's any more"
+        count = str(len(lost)) if len(lost) < most else f"more than {limits.MAX_LOST_RANGES}"
+        answer.detail = f"{count} ranges are not the member's any more"
 
 
 def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
@@ -366,7 +397,7 @@ def _group_of(state: pb.GroupState) -> GroupRecord:
             readers.owners[place] = members[part.owner - 1].name
             members[part.owner - 1].held[place] = part.generation
         if part.hasPosition:
-            readers.positions[place] = (part.position, part.leaderEpoch)
+            readers.place(place, part.position, part.leaderEpoch)
     readers.next_end_ns = min((member.end_ns for member in members), default=readers.next_end_ns)
     queues = {(queue.stream, queue.partition): WorkQueue.from_state(queue) for queue in state.queues}
     return GroupRecord(readers, queues, state.cursor)

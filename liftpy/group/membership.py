@@ -65,10 +65,12 @@ class GroupMember:
 
 @dataclass(slots=True)
 class KnownIncarnation:
-    """A stream as members know it. ``partitions`` 0: only positions name it."""
+    """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
+    committed: another incarnation forgets those, and looks at no other stream's."""
 
     uid: str
     partitions: int = 0
+    placed: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -205,11 +207,12 @@ class ConsumerGroup:
             return True
         if uid_order(uid) < uid_order(known.uid):
             return False
-        for place in [place for place in self.owners if place[0] == name]:
-            self._release(place)
-        for table in (self.positions, self.targets):
-            for place in [place for place in table if place[0] == name]:
-                del table[place]
+        for place in [(name, number) for number in range(known.partitions)]:
+            if place in self.owners:
+                self._release(place)
+            self.targets.pop(place, None)
+        for number in known.placed:
+            self.positions.pop((name, number), None)
         self.streams[name] = KnownIncarnation(uid, partitions)
         return True
 
@@ -274,7 +277,7 @@ class ConsumerGroup:
             if not may:
                 answer.refused.append(at)
             elif (held := self.positions.get(place)) is None or held[0] <= at.position:
-                self.positions[place] = (at.position, at.leaderEpoch)
+                self.place(place, at.position, at.leaderEpoch)
             else:
                 answer.positions.append(self._position(place))
         if answer.refused:
@@ -293,10 +296,15 @@ class ConsumerGroup:
             elif at.position < 0:
                 self.positions.pop(place, None)
             else:
-                self.positions[place] = (at.position, at.leaderEpoch)
+                self.place(place, at.position, at.leaderEpoch)
         named = {stream for stream, _ in self.positions} | {stream for stream, _ in self.targets}
         for name in [name for name in self.streams if name not in named]:
             del self.streams[name]
+
+    def place(self, place: Place, position: int, leader_epoch: int) -> None:
+        """Set the committed position of a partition of a stream that is known."""
+        self.positions[place] = (position, leader_epoch)
+        self.streams[place[0]].placed.add(place[1])
 
     def _position(self, place: Place) -> pb.GroupPosition:
         position, epoch = self.positions[place]

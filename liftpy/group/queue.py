@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import IntEnum
 
@@ -42,6 +42,10 @@ KEY_BYTES = 20
 _MANY_PIECES = 1000
 _SHORT_REASON = 32
 """Beyond so many pieces reasons are cut to this, so that they do not fill the state."""
+_FEW_EXPIRED = 32
+"""Leases that one ``expire`` ends one by one; where more are over, it looks at all pieces once."""
+_SPARSE = 16
+"""Pieces for each change, beyond which changes are made one by one instead of all in one pass."""
 
 
 class PieceKind(IntEnum):
@@ -107,6 +111,10 @@ class WorkQueue:
         """(time, start) of what is BACK, the same."""
         self._out: dict[str, int] = {}
         """Records that each member has; nobody with none."""
+        self._records = dict.fromkeys(PieceKind, 0)
+        """Records of the pieces of each kind."""
+        self._dead_back = 0
+        """Records that are BACK and dead."""
         self._order = KeyOrder()
 
     @property
@@ -117,7 +125,7 @@ class WorkQueue:
     @property
     def out_count(self) -> int:
         """Records with a lease."""
-        return sum(self._out.values())
+        return self._records[PieceKind.OUT]
 
     @property
     def size_bytes(self) -> int:
@@ -131,11 +139,21 @@ class WorkQueue:
 
     # ---- time ------------------------------------------------------------------------------------------------------------
     def expire(self, now_ns: int) -> None:
-        """End the leases whose wait is over: what they hold comes again [Q2]."""
-        while self._ends and self._ends[0][0] <= now_ns:
+        """End the leases whose wait is over: what they hold comes again [Q2]. One pass over the pieces, however many are over."""
+        for _ in range(_FEW_EXPIRED):
+            if not self._ends or self._ends[0][0] > now_ns:
+                return
             piece = self._at(heapq.heappop(self._ends), PieceKind.OUT)
             if piece is not None:
                 self._put(self._returned(piece, piece.due_ns, piece.deliveries))
+        over = [
+            (index, self._returned(piece, piece.due_ns, piece.deliveries))
+            for index, piece in enumerate(self._pieces)
+            if piece.kind is PieceKind.OUT and piece.due_ns <= now_ns
+        ]
+        self._ends = [entry for entry in self._ends if entry[0] > now_ns]
+        heapq.heapify(self._ends)
+        self._change(over)
 
     def forget_below(self, log_start: int) -> None:
         """The log does not have what is below ``log_start`` any more."""
@@ -148,7 +166,7 @@ class WorkQueue:
         del self._pieces[:count], self._starts[:count]
         self.prefix = log_start
         for piece in gone:
-            self._count(piece, -1)
+            self._count(piece, piece.start - piece.end)
             self._free_next(piece)
         self._advance()
 
@@ -230,34 +248,76 @@ class WorkQueue:
     def _holds_enough(self) -> bool:
         return self.is_full or self._order.held_count >= limits.MAX_HELD
 
-    def settle(self, settlement: pb.Settlement, member: str, now_ns: int) -> list[tuple[int, int]]:
-        """Do what a member says of its records. Returns the parts of its ranges that are not its own any more, which stay as
-        they are;
-        an acknowledgement of what is done already is none of them."""
+    def settle(
+        self, settlement: pb.Settlement, member: str, now_ns: int, most_lost: int = limits.MAX_LOST_RANGES
+    ) -> list[tuple[int, int]]:
+        """Do what a member says of its records. Takes one pass over the pieces and the ranges, however wide these are.
+
+        Returns the parts of its ranges that are not its own any more, which stay as they are; an acknowledgement of what is done
+        already is none of them. At most about ``most_lost`` of them: whoever settles far more than it has is told no more.
+        """
         lost: list[tuple[int, int]] = []
+        changes: list[tuple[int, QueuePiece]] = []
+        one_by_one = settlement.kind == pb.SETTLE_REJECT and len(settlement.reason) > _SHORT_REASON
         for part in settlement.ranges:
             start, end = max(part.start, self.prefix), min(part.end, self.frontier)
             if start > part.start and settlement.kind != pb.SETTLE_ACK:
                 lost.append((part.start, min(part.end, start)))
             if start < end:
-                lost += self._settle(settlement, member, now_ns, pb.RecordRange(start=start, end=end, lease=part.lease))
+                first, behind = max(0, self._index(start)), self._index(end - 1) + 1
+                own = self._own(first, behind, part.lease, member)
+                if len(own) < behind - first and len(lost) < most_lost:
+                    lost += self._not_own(first, behind, own, settlement.kind, start, end, most_lost - len(lost))
+                if one_by_one:  # how much is kept of a reason depends on how many pieces there are just then
+                    for piece in [self._pieces[index] for index in own]:
+                        self._settle_one(settlement, piece, max(piece.start, start), min(piece.end, end), now_ns)
+                else:
+                    changes += self._settled_parts(settlement, own, start, end, now_ns)
             if part.end > max(end, part.start) and part.end > self.frontier:
                 lost.append((max(part.start, self.frontier), part.end))
+        self._change(changes)
         self._advance()
         return lost
 
-    def _settle(self, settlement: pb.Settlement, member: str, now_ns: int, part: pb.RecordRange) -> list[tuple[int, int]]:
-        lost = []
-        for piece in self._within(part.start, part.end):
-            start, end = max(piece.start, part.start), min(piece.end, part.end)
-            if piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member:
-                self._cut(start)  # the one before may have become one with it
-                if end < self.frontier:
-                    self._cut(end)
-                self._put(self._settled(settlement, piece.between(start, end), now_ns))
-            elif piece.kind is not PieceKind.DONE or settlement.kind != pb.SETTLE_ACK:
-                lost.append((start, end))
-        return lost
+    def _settled_parts(
+        self, settlement: pb.Settlement, own: list[int], start: int, end: int, now_ns: int
+    ) -> Iterator[tuple[int, QueuePiece]]:
+        """What becomes of the pieces ``own`` between ``start`` and ``end``, each with its index; nothing of what stays as it is."""
+        due_ns = now_ns + self.wait_ns if settlement.kind == pb.SETTLE_EXTEND else None
+        for index in own:
+            piece = self._pieces[index]
+            if piece.due_ns == due_ns:
+                continue
+            if piece.start < start or piece.end > end:
+                piece = piece.between(max(piece.start, start), min(piece.end, end))
+            yield index, self._settled(settlement, piece, now_ns)
+
+    def _own(self, first: int, behind: int, lease: int, member: str) -> list[int]:
+        """Indexes of the pieces from ``first`` to ``behind`` (exclusive) that ``member`` has by ``lease``."""
+        if not lease:
+            return []
+        pieces = self._pieces
+        found = [index for index in range(first, behind) if pieces[index].lease == lease]
+        return found if found and pieces[found[0]].member == member else []  # a lease has one member
+
+    def _not_own(
+        self, first: int, behind: int, own: list[int], kind: int, start: int, end: int, most: int
+    ) -> list[tuple[int, int]]:
+        """The other pieces there, cut to ``start`` and ``end``, at most ``most``. For an acknowledgement, without what is done."""
+        mine, found = set(own), list[tuple[int, int]]()
+        for index in range(first, behind):
+            if len(found) >= most:
+                break
+            piece = self._pieces[index]
+            if index not in mine and (piece.kind is not PieceKind.DONE or kind != pb.SETTLE_ACK):
+                found.append((max(piece.start, start), min(piece.end, end)))
+        return found
+
+    def _settle_one(self, settlement: pb.Settlement, piece: QueuePiece, start: int, end: int, now_ns: int) -> None:
+        self._cut(start)  # the one before may have become one with it
+        if end < self.frontier:
+            self._cut(end)
+        self._put(self._settled(settlement, piece.between(start, end), now_ns))
 
     def _settled(self, settlement: pb.Settlement, piece: QueuePiece, now_ns: int) -> QueuePiece:
         match settlement.kind:
@@ -302,11 +362,6 @@ class WorkQueue:
         piece = self._pieces[index] if index >= 0 else None
         return piece if piece is not None and (piece.start, piece.kind, piece.due_ns) == (start, kind, due_ns) else None
 
-    def _within(self, start: int, end: int) -> list[QueuePiece]:
-        """The pieces that have offsets from ``start`` to ``end`` (exclusive)."""
-        first = max(0, self._index(start))
-        return self._pieces[first : self._index(end - 1) + 1]
-
     def _cut(self, offset: int) -> None:
         """Have a piece begin at ``offset``, which is in the midst of one."""
         index = self._index(offset)
@@ -322,7 +377,7 @@ class WorkQueue:
         index = self._index(piece.start)
         if index >= 0 and self._starts[index] == piece.start:
             former = self._pieces[index]
-            self._count(former, -1)
+            self._count(former, former.start - former.end)
             self._pieces[index] = piece
             if piece.kind is PieceKind.DONE:
                 self._free_next(former)
@@ -330,7 +385,7 @@ class WorkQueue:
             index = len(self._pieces)
             self._pieces.append(piece)
             self._starts.append(piece.start)
-        self._count(piece, 1)
+        self._count(piece, piece.end - piece.start)
         self._remember(piece)
         for right in (index + 1, index):
             if 0 < right < len(self._pieces) and self._pieces[right - 1].continues(self._pieces[right]):
@@ -338,6 +393,63 @@ class WorkQueue:
                     self._pieces[right - 1].between(self._starts[right - 1], self._pieces[right].end)
                 ]
                 del self._starts[right]
+
+    def _change(self, changes: list[tuple[int, QueuePiece]]) -> None:
+        """Put many parts of pieces in one pass, each given with the index of the piece that it is a part of; in ascending order."""
+        if not changes:
+            return
+        first, behind = changes[0][0], changes[-1][0] + 1
+        if behind - first > _SPARSE * len(changes):
+            for piece in [piece for _, piece in changes]:
+                self._cut(piece.start)
+                if piece.end < self.frontier:
+                    self._cut(piece.end)
+                self._put(piece)
+            return
+        made, fresh, done = self._pieces[max(first - 1, 0) : first], list[QueuePiece](), list[QueuePiece]()
+        at, start = first, self._pieces[first].start
+        """Pieces before ``at``, and that one below ``start``, are in ``made``."""
+        for index, piece in changes:
+            former = self._pieces[index]
+            if index > at:
+                if start < self._pieces[at].end:
+                    made.append(self._rest(at, start, fresh))
+                made += self._pieces[at + 1 : index]
+                at, start = index, former.start
+            if piece.start > start:
+                made.append(former.between(start, piece.start))
+                fresh.append(made[-1])
+            made.append(piece)
+            fresh.append(piece)
+            start = piece.end
+            self._count(former, piece.start - piece.end)
+            self._count(piece, piece.end - piece.start)
+            if former.key and piece.kind is PieceKind.DONE:
+                done.append(former)
+        if start < self._pieces[at].end:
+            made.append(self._rest(at, start, fresh))
+        made += self._pieces[behind : behind + 1]
+        joined = made[:1]
+        for piece in made[1:]:
+            if joined[-1].continues(piece):
+                joined[-1] = joined[-1].between(joined[-1].start, piece.end)
+            else:
+                joined.append(piece)
+        window = slice(max(first - 1, 0), behind + 1)
+        self._pieces[window] = joined
+        self._starts[window] = [piece.start for piece in joined]
+        for piece in fresh:
+            self._remember(piece)
+        for former in done:
+            self._free_next(former)
+
+    def _rest(self, index: int, start: int, fresh: list[QueuePiece]) -> QueuePiece:
+        """The end of a piece, which is one of its own from here on."""
+        piece = self._pieces[index]
+        if piece.start == start:
+            return piece
+        fresh.append(piece.between(start, piece.end))
+        return fresh[-1]
 
     def _free_next(self, done: QueuePiece) -> None:
         """The next record of the key of ``done`` may be given."""
@@ -351,22 +463,26 @@ class WorkQueue:
         heap, kind = (self._ends, PieceKind.OUT) if piece.kind is PieceKind.OUT else (self._ready, PieceKind.BACK)
         heapq.heappush(heap, (piece.due_ns, piece.start))
         if len(heap) > 64 + 4 * len(self._pieces):
-            heap[:] = sorted(
-                (p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start)
-            )
+            heap[:] = self._entries(kind)
 
-    def _count(self, piece: QueuePiece, sign: int) -> None:
+    def _count(self, piece: QueuePiece, records: int) -> None:
+        """So many records more, or fewer, are as those of ``piece``."""
+        self._records[piece.kind] += records
         if piece.kind is PieceKind.OUT:
-            count = self._out.get(piece.member, 0) + sign * (piece.end - piece.start)
+            count = self._out.get(piece.member, 0) + records
             if count:
                 self._out[piece.member] = count
             else:
                 del self._out[piece.member]
+        elif piece.dead:
+            self._dead_back += records
 
     def _advance(self) -> None:
         """What is done at the beginning belongs to the prefix."""
         if self._pieces and self._pieces[0].kind is PieceKind.DONE:
-            self.prefix = self._pieces[0].end
+            first = self._pieces[0]
+            self._count(first, first.start - first.end)
+            self.prefix = first.end
             del self._pieces[0], self._starts[0]
 
     # ---- snapshots and questions -----------------------------------------------------------------------------------------
@@ -405,32 +521,47 @@ class WorkQueue:
         self._pieces = list(pieces)
         self._starts = [piece.start for piece in self._pieces]
         for piece in self._pieces:
-            self._count(piece, 1)
+            self._count(piece, piece.end - piece.start)
             if piece.key:
                 self._order.add(piece.key, piece.start)
-            self._remember(piece)
+        self._ends = self._entries(PieceKind.OUT)
+        self._ready = self._entries(PieceKind.BACK)
 
-    def view(self, stream: str, partition: int) -> pb.QueueView:
-        """In figures, for operators."""
+    def _entries(self, kind: PieceKind) -> list[tuple[int, int]]:
+        """Of a heap."""
+        return sorted((p.due_ns, p.start) for p in self._pieces if p.kind is kind and not self._order.holds(p.key, p.start))
+
+    def frozen(self) -> WorkQueue:
+        """A copy for ``state``, which later commands do not change."""
+        copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
+        copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
+        copied._pieces = self._pieces.copy()
+        return copied
+
+    def view(self, stream: str, partition: int, *, with_holders: bool = True) -> pb.QueueView:
+        """In figures, for operators. ``with_holders``: who has what is out, which takes a look at all pieces."""
         held = self._order.held_count
-        counts = {"out": self.out_count, "returned": -held, "dead": 0, "acknowledged": 0}
         holders: dict[str, pb.QueueHolder] = {}
-        for piece in self._pieces:
-            if piece.kind is PieceKind.OUT:
-                holder = holders.setdefault(piece.member, pb.QueueHolder(member=piece.member, first=piece.start))
-                holder.records += piece.end - piece.start
-                holder.deliveries = max(holder.deliveries, piece.deliveries)
-            else:
-                name = "acknowledged" if piece.kind is PieceKind.DONE else "dead" if piece.dead else "returned"
-                counts[name] += piece.end - piece.start
+        if with_holders:
+            most = heapq.nsmallest(limits.MAX_HOLDERS, self._out.items(), key=lambda out: (-out[1], out[0]))
+            holders = {name: pb.QueueHolder(member=name, records=records, first=-1) for name, records in most}
+            for piece in self._pieces:
+                if (holder := holders.get(piece.member)) is not None:
+                    if holder.first < 0:
+                        holder.first = piece.start
+                    holder.deliveries = max(holder.deliveries, piece.deliveries)
+        back = self._records[PieceKind.BACK]
         return pb.QueueView(
             stream=stream,
             uid=self.uid,
             partition=partition,
             acknowledgedBelow=self.prefix,
             takenBelow=self.frontier,
+            out=self.out_count,
+            returned=back - self._dead_back - held,
+            dead=self._dead_back,
+            acknowledged=self._records[PieceKind.DONE],
             ranges=len(self._pieces),
             held=held,
-            holders=sorted(holders.values(), key=lambda holder: (-holder.records, holder.member))[: limits.MAX_HOLDERS],
-            **counts,
+            holders=holders.values(),
         )

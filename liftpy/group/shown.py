@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from liftpy.group import limits
 from liftpy.group.commands import GroupCommandError, decode_query
 from liftpy.group.limits import NS_PER_MS
 from liftpy.group.machine import GroupMachine, GroupRecord
 from liftpy.wire._pb import group_pb2 as pb
+
+_MAX_PIECES = 2 * limits.MAX_QUEUE_RANGES
+"""That one question looks at, to find who has what is out."""
 
 
 def answered(machine: GroupMachine, query: bytes) -> bytes:
@@ -61,6 +66,15 @@ def _described(machine: GroupMachine, name: str, group: GroupRecord) -> pb.Group
             for member in sorted(readers.members.values(), key=lambda member: member.joined)
         ),
         positions=readers.all_positions(),
-        queues=(group.queues[place].view(*place) for place in sorted(group.queues)),
+        queues=_queues(group),
         streams=(pb.KnownStream(name=s, uid=k.uid, partitions=k.partitions) for s, k in sorted(readers.streams.items())),
     )
+
+
+def _queues(group: GroupRecord) -> Iterator[pb.QueueView]:
+    """Of all queues in figures, of the first ones also who has what is out: a question looks at so many pieces at most."""
+    left = _MAX_PIECES
+    for place in sorted(group.queues):
+        queue = group.queues[place]
+        left -= len(queue.pieces)
+        yield queue.view(*place, with_holders=left >= 0)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from liftpy.errors import CorruptionError, LiftError, UnknownFormatError
+from liftpy.errors import CorruptionError, LiftError, StorageError, UnknownFormatError
 from liftpy.ids import PartitionKey
 from liftpy.log.log import Log
 from liftpy.log.small_files import STATE_PREFIX, open_small_file, seal_in_pieces
@@ -56,7 +56,14 @@ class Unwritten(NamedTuple):
     parts: Mapping[str, tuple[int, Callable[[], Sequence[bytes]]]]
 
     def write(self, storage: Storage) -> int:
-        """Store it, durably, and remove the others; how many bytes it has, 0: it is too large, and not stored. Raises StorageError."""
+        """Store it durably, read it back, and remove the others [S16].
+
+        Returns:
+            Size of the file in bytes; 0: it is too large, and not stored.
+
+        Raises:
+            StorageError: The disk failed, or the file can't be read back. The other files are as they were.
+        """
         parts = {name: (version, encode()) for name, (version, encode) in self.parts.items()}
         pieces = _pieces(self.of, self.end_offset, self.leader_epoch, parts)
         size_bytes = sum(map(len, pieces))
@@ -64,6 +71,10 @@ class Unwritten(NamedTuple):
             return 0
         name = state_name(self.end_offset)
         storage.replace(name, pieces)
+        written = State(self.of, self.end_offset, self.leader_epoch, {n: (v, b"".join(data)) for n, (v, data) in parts.items()})
+        if decode_state(storage.load(name)) != written:
+            storage.remove(name)
+            raise StorageError(f"{name} can't be read back, and is removed")
         remove_states(storage, keep=name)
         return size_bytes
 

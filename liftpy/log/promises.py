@@ -145,7 +145,10 @@ class PromiseJournal:
         self._held |= more
 
     def _write_anew(self, more: Mapping[str, int] | None = None) -> None:
-        data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(self._held | dict(more or {}))
+        held = self._held | dict(more or {})
+        data = _HEAD.pack(_MAGIC, _VERSION) + encode_promises(held)
+        if decode_promises(data) != held:
+            raise StorageError("the journal of promises could not be read back: it is left as it was")  # [S16]
         self.close()
         self._storage.replace(PROMISES_NAME, data)
         self._file = self._storage.open(PROMISES_NAME)

@@ -128,6 +128,14 @@ class Service:
         """
         raise NotImplementedError
 
+    @classmethod
+    def check_snapshot(cls, state: bytes) -> None:
+        """Raise where ``on_start`` could not begin with ``state``, which ``take_snapshot`` has just made. By default: no check.
+
+        Retention deletes the log below a snapshot. A state that this method rejects is not stored, and the log is kept. It runs in
+        another thread, and may not look at the state of an instance. ``ServiceTest.verify`` checks the same in unit tests.
+        """
+
     def on_role_change(self, role: Role, leader_epoch: int) -> None:
         """For what is outside the state (a cache, a log line): the state may not depend on it."""
 

@@ -14,7 +14,7 @@ from inspect import isawaitable
 from typing import Any
 
 from liftpy.dataclass import dataclass
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.ingest.jetstream import first_refused
 from liftpy.service.base import DivergedError, Headers, Role, Service, ServiceFailedError
 from liftpy.service.effects import MAX_NAME_BYTES, MAX_PENDING, MAX_PENDING_BYTES, Effect, Pending, effect_of, is_tick
@@ -373,6 +373,9 @@ class ServiceMachine:
         make: Callable[[], bytes] | None = None
         if not isinstance(state, bytes):
             make, state = _made_later(state), b""
+        kind = type(self._service)
+        if next(one for one in kind.__mro__ if "check_snapshot" in vars(one)) is not Service:
+            make, state = _checked(kind, make if make is not None else partial(_same, state)), b""
         return Snapshot(
             identity=self.identity,
             position=self.position if position is None else position,
@@ -506,6 +509,24 @@ def _made_later(make: object) -> Callable[[], bytes]:
             state = make()
         if not isinstance(state, bytes):
             raise ServiceFailedError(f"what take_snapshot returned made {type(state).__name__}, not bytes")
+        return state
+
+    return made
+
+
+def _same(state: bytes) -> bytes:
+    return state
+
+
+def _checked(kind: type[Service], make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """``make``, whose bytes the service's own ``check_snapshot`` has read back [S16]."""
+
+    def made() -> bytes:
+        state = make()
+        try:
+            kind.check_snapshot(state)
+        except Exception as error:
+            raise StorageError(f"the state that take_snapshot made can't be read back: {error!r}") from error
         return state
 
     return made

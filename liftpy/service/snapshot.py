@@ -12,7 +12,10 @@ Layout, little endian::
 
 Version 4 is version 3 with sections, which stand before the application's bytes; what has no sections is written as version 3::
 
-    88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each; kinds rise), application
+    88 u32 size of the sections, identity, timers, skips, sections (u16 kind, u32 size, bytes each), application
+
+A file has each kind of section at most once. The order of the kinds is the writer's and means nothing to a reader. All nodes use one
+order, because they compare the bytes: PARAMETERS, EFFECTS, ANSWERS, VERSION.
 
 Version 2 has no skips: 80 identity, timers, application.
 
@@ -31,7 +34,10 @@ import crc32c
 from liftpy.dataclass import dataclass
 from liftpy.errors import CorruptionError, UnknownFormatError
 from liftpy.ids import check_name
+from liftpy.service.effects import Pending
 from liftpy.service.poison import Unit
+from liftpy.service.replies import decode_answers
+from liftpy.service.versions import VersionError, from_section
 
 MAGIC = b"LIFTSNAP"
 VERSION = 4
@@ -86,7 +92,7 @@ class Snapshot:
     ``last_epoch``: LeaderEpoch of the last record applied: with ``position`` it names the log's prefix [D5]; 0: none.
     ``now_ns``: log time. ``output_count``: outputs so far. ``timers``: (time, name), in order. ``output_digest``: of those outputs
     (``liftpy.service.outbox``), 16 bytes; b"" when there are none. ``skips``: what was passed over so far
-    (``liftpy.service.poison``). ``sections``: (kind, bytes), kinds rising, none of them empty.
+    (``liftpy.service.poison``). ``sections``: (kind, bytes), each kind at most once, none of them empty.
     """
 
     identity: Identity
@@ -137,7 +143,12 @@ class Snapshot:
 
 
 def decode(data: bytes, identity: Identity) -> Snapshot:
-    """The snapshot in ``data``; raise UnknownFormatError for a newer version, CorruptionError for anything else but it."""
+    """Read the snapshot in ``data``, with the contents of its sections: a service can begin with what this returns.
+
+    Raises:
+        UnknownFormatError: A newer version wrote it.
+        CorruptionError: It is no snapshot of ``identity``, or damaged.
+    """
     if len(data) < HEADER_SIZE_BYTES:
         raise CorruptionError(f"{len(data)} bytes are shorter than a snapshot's header")
     magic, version, identity_size_bytes, crc = _HEAD.unpack_from(data)
@@ -187,8 +198,8 @@ def _named(entries: Iterable[tuple[int, str]]) -> bytes:
 
 
 def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
-    sections: list[tuple[Section, bytes]] = []
-    place = newest = 0
+    sections: dict[Section, bytes] = {}
+    place = 0
     while place < len(data):
         try:
             kind, size_bytes = _SECTION.unpack_from(data, place)
@@ -197,11 +208,16 @@ def _sections(data: bytes) -> tuple[tuple[Section, bytes], ...]:
         if kind not in list(Section):
             raise UnknownFormatError(f"the snapshot holds a section of kind {kind}, which a newer version has written")
         place += _SECTION.size + size_bytes
-        if not size_bytes or place > len(data) or kind <= newest:
+        if not size_bytes or place > len(data) or kind in sections:
             raise CorruptionError("the snapshot's sections do not add up")
-        newest = kind
-        sections.append((Section(kind), data[place - size_bytes : place]))
-    return tuple(sections)
+        sections[Section(kind)] = data[place - size_bytes : place]
+    decode_answers(sections.get(Section.ANSWERS, b""))
+    Pending("").load(sections.get(Section.EFFECTS, b""))
+    try:
+        from_section(sections.get(Section.VERSION, b""))
+    except VersionError as error:
+        raise CorruptionError(str(error)) from None
+    return tuple(sections.items())
 
 
 def _timers(data: bytes, count: int) -> tuple[tuple[int, str], ...]:

@@ -3,7 +3,11 @@
 <data>/<service>/<stream>-<partition>.lock                       one process at a time, taken before it registers
 <data>/<service>/<stream>-<uid>/<partition>/<position>.snapshot  replaced atomically, checksummed; the position has 20 digits
 
-A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay.
+A damaged file is set aside as ``.damaged`` and the one before it is used: a snapshot only shortens the replay. A later version may be
+able to read a file that this one can't. Such a file gets its name back.
+
+Retention deletes the log below a snapshot, and the node then depends on the file. So a file is read back from the disk and decoded
+before it gets its name [S16]. A snapshot that can't be read back is not stored, and the log is kept.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from liftpy.service.snapshot import Identity, Snapshot, decode
 logger = logging.getLogger("liftpy.service")
 
 _SUFFIX = ".snapshot"
+_DAMAGED = ".damaged"
 _INCOMING = ".incoming"
 
 
@@ -150,34 +155,53 @@ class SnapshotStore:
 
     def newest_kept(self, wanted: Callable[[Snapshot], bool]) -> tuple[Snapshot, Kept] | None:
         """As ``newest``, and what its file is."""
-        for position in reversed(self.positions()):
-            path = self._path(position)
+        for path in reversed(self._files()):
             with _storage_errors("read", path):
                 data = path.read_bytes()
             try:
                 snapshot = decode(data, self._identity)
             except CorruptionError as error:
-                logger.warning("%s can't be used and is set aside: %s", path, error)
-                with _storage_errors("set aside", path):
-                    path.rename(path.with_suffix(".damaged"))
+                if path.suffix == _SUFFIX:
+                    logger.warning("%s can't be used and is set aside: %s", path, error)
+                    with _storage_errors("set aside", path):
+                        path.rename(path.with_suffix(_DAMAGED))
                 continue
-            if wanted(snapshot):
-                return snapshot, _kept(snapshot, data)
+            if not wanted(snapshot):
+                continue
+            if path.suffix == _DAMAGED:
+                logger.warning("%s was set aside by a version that could not read it: it is used again", path)
+                with _storage_errors("rename", path):
+                    path.rename(path.with_suffix(_SUFFIX))
+                    _flush_names(self.folder)
+            return snapshot, _kept(snapshot, data)
         return None
 
+    def _files(self) -> list[Path]:
+        """The snapshots, and those that were set aside as damaged at positions where there is no other, ascending."""
+        found: dict[int, Path] = {}
+        for suffix in (_DAMAGED, _SUFFIX):
+            for path in self.folder.glob(f"*{suffix}"):
+                if path.stem.isascii() and path.stem.isdigit():
+                    found[int(path.stem)] = path
+        return [found[position] for position in sorted(found)]
+
     def save(self, snapshot: Snapshot, compared_end: int) -> Kept:
-        """Store a snapshot durably; then drop old ones. Returns what is stored: its digest is the same on all nodes.
+        """Store a snapshot durably, and read it back; then drop old ones. Returns what is stored: its digest is the same on all nodes.
 
         Kept are the newest few, and the newest one at or below ``compared_end`` outputs: the newest that counts, whatever comes to
         light; what a LEADER replays from when outputs have to be produced again.
+
+        Raises:
+            StorageError: The disk failed, the snapshot is too large, or it can't be read back. Older ones are as they were.
         """
+        snapshot = snapshot.whole()
         data = snapshot.encode()
         if len(data) > self._max_bytes:
             raise StorageError(f"a snapshot of {len(data)} bytes is more than max_snapshot_bytes = {self._max_bytes}")
         path = self._path(snapshot.position)
         with _storage_errors("write", path):
-            self._replace(path, data)
-            self._drop_old(compared_end)
+            self._replace(path, data, snapshot)
+            self._drop_old(snapshot, compared_end)
         return _kept(snapshot, data)
 
     # ---- snapshots of other nodes' services ----------------------------------------------------------------------------
@@ -192,35 +216,42 @@ class SnapshotStore:
                 path.unlink(missing_ok=True)
         return Incoming(self._path(position), self._identity)
 
-    def _replace(self, path: Path, data: bytes) -> None:
+    def _replace(self, path: Path, data: bytes, snapshot: Snapshot) -> None:
         temporary = path.with_suffix(".tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         with os.fdopen(os.open(temporary, flags, 0o640), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        try:
+            if decode(temporary.read_bytes(), self._identity) != snapshot:
+                raise CorruptionError("the file holds another state than the one that was written")
+        except (CorruptionError, UnknownFormatError) as error:
+            temporary.unlink()
+            raise StorageError(f"the snapshot at {snapshot.position} can't be read back, and is not stored: {error}") from None
         temporary.rename(path)
         _flush_names(self.folder)
 
-    def _drop_old(self, compared_end: int) -> None:
+    def _drop_old(self, stored: Snapshot, compared_end: int) -> None:
         old = self.positions()[: -self._kept]
-        needed = self.newest(lambda s: s.output_count <= compared_end) if old else None
+        if not old:
+            return
+        needed = stored if stored.output_count <= compared_end else self.newest(lambda s: s.output_count <= compared_end)
         for position in old:
             if needed is None or position != needed.position:
-                self._path(position).unlink()
+                self._path(position).unlink(missing_ok=True)  # it was set aside a moment ago, perhaps
 
     def drop_above(self, position: int) -> None:
         """Drop snapshots past ``position``: the log was cut there, by an unclean election."""
-        for found in self.positions():
-            if found > position:
-                logger.warning("snapshot %d is past the log, which ends at %d: dropped", found, position)
-                with _storage_errors("remove", self._path(found)):
-                    self._path(found).unlink(missing_ok=True)
+        for path in self._files():
+            if int(path.stem) > position:
+                logger.warning("snapshot %s is past the log, which ends at %d: dropped", path.name, position)
+                with _storage_errors("remove", path):
+                    path.unlink(missing_ok=True)
 
     def set_aside(self, diverged: Callable[[Snapshot], bool]) -> None:
         """Never begin from these again; they stay as ``.diverged``, for whoever looks for the cause."""
-        for position in self.positions():
-            path = self._path(position)
+        for path in self._files():
             with _storage_errors("set aside", path), contextlib.suppress(CorruptionError, UnknownFormatError):
                 if diverged(decode(path.read_bytes(), self._identity)):
                     logger.error("%s holds a state that has diverged: set aside", path)

@@ -6,7 +6,8 @@ Two forms share one shape, ``{"<stream>": {"<partition>": offset}}``, as in Spar
 - what a streaming query keeps in its checkpoint, where each stream also has its ``uid``, so that a stream deleted and made
   again under its name is refused [R9], and ``epochs``, of each partition the LeaderEpoch of the record before its offset, so that
   what an unclean election lost of it is noticed [R6]. Spark compares these as strings: keys are sorted, nothing volatile is in
-  them: of a committed record the LeaderEpoch never changes.
+  them: of a committed record the LeaderEpoch never changes. The end of micro-batch 0 also has ``began``: where the query began. Spark
+  keeps no start of that micro-batch and asks for it again at each restart, and "latest" is elsewhere by then [R10].
 
 A checkpoint's offset is the NEXT one to read (exclusive end of what was read); the log's own inclusive HW never appears here.
 """
@@ -27,6 +28,7 @@ EARLIEST = -2
 LATEST = -1
 _UID = "uid"
 _EPOCHS = "epochs"
+_BEGAN = "began"
 _RELATIVE_RECORDS = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE_TIME = re.compile(r"-(\d{1,9})(ms|s|m|h|d)")
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
@@ -88,11 +90,13 @@ class OffsetSpec:
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
     """A checkpoint's offsets. ``next_offsets``: (stream, partition) -> next offset to read. ``uids``: stream -> uid. ``epochs``:
-    (stream, partition) -> LeaderEpoch of the record before that offset, where it is known: checkpoints of before have none."""
+    (stream, partition) -> LeaderEpoch of the record before that offset, where it is known: checkpoints of before have none.
+    ``began``: (stream, partition) -> offset at which the query began; only at the end of its micro-batch 0."""
 
     next_offsets: Bounds
     uids: dict[str, str]
     epochs: Bounds = field(default_factory=dict)
+    began: Bounds = field(default_factory=dict)
 
     @property
     def lasts(self) -> dict[tuple[str, int], tuple[int, int]]:
@@ -108,15 +112,17 @@ class StreamOffsets:
         for (stream, partition), epoch in sorted(self.epochs.items()):
             if epoch:
                 found[stream].setdefault(_EPOCHS, {})[str(partition)] = epoch
+        for (stream, partition), offset in sorted(self.began.items()):
+            found[stream].setdefault(_BEGAN, {})[str(partition)] = offset
         return {stream: dict(sorted(entries.items())) for stream, entries in found.items()}
 
     @classmethod
     def from_json(cls, document: Mapping[str, object]) -> StreamOffsets:
         """From a checkpoint's dict; ConfigError if it is not one."""
-        offsets, uids, epochs = _entries(document, "the checkpoint's offset")
+        offsets, uids, epochs, began = _entries(document, "the checkpoint's offset")
         if lacking := sorted({stream for stream, _ in offsets} - set(uids)):
             raise ConfigError(f"the checkpoint's offset has no uid for {', '.join(lacking)}: was it written by another source?")
-        return cls(offsets, uids, epochs)
+        return cls(offsets, uids, epochs, began)
 
 
 def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tuple[int, ...]) -> OffsetSpec:
@@ -137,7 +143,9 @@ def parse_spec(text: str, option: str, *, words: tuple[str, ...], specials: tupl
         raise ConfigError(f"{option} = {text!r}: {allowed}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{option} = {text!r}: {allowed}")
-    offsets, uids, epochs = _entries(document, option)
+    offsets, uids, epochs, began = _entries(document, option)
+    if began:
+        raise ConfigError(f"{option}: {_BEGAN!r} belongs to a checkpoint: leave it out")
     for (stream, partition), offset in offsets.items():
         if offset < 0 and offset not in specials:
             raise ConfigError(f"{option}: {offset} for {stream}/{partition} is not allowed here; {allowed}")
@@ -166,17 +174,19 @@ def parse_times(text: str, option: str, *, must_match: bool) -> OffsetSpec:
         raise ConfigError(problem) from None
     if not isinstance(document, dict) or not document:
         raise ConfigError(problem)
-    times, uids, _ = _entries(document, option)
+    times, uids, *_ = _entries(document, option)
     if not times or not all(0 <= moment <= _LAST_MS for moment in times.values()):
         raise ConfigError(problem)
     in_ns = sorted((key, moment * _NS_PER_MS) for key, moment in times.items())
     return OffsetSpec(times=tuple(in_ns), uids=tuple(sorted(uids.items())), must_match=must_match)
 
 
-def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds]:
+def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[str, str], Bounds, Bounds]:
+    """(offsets, uids, epochs, began) of what a user or a checkpoint says."""
     offsets: Bounds = {}
     uids: dict[str, str] = {}
     epochs: Bounds = {}
+    began: Bounds = {}
     for stream, entries in document.items():
         check_name(stream, f"{what}: stream")
         if not isinstance(entries, Mapping):
@@ -186,16 +196,22 @@ def _entries(document: Mapping[str, object], what: str) -> tuple[Bounds, dict[st
                 uids[stream] = value
             elif key == _EPOCHS and isinstance(value, Mapping) and all(_is_epoch(*entry) for entry in value.items()):
                 epochs |= {(stream, int(partition)): epoch for partition, epoch in value.items()}
+            elif key == _BEGAN and isinstance(value, Mapping) and all(_is_offset(*entry) for entry in value.items()):
+                began |= {(stream, int(partition)): offset for partition, offset in value.items()}
             elif _is_partition(key) and type(value) is int and abs(value) < _BEYOND_OFFSETS:
                 offsets[stream, int(key)] = value
             else:
                 text = f"{what}: {shown(str(key))}: {shown(_brief(value))} of stream {stream} is not a partition number and its offset"
                 raise ConfigError(text)
-    return offsets, uids, epochs
+    return offsets, uids, epochs, began
 
 
 def _is_epoch(partition: object, value: object) -> bool:
     return _is_partition(partition) and type(value) is int and 0 < value < _BEYOND_OFFSETS
+
+
+def _is_offset(partition: object, value: object) -> bool:
+    return _is_partition(partition) and type(value) is int and 0 <= value < _BEYOND_OFFSETS
 
 
 def _is_partition(key: object) -> bool:

@@ -4,16 +4,27 @@ Who runs where: writers are made on the driver and pickled; ``write`` runs in th
 whose task it is; in ``commit`` and ``abort``, on the driver, there is no TaskContext, so that all they need travels in the messages.
 ``abort`` does nothing: it may run after a commit, gets None for every message, and what a failed task has stored is what its next
 attempt leaves out. Nothing depends on ``commit`` either.
+
+A task's input comes over a socket from the JVM. When the input fails, whatever the reason (a Python function before this one, an
+expression, a killed task or executor), the JVM ends the stream where it is, and pyarrow takes that for the end of the data. Only an
+input that was complete is followed by Spark's END_OF_STREAM: without it nothing of the task counts as its share (``whole_input``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
+import socket
+import sys
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
+import pyspark
 from pyspark import TaskContext
+from pyspark.messages import SparkMessageReceiver
+from pyspark.serializers import SpecialLengths
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -30,6 +41,9 @@ from liftpy.spark.sink_rows import check_schema
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""
+END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
+"""What the JVM writes behind a task's input that was complete, and only then."""
+_MARK_BYTES = len(END_OF_INPUT)
 _SLOWEST_BYTES_S = 100_000
 _logger = logging.getLogger(__name__)
 
@@ -77,10 +91,57 @@ def _explained(round: Round | None) -> Iterator[None]:
         raise SourceError(f"[{behind.reason}] {text}", behind.reason) from behind
 
 
+def whole_input(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A task's ``batches`` up to their proper end. Raises SourceError instead of ending where the input failed [A14]."""
+    pipe = _worker_pipe()
+    broken: Exception | None = None
+    try:
+        yield from batches
+    except (pa.ArrowInvalid, OSError) as error:  # it ended within a message, or before the first
+        broken = error
+    if broken is not None or _coming(pipe, _MARK_BYTES) != END_OF_INPUT:
+        raise SourceError(
+            "[INPUT_FAILED] the input of this task ended before all of it was there: Spark says why (an error before the sink, a task "
+            "or an executor that was killed). A part of it is never taken for the whole: the next attempt writes it",
+            "INPUT_FAILED",
+        ) from broken
+
+
+def _worker_pipe() -> io.BufferedReader:
+    """What this Python worker reads its task's input from. Spark gives the writer an iterator only, and the stream behind it is a local
+    variable of the worker's main function."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, SparkMessageReceiver) and isinstance(
+                pipe := getattr(value, "_infile", None), io.BufferedReader
+            ):
+                return pipe
+        frame = frame.f_back
+    raise SourceError(
+        f"[CONFIG] Spark {pyspark.__version__} does not show here where the input of a task ends, so that a part of it could be taken "
+        "for the whole: leave spark.python.use.daemon at true, and use a version of Spark that liftpy supports "
+        "(pip install 'liftpy[spark]')",
+        "CONFIG",
+    )
+
+
+def _coming(pipe: io.BufferedReader, count: int) -> bytes:
+    """The next ``count`` bytes, which stay there for Spark's worker to read; fewer where nothing more comes. Waits as a read does."""
+    try:
+        found = pipe.peek(count)[:count]
+        if not found or len(found) == count:
+            return found
+        with socket.socket(fileno=os.dup(pipe.fileno())) as behind:  # the mark lies across the end of the buffer
+            return found + behind.recv(count - len(found), socket.MSG_PEEK | socket.MSG_WAITALL)
+    except OSError:
+        return b""
+
+
 def write_round(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int) -> Written:
     """A task's share of a micro-batch, each row once, however often and wherever it is run."""
     with _explained(round):
-        rows = gathered(batches, options)
+        rows = gathered(whole_input(batches), options)
 
         async def send() -> Sent:
             transport = await link.transport(options.patience_s)
@@ -102,7 +163,7 @@ def append(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], 
         patience_s = 4 * options.patience_s
         appending = link.call(begin(), patience_s)
         try:
-            for batch in batches:
+            for batch in whole_input(batches):
                 link.call(appending.send(batch), patience_s + batch.nbytes / _SLOWEST_BYTES_S)
             sent = link.call(appending.end(), patience_s)
         finally:

@@ -152,8 +152,10 @@ class LiftReader(DataSourceReader):
 
 
 class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query. ``_catalog``, ``_target``, ``_triggered_s``: only on the driver; the object that reads is another one.
+    """One streaming query. ``_catalog``, ``_begun``, ``_target``, ``_triggered_s``: only on the driver; the object that reads is
+    another one.
 
+    ``_begun``: where a new query begins, None until Spark asks. Spark asks again when it plans micro-batch 0: the first answer holds.
     ``_target``: what Trigger.AvailableNow froze, None without it. ``_triggered_s``: when a micro-batch was last given, monotonic
     seconds, None before the first, which is never held back.
     """
@@ -162,23 +164,30 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self._catalog: Catalog | None = None
         self._cursor: CursorWriter | None = None
+        self._begun: StreamOffsets | None = None
         self._target: StreamOffsets | None = None
         self._triggered_s: float | None = None
         self._clock = time.monotonic
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint."""
-        starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
+        """Where a NEW query begins: startingOffsets, default latest. One that restarts goes on from its checkpoint [R10]."""
         with coded():
-            views = self._asked().views(starting=starting, known=_known((starting,)))
-            _check_spec_uids((starting,), views)
-            starts = resolve_starts(starting, views)
-            ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
-            plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
-            starts = before_cuts(starts, views)
-            kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
-            epochs = epochs_before(kept, _uids(views), self._asked().measure)
-            return StreamOffsets(starts, _uids(views), epochs).to_json()
+            if self._begun is None:
+                self._begun = self._resolved_start()
+            return self._begun.to_json()
+
+    def _resolved_start(self) -> StreamOffsets:
+        """What startingOffsets means now."""
+        starting = (self.options.starting or OffsetSpec("latest")).as_of(time.time_ns())
+        views = self._asked().views(starting=starting, known=_known((starting,)))
+        _check_spec_uids((starting,), views)
+        starts = resolve_starts(starting, views)
+        ends = _ends(views).next_offsets  # a start that is gone fails here, not with the first rows
+        plan_ranges(views, starts, ends, fail_on_data_loss=self.options.fail_on_data_loss)
+        starts = before_cuts(starts, views)
+        kept = {key: start for key, start in starts.items() if start >= views[key].log_start_offset}
+        epochs = epochs_before(kept, _uids(views), self._asked().measure)
+        return StreamOffsets(starts, _uids(views), epochs)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """maxOffsetsPerTrigger, else maxBytesPerTrigger, else all there is."""
@@ -197,9 +206,16 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             uids = {**begun.uids, **end.uids}
             if not isinstance(limit, ReadAllAvailable):
                 ends = self._limited(limit, self._with_added(starts, ends), ends, uids)
-            found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end))
+            found = StreamOffsets(ends, uids, self._epochs_at(ends, begun, end), self._began(begun, ends))
             self._asked().vouch(found)
             return found.to_json()
+
+    def _began(self, begun: StreamOffsets, ends: Bounds) -> Bounds:
+        """What the end of micro-batch 0 says of its start, which Spark writes down nowhere else. A later end that did not move stays
+        the same text."""
+        if begun == self._begun:
+            return begun.next_offsets
+        return begun.began if ends == begun.next_offsets else {}
 
     def _views_from(self, begun: StreamOffsets) -> Views:
         """What is there for a query that has read up to ``begun``; DataLossError if what it has read is not there any more [R6]."""
@@ -271,6 +287,8 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The ranges of one micro-batch; for the same two offsets the same records, also after a restart."""
         with coded():
             begun, ended = StreamOffsets.from_json(start), StreamOffsets.from_json(end)
+            if ended.began and not begun.began:  # micro-batch 0, perhaps again: startingOffsets may mean another offset by now
+                begun = replace(ended, next_offsets=ended.began, epochs=self._epochs_began(begun, ended), began={})
             views = self._asked().views_reaching(ended.next_offsets, (ended, begun))
             gone = self._made_again(ended.uids, _uids(views))
             again = self._made_again(begun.uids, ended.uids) | gone
@@ -285,6 +303,12 @@ class LiftStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             same = {key: epoch for key, epoch in begun.epochs.items() if key[0] not in again}
             ranges = _split(with_epochs(ranges, same, _met(ended, ranges)), self.options, self._asked())
         return _input_partitions(ranges, [*losses, *_left_behind(begun, ended, again)])
+
+    @staticmethod
+    def _epochs_began(begun: StreamOffsets, ended: StreamOffsets) -> Bounds:
+        """LeaderEpochs before the offsets at which the query began, where Spark's start is still the same."""
+        same = begun.uids == ended.uids and begun.next_offsets == ended.began
+        return begun.epochs if same else {}
 
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch up to ``end`` is done; Spark says so when it begins the next one. Only the option ``cursor`` follows it."""

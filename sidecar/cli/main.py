@@ -1,7 +1,7 @@
 """The console script ``liftpy``: finds the command, and turns errors into a message and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (nobody answered: retry), 130 interrupted. A command's
-module is imported only when the command is called, so that ``liftpy --help`` needs neither NATS nor Spark.
+Exit codes: 0 done, 1 failed, 2 wrong usage or setting, 3 unavailable (nobody answered: retry), 130 interrupted, 128 + number ended by
+SIGTERM or SIGHUP. A command's module is imported only when the command is called: ``liftpy --help`` needs neither NATS nor Spark.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -27,6 +29,8 @@ EXIT_UNAVAILABLE = 3
 """Of every command: nobody answered. Retry."""
 EXIT_INTERRUPTED = 130
 """Of every command: interrupted by Ctrl-C."""
+SIGNALED = 128
+"""Exit code of a command that SIGTERM or SIGHUP ended, without the signal's number."""
 
 _YOUNG = 10_000
 """What a command imports is there to stay: looking for garbage in it every 700 objects is a twentieth of its start."""
@@ -115,17 +119,55 @@ def exit_code(error: LiftError) -> int:
     return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILED
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that end a command as Ctrl-C does: SIGTERM, and SIGHUP unless the parent ignores it (``nohup``)."""
+    return [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[list[int]]:
+    """Let the first of ``stop_signals`` end the command in this block as Ctrl-C does. Yields the signals that came.
+
+    Later ones change nothing: a closed terminal sends SIGHUP twice, and what a command does at its end is bounded. A command may set
+    handlers of its own.
+    """
+    came: list[int] = []
+
+    def end(number: int, _: object) -> None:
+        came.append(number)
+        session = sys.modules.get("sidecar.cli.session")  # imported by commands that use it
+        if len(came) == 1 and not (session is not None and session.cancel_running()):
+            raise KeyboardInterrupt
+
+    before = {}
+    try:
+        for number in stop_signals():
+            before[number] = signal.signal(number, end)
+    except ValueError:  # only the main thread gets signals
+        pass
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always leaves by SystemExit."""
-    given = sys.argv[1:] if arguments is None else arguments
+    with _ended_by_signals() as came:
+        try:
+            _run(sys.argv[1:] if arguments is None else arguments)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(SIGNALED + came[0] if came else EXIT_INTERRUPTED)
+
+
+def _run(given: list[str]) -> None:
     gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
     try:
         code = liftpy.main(args=given, prog_name="liftpy", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
     except LiftError as error:
         _show(error, as_json="--json" in given)
         sys.exit(exit_code(error))

@@ -32,6 +32,7 @@ from liftpy.service.rules import check_class, check_outputs, check_parameters, p
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES
 from liftpy.wire.subjects import Subjects
+from sidecar.cli.main import stop_signals
 from sidecar.cli.options import connection_options
 from sidecar.cli.service_call import call
 from sidecar.cli.service_endings import exit_code, restart_helps, table
@@ -227,7 +228,7 @@ async def _run(
     Each has its own connection, lock, snapshots and role: none waits for another. Raises what has ended the first.
     """
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, *stop_signals()):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     stopped = attended(stopping.wait())
     finding = attended(_all_partitions(settings, target) if partitions is None else _known(partitions))

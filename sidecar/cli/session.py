@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -26,5 +26,48 @@ def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, timeo
         async with client:
             return await work(client)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(session())
+    return run_cancellable(session())
+
+
+_running: list[asyncio.Task[Any]] = []
+"""The tasks of ``run_cancellable``, the innermost last."""
+
+
+def run_cancellable(work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` in an event loop of its own. Ctrl-C and ``cancel_running`` cancel it once.
+
+    Raises what it raises, and KeyboardInterrupt when it was cancelled.
+    """
+    was_cancelled = False
+
+    async def begun() -> T:
+        nonlocal was_cancelled
+        task = asyncio.current_task()
+        assert task is not None
+        _running.append(task)
+        try:
+            return await work
+        finally:
+            _running.remove(task)
+            was_cancelled = task.cancelling() > 0
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(begun())
+    except asyncio.CancelledError:
+        if was_cancelled:
+            raise KeyboardInterrupt from None
+        raise
+
+
+def cancel_running() -> bool:
+    """Cancel the work of the innermost ``run_cancellable``, for a handler of a signal. Returns whether there is one.
+
+    Not by way of the handler of SIGINT: there is none where the parent ignores SIGINT, as a shell does for a job with ``&``.
+    """
+    if not _running:
+        return False
+    task = _running[-1]
+    if not task.cancelling():
+        task.get_loop().call_soon_threadsafe(task.cancel)
+    return True

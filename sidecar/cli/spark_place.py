@@ -17,6 +17,7 @@ import click
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.session import is_local, local_session
+from sidecar.cli.main import SIGNALED, stop_signals
 from sidecar.settings import Target
 
 if TYPE_CHECKING:
@@ -58,12 +59,13 @@ class SparkPlace:
 
 @contextmanager
 def ends_by_signal() -> Iterator[None]:
-    """SIGTERM ends what runs in this block as an exception does, so that queries are stopped, and Spark with them."""
-    before = signal.signal(signal.SIGTERM, lambda which, _: sys.exit(128 + which))
+    """Let SIGTERM and SIGHUP end this block with an exception, so that queries are stopped, and Spark with them."""
+    before = {number: signal.signal(number, lambda which, _: sys.exit(SIGNALED + which)) for number in stop_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def spark_options(function: F) -> F:

@@ -59,6 +59,20 @@ class NodeIdentity:
         return self.incarnation > 0 and self.clean_incarnation == self.incarnation
 
 
+def _identity_in(data: bytes) -> tuple[object, NodeIdentity]:
+    """The format version and the identity in the bytes of a ``node`` file. Raises what ``load_identity`` catches."""
+    crc, _, body = data.partition(b"\n")
+    if int(crc, 16) != crc32c.crc32c(body):
+        raise ValueError("checksum")
+    fields = load_json(body)
+    version = fields.pop("format")
+    known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
+    starts = FolderStarts(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
+    identity = NodeIdentity(**fields, starts=starts)
+    _check(identity)
+    return version, identity
+
+
 def _check(identity: NodeIdentity) -> None:
     """Raise ValueError or TypeError for what no node writes."""
     starts = identity.starts
@@ -173,15 +187,7 @@ class DataFolder:
         if not path.exists():
             return None
         try:
-            crc, _, body = path.read_bytes().partition(b"\n")
-            if int(crc, 16) != crc32c.crc32c(body):
-                raise ValueError("checksum")
-            fields = load_json(body)
-            version = fields.pop("format")
-            known = {name: fields.pop(name) for name in _STARTS if name in fields}  # older versions wrote fewer
-            starts = FolderStarts(**{"folder_id": "", **known, "earlier": tuple(known.get("earlier", ()))})
-            identity = NodeIdentity(**fields, starts=starts)
-            _check(identity)
+            version, identity = _identity_in(path.read_bytes())
         except (ValueError, TypeError, KeyError, AttributeError, OSError, InvalidNameError) as error:
             raise CorruptionError(f"{path} can't be trusted ({error}); the folder's node must join under a new id") from None
         if version != _FORMAT:
@@ -193,7 +199,10 @@ class DataFolder:
         said = asdict(identity)
         said |= said.pop("starts")
         body = json.dumps({"format": _FORMAT, **said}, sort_keys=True).encode()
-        replace_file(self.path / "node", f"{crc32c.crc32c(body):08x}\n".encode() + body)
+        data = f"{crc32c.crc32c(body):08x}\n".encode() + body
+        if _identity_in(data) != (_FORMAT, identity):
+            raise StorageError(f"{self.path / 'node'} could not be read back: it is left as it was")  # [S16]
+        replace_file(self.path / "node", data)
 
     def partition_path(self, key: PartitionKey) -> Path:
         """Where a partition's log lives."""

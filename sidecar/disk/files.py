@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+import crc32c
+
 from liftpy.errors import NoSpaceError, StorageError
 from liftpy.log.storage import Bytes
 
@@ -272,18 +274,24 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write ``path`` atomically and durably: temporary file, flush, rename, flush of the folder. ``data`` may come in pieces.
-    Raises StorageError."""
+    """Write ``path`` atomically and durably: temporary file, flush, read back, rename, flush of the folder [S16].
+
+    ``data`` may come in pieces. Raises StorageError, also when the file does not hold ``data`` afterwards. ``path`` is as it was then.
+    """
     temporary = path.with_name(path.name + ".tmp")
     with _storage_errors("write", path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
         try:
+            crc = size_bytes = 0
             for piece in (data,) if isinstance(data, bytes) else data:
                 view = memoryview(piece)
+                crc, size_bytes = crc32c.crc32c(view, crc), size_bytes + len(view)
                 while view:
                     view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
-        except OSError:
+            if _read_back(descriptor) != (size_bytes, crc):
+                raise StorageError(f"write {path}: the file does not hold what was written; it is not used")
+        except (OSError, StorageError):
             with suppress(OSError):
                 os.unlink(temporary)  # the next attempt must not flush the file that this one could not
             raise
@@ -291,6 +299,14 @@ def replace_file(path: Path, data: bytes | Iterable[bytes]) -> None:
             os.close(descriptor)
         os.rename(temporary, path)
         sync_folder(path.parent)
+
+
+def _read_back(descriptor: int) -> tuple[int, int]:
+    """Size and CRC-32C of an open file."""
+    crc = size_bytes = 0
+    while piece := os.pread(descriptor, _COPY_BYTES, size_bytes):
+        crc, size_bytes = crc32c.crc32c(piece, crc), size_bytes + len(piece)
+    return size_bytes, crc
 
 
 class MadeFolders:

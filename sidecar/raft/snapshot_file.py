@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import crc32c
@@ -82,7 +83,10 @@ def _entry(entry: pb.RaftEntry) -> Entry:
 
 
 def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
-    """Write and flush; the library renames it into place right after. Raises OSError."""
+    """Write, flush and read back [S16]; the library renames it into place right after, and then trims the journal.
+
+    Raises OSError, and CorruptionError when the file can't be read back.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
     try:
         view = memoryview(encode_snapshot_file(snapshot))
@@ -91,6 +95,9 @@ def write_snapshot_file(path: Path, snapshot: SnapshotFile) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    found = decode_snapshot_file(path.read_bytes())
+    if found != replace(snapshot, nodes=tuple(sorted(snapshot.nodes))):
+        raise CorruptionError("the snapshot of the metadata group can't be read back: the journal keeps its entries")
 
 
 def load_snapshot_file(path: Path) -> SnapshotFile:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,8 +134,6 @@ def test_settings_of_a_running_node_are_shown_and_read_again(run: Run, cluster: 
 
 
 def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
-    import signal
-
     assert run("stream", "create", "followed", "--subject", "followed")[0] == 0
     liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
     command = [*liftpy, "consume", "followed", "--nats", cluster.nats_url]
@@ -150,10 +150,36 @@ def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: D
     assert (following.returncode, out, err.strip()) == (130, "", "")
 
 
-def test_processes_of_a_group_share_and_ctrl_c_commits_what_was_printed(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
-    """Two share; the first ends by Ctrl-C; the other goes on behind what was printed, and a third behind both."""
-    import signal
+@pytest.mark.parametrize(("signal_name", "code"), [("TERM", 143), ("HUP", 129)])
+def test_consume_output_ended_by_a_signal_leaves_a_whole_file(
+    run: Run, cluster: DevCluster, tmp_path: Path, signal_name: str, code: int
+) -> None:
+    """Also where the parent ignores SIGINT, as a shell does for what it starts with ``&``."""
+    import pyarrow.parquet as pq
 
+    name, file = f"ended{code}", tmp_path / "x.parquet"
+    assert run("stream", "create", name, "--subject", name)[0] == 0
+    (tmp_path / "lines").write_text("one\ntwo\n")
+    assert run("publish", name, str(tmp_path / "lines"))[0] == 0
+    command = [
+        sys.executable, "-c", "from sidecar.cli.main import main; main()", "consume", name, "--output", str(file), "--follow",
+        "--nats", cluster.nats_url,
+    ]  # fmt: skip
+    following = subprocess.Popen(
+        ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    while not (part := file.with_name("x.parquet.part")).exists() or part.stat().st_size < 100:  # the header alone has 4 bytes
+        assert following.poll() is None
+        time.sleep(0.01)
+    for _ in range(2):  # a terminal that is closed sends it twice
+        following.send_signal(getattr(signal, f"SIG{signal_name}"))
+    _, err = following.communicate(timeout=60)
+    assert (following.returncode, err.strip()) == (code, f"2 records in {file.name}")
+    assert pq.read_table(file)["value"].to_pylist() == [b"one", b"two"]
+
+
+def test_consume_group_ended_by_a_signal_commits_what_was_printed(run: Run, cluster: DevCluster, tmp_path: Path) -> None:
+    """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
     liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
@@ -172,9 +198,9 @@ def test_processes_of_a_group_share_and_ctrl_c_commits_what_was_printed(run: Run
         found = [json.loads(process.stdout.readline()) for _ in range(count)]
         return [(row["partition"], row["offset"]) for row in found]
 
-    def end(process: subprocess.Popen[str]) -> None:
-        process.send_signal(signal.SIGINT)
-        assert (process.communicate(timeout=30)[0], process.returncode) == ("", 130)
+    def end(process: subprocess.Popen[str], number: signal.Signals) -> None:
+        process.send_signal(number)
+        assert (process.communicate(timeout=30)[0], process.returncode) == ("", 128 + number)
 
     def owners() -> list[int]:
         code, out, _ = run("group", "show", "crew", "--json")
@@ -188,14 +214,14 @@ def test_processes_of_a_group_share_and_ctrl_c_commits_what_was_printed(run: Run
         assert first.poll() is second.poll() is None
     publish("three\n")
     assert {*lines(first, 1), *lines(second, 1)} == {(0, 2), (1, 2)}
-    end(first)
+    end(first, signal.SIGTERM)
     publish("four\n")
     assert sorted(lines(second, 2)) == [(0, 3), (1, 3)]
-    end(second)
+    end(second, signal.SIGHUP)
     third = member()
     publish("five\n")
     assert sorted(lines(third, 2)) == [(0, 4), (1, 4)]
-    end(third)
+    end(third, signal.SIGINT)
     assert [at["lag"] for at in json_of(run, "group", "show", "crew")["positions"]] == [0, 0]
 
 

@@ -102,6 +102,11 @@ class MemoryDisk:
         self._changed()
         return len(data)
 
+    def pread(self, descriptor: int, size_bytes: int, start: int) -> bytes:
+        number = self._open[descriptor]
+        assert number is not None
+        return self._content[number][start : start + size_bytes]
+
     def fsync(self, descriptor: int) -> None:
         number = self._open[descriptor]
         if number is None:

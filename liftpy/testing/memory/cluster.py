@@ -247,13 +247,14 @@ class MemoryCluster:
         return next((node.node_id for node in self._nodes.values() if node.up), "")
 
     def _image_changed(self, image: ClusterImage) -> None:
-        assert self._loop is not None or not self._nodes
+        if self._loop is None:
+            return  # the cluster stops: nothing that a node has asked for changes anything any more
         for node in self._nodes.values():
             if node.up:
                 node.loop.call_soon(node.image_changed, image)
         groups = image.streams.get(GROUPS_STREAM)
         known = self._coordinators[0] if self._coordinators is not None else ""
-        if groups is not None and groups.partitions and groups.uid != known and self._loop is not None:
+        if groups is not None and groups.partitions and groups.uid != known:
             self._coordinators = groups.uid, self._loop.create_task(self._coordinate(groups), name="coordinators in memory")
 
     def _tick(self) -> None:

@@ -42,7 +42,7 @@ MEMBERS = (
     ),
     PlantedBug(
         "positions outlive their stream", "membership.ConsumerGroup.learn",
-        "for table in (self.positions, self.targets):", "for table in (self.targets,):", 40, "G3",
+        "self.positions.pop((name, number), None)", "pass", 40, "G3",
     ),
     PlantedBug(
         "a stream's earlier incarnation comes back", "membership.ConsumerGroup.learn",
@@ -90,33 +90,34 @@ QUEUES = (
         'if command.HasField("take"):', 'if command.HasField("take") and not command.HasField("settle"):', 1, "Q5",
     ),
     PlantedBug(
-        "an old lease is as good as the newest", "queue.WorkQueue._settle",
-        "piece.lease == part.lease and piece.member == member", "piece.member == member", 2, "Q3",
+        "an old lease is as good as the newest", "queue.WorkQueue._own",
+        "pieces[index].lease == lease", "pieces[index].kind is PieceKind.OUT and pieces[index].member == member", 1, "Q3",
     ),
     PlantedBug(
-        "anybody may settle", "queue.WorkQueue._settle",
-        "piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member", "piece.kind is PieceKind.OUT", 1, "Q3",
+        "anybody may settle", "queue.WorkQueue._own",
+        "pieces[found[0]].member == member", "True", 1, "Q3",
     ),
     PlantedBug(
-        "what came back is settled by its former lease", "queue.WorkQueue._settle",
-        "piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member",
-        "piece.kind is PieceKind.BACK or (piece.kind is PieceKind.OUT and piece.lease == part.lease and piece.member == member)", 1, "Q3",
+        "what came back is settled by its former lease", "queue.WorkQueue._own",
+        "return found if found and pieces[found[0]].member == member else []",
+        "return [n for n in range(first, behind) if pieces[n].kind is PieceKind.BACK or (n in found and pieces[n].member == member)]",
+        1, "Q3",
     ),
     PlantedBug(
-        "the whole piece is settled for a part of it", "queue.WorkQueue._settle",
-        "piece.between(start, end)", "self._at((piece.due_ns, piece.start), piece.kind) or piece", 6, "Q3",
+        "the whole piece is settled for a part of it", "queue.WorkQueue._settled_parts",
+        "piece = piece.between(max(piece.start, start), min(piece.end, end))", "start, end = piece.start, piece.end", 6, "Q3",
     ),
     PlantedBug(
         "leases never run out", "queue.WorkQueue.expire",
-        "self._ends[0][0] <= now_ns", "self._ends[0][0] <= now_ns - (1 << 60)", 1, "Q3",
+        "self._ends[0][0] > now_ns", "self._ends[0][0] > now_ns - (1 << 60)", 1, "Q3",
     ),
     PlantedBug(
         "leases run out early", "queue.WorkQueue.expire",
-        "self._ends[0][0] <= now_ns", "self._ends[0][0] <= now_ns + 1_000_000_000", 1, "Q3",
+        "self._ends[0][0] > now_ns", "self._ends[0][0] > now_ns + 1_000_000_000", 1, "Q3",
     ),
     PlantedBug(
-        "the rest of a cut piece is never due", "queue.WorkQueue._cut",
-        "self._remember(self._pieces[index + 1])", "pass", 1, "Q3",
+        "the rest of a cut piece is never due", "queue.WorkQueue._rest",
+        "fresh.append(piece.between(start, piece.end))\n    return fresh[-1]", "return piece.between(start, piece.end)", 1, "Q3",
     ),
     PlantedBug(
         "a delay is not kept", "queue.WorkQueue._settled",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,23 @@ def test_a_small_file_is_replaced_whole_by_however_many_writes(monkeypatch: pyte
         replace_file(tmp_path / "f", b"other")
     monkeypatch.undo()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"f": b"0123456789"}
+
+
+def test_replaced_file_keeps_its_bytes_when_the_new_ones_cannot_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that stores something else is noticed before anything relies on it [S16]."""
+    replace_file(tmp_path / "f", b"first")
+    sync = os.fsync
+
+    def damaged(descriptor: int) -> None:
+        sync(descriptor)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.pwrite(descriptor, b"x", 2)
+
+    monkeypatch.setattr(os, "fsync", damaged)
+    with pytest.raises(StorageError, match="does not hold"):
+        replace_file(tmp_path / "f", b"second")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    assert (tmp_path / "f").read_bytes() == b"first"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,16 @@ from liftpy.ingest import state_file
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.producers import Producers
 from liftpy.ingest.recent_ids import Stored
-from liftpy.ingest.state_file import State, decode_state, encode_state, load_state, state_name, state_names, state_owner
+from liftpy.ingest.state_file import (
+    State,
+    Unwritten,
+    decode_state,
+    encode_state,
+    load_state,
+    state_name,
+    state_names,
+    state_owner,
+)
 from liftpy.ingest.state_writer import Pace, StateWriter, pace_of, restore_state
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
@@ -476,3 +485,32 @@ def test_a_log_without_ids_subjects_and_producers_has_a_small_one() -> None:
     log.start_afresh(5)
     again.cut()
     assert again.last_of("s.a") == -1
+
+
+class _Careless(MemoryStorage):
+    """Loses the end of a file, and says nothing."""
+
+    def replace(self, name: str, data: bytes | Sequence[bytes]) -> None:
+        whole = data if isinstance(data, bytes) else b"".join(data)
+        super().replace(name, whole[:-1])
+
+
+def test_state_that_cannot_be_read_back_leaves_the_older_one() -> None:
+    older = encode_state(State(OF, 5, 1, {"ids": (1, b"older")}))
+    for storage, stays in ((MemoryStorage(), 9), (_Careless(), 5)):
+        MemoryStorage.replace(storage, state_name(5), older)
+        newer = Unwritten(OF, 9, 1, {"ids": (1, lambda: [b"new", b"er"])})
+        if stays == 5:
+            with pytest.raises(StorageError, match="read back"):
+                newer.write(storage)
+        else:
+            newer.write(storage)
+        assert state_names(storage) == [state_name(stays)]
+
+
+def test_state_of_every_subset_of_parts_can_be_read_back() -> None:
+    parts = {"ids": (1, b"i"), "producers": (2, b""), "subjects": (3, b"s" * 70_000), "é": (0, b"\0")}
+    for count in range(len(parts) + 1):
+        for names in itertools.permutations(parts, count):
+            state = State(OF, 7, 3, {name: parts[name] for name in names})
+            assert decode_state(encode_state(state)) == state

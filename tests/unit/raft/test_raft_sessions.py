@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import pickle
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liftpy.errors import ConfigError, ProtocolError, StorageError
+from liftpy.errors import ConfigError, CorruptionError, ProtocolError, StorageError
 from sidecar.raft import codec, library
 from sidecar.raft.sessions import _FRAME, _HELLO, _MEMBERS, CHUNK_BYTES, HELLO_PERIOD_S, SILENCE_S, PeerSessions
-from sidecar.raft.snapshot_file import SnapshotFile, decode_snapshot_file, encode_snapshot_file
+from sidecar.raft.snapshot_file import (
+    SnapshotFile,
+    decode_snapshot_file,
+    encode_snapshot_file,
+    load_snapshot_file,
+    write_snapshot_file,
+)
 
 
 class Pair:
@@ -385,3 +392,12 @@ def test_what_a_member_says_is_not_believed_when_it_is_said_back_to_it() -> None
             side.receive("a", frame, pair.now)
     assert not side.peers["a"].up
     assert judged == []
+
+
+def test_snapshot_file_that_cannot_be_read_back_is_no_success(tmp_path: Path) -> None:
+    """The library trims the journal once the file is written [S16]."""
+    entries = (b"\0last", 9, 2), (b"\0previous", 8, 2)
+    write_snapshot_file(tmp_path / "dump", SnapshotFile(*entries, ("b", "a"), b"image"))
+    assert load_snapshot_file(tmp_path / "dump").nodes == ("a", "b")
+    with pytest.raises(CorruptionError):
+        write_snapshot_file(tmp_path / "dump", SnapshotFile(entries[0], entries[0], ("a",), b"image"))

@@ -119,3 +119,26 @@ async def test_a_state_that_could_not_be_stored_holds_nothing(world: World, monk
     await world.keeper.keep(world.machine)
     assert "STORAGE" in world.keeper.problem
     assert world.keeper.held_from() == 0
+
+
+class Forgetful(Count):
+    """Its snapshots can't be restored."""
+
+    @classmethod
+    def check_snapshot(cls, state: bytes) -> None:
+        raise ValueError(state)
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+async def test_keeper_holds_the_log_when_a_snapshot_cannot_be_read_back(tmp_path: Path, *, forgetful: bool) -> None:
+    world = World(tmp_path)
+    world.outbox.compared_end = 1_000
+    if forgetful:
+        world.machine = ServiceMachine(Forgetful(), WHO, snapshot_every=1000, outbox=world.outbox)
+        world.machine.start(None)
+        world.outbox.compared_end = 1_000
+    world.apply(3)
+    await world.keeper.keep(world.machine)
+    assert bool(world.keeper.problem) is forgetful
+    assert world.store.positions() == ([] if forgetful else [3])
+    assert world.keeper.held_from() == (0 if forgetful else 3)

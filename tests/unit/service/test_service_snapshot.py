@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import replace
 
@@ -9,11 +10,100 @@ import crc32c
 import pytest
 
 from liftpy.errors import CorruptionError, InvalidNameError, LiftError, UnknownFormatError
-from liftpy.service.poison import Unit
+from liftpy.service.base import Service
+from liftpy.service.effects import Effect
+from liftpy.service.machine import ServiceMachine
+from liftpy.service.outbox import Outbox
+from liftpy.service.poison import SkipDecision, Unit
 from liftpy.service.snapshot import Identity, Section, Snapshot, decode
+from liftpy.wire.batch import Record
 
 WHO = Identity("bank", "orders", "u7", 2)
 WHOLE = Snapshot(WHO, 4096, 7, 123456789, 55, ((5, "a"), (6, "zwölf")), b"the state", bytes(range(16)), (Unit(7), Unit(8, "ü")))
+
+
+class Everything(Service):
+    """Does to its snapshot whatever the words of a record say."""
+
+    version = 2
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        self.count = int(snapshot or b"0")
+
+    def on_record(self, record: Record) -> None:
+        self.count += 1
+        for word in (record.value or b"").split():
+            if word == b"reply":
+                self.reply(record, b"answer")
+            elif word == b"effect":
+                self.effect("charge", b"payload")
+            elif word == b"offer":
+                self.offer(b"offered", key=b"k")
+            elif word == b"timer":
+                self.set_timer("later", 1 << 40)
+            elif word == b"emit":
+                self.emit(b"output")
+
+    def on_effect(self, effect: Effect) -> bytes | None:
+        return None
+
+    def take_snapshot(self) -> bytes:
+        return b"%d" % self.count
+
+
+def machine_that(does: tuple[str, ...]) -> ServiceMachine:
+    """One that has done everything that ``does`` names."""
+    parameters = b"p" * 16 if "parameters" in does else b""
+    outbox = Outbox(f"{WHO.uid}/{WHO.partition}") if "emit" in does else None
+    machine = ServiceMachine(Everything(), WHO, snapshot_every=1000, outbox=outbox, parameters_digest=parameters)
+    machine.start(None)
+    headers: list[tuple[tuple[str, bytes], ...]] = []
+    if "version" in does:
+        headers.append((("Lift-Service-Version", b"bank/2/1"),))
+    if "skip" in does:
+        machine.skip(Unit(len(headers)))
+        headers += [(), SkipDecision("bank", Unit(len(headers))).headers()]
+    headers.append((("Nats-Msg-Id", b"command 1"),))
+    value = " ".join(does).encode()
+    machine.apply(Record(at, 7, None, value, told, "", "_INBOX.x", 1) for at, told in enumerate(headers))
+    return machine
+
+
+DOES = ("parameters", "reply", "effect", "offer", "version", "timer", "emit", "skip")
+EVERY_SUBSET = [subset for count in range(len(DOES) + 1) for subset in itertools.combinations(DOES, count)]
+
+
+def test_snapshot_of_every_subset_of_contents_can_be_read_back_and_begun_with() -> None:
+    """[S16]"""
+    for does in EVERY_SUBSET:
+        written = machine_that(does).snapshot()
+        read = decode(written.encode(), WHO)
+        assert read == written, does
+        again = ServiceMachine(
+            Everything(),
+            WHO,
+            snapshot_every=1000,
+            outbox=Outbox(f"{WHO.uid}/{WHO.partition}") if "emit" in does else None,
+            parameters_digest=b"p" * 16 if "parameters" in does else b"",
+        )
+        again.start(read)
+        assert again.snapshot() == written, does
+
+
+def test_snapshot_is_read_whatever_the_order_of_its_sections() -> None:
+    """Commit 6ef61ecd wrote EFFECTS before ANSWERS, and took that for damage when it read."""
+    written = machine_that(("parameters", "reply", "effect", "version")).snapshot()
+    assert len(written.sections) == len(Section)
+    for order in itertools.permutations(written.sections):
+        read = decode(replace(written, sections=order).encode(), WHO)
+        assert dict(read.sections) == dict(written.sections)
+
+
+@pytest.mark.parametrize("kind", [Section.ANSWERS, Section.EFFECTS, Section.VERSION])
+def test_snapshot_with_a_section_that_the_service_could_not_begin_with_is_no_snapshot(kind: Section) -> None:
+    with pytest.raises(CorruptionError):
+        decode(replace(WHOLE, sections=((kind, b"what nobody can read"),)).encode(), WHO)
+
 
 WITH_SECTIONS = replace(WHOLE, sections=((Section.PARAMETERS, b"of sixteen bytes"),))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from liftpy.errors import FolderLockedError, StorageError, UnknownFormatError
-from liftpy.service.snapshot import Identity, Snapshot
+from liftpy.service.snapshot import Identity, Section, Snapshot
 from liftpy.service.store import ServiceLock, SnapshotStore, _digest
 
 WHO = Identity("bank", "orders", "u7", 0)
@@ -64,6 +65,40 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_it_is_used(tmp_path: Path
     assert newest.with_suffix(".damaged").exists()
     found.save(snapshot(20), 0)
     assert found.newest() == snapshot(20)
+
+
+def test_store_uses_a_snapshot_again_that_an_older_version_could_not_read(tmp_path: Path) -> None:
+    """Commit 6ef61ecd set files aside that are whole."""
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    found.save(snapshot(20), 0)
+    for position in (10, 20):
+        path = found.folder / f"{position:020d}.snapshot"
+        path.rename(path.with_suffix(".damaged"))
+    assert store(tmp_path).newest(lambda s: s.position < 20) == snapshot(10)
+    assert store(tmp_path).newest() == snapshot(20)
+    assert found.positions() == [10, 20]
+
+
+def test_store_drops_what_was_set_aside_past_the_end_of_the_log(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    path = found.folder / f"{10:020d}.snapshot"
+    path.rename(path.with_suffix(".damaged"))
+    found.drop_above(9)
+    assert found.newest() is None
+
+
+UNREADABLE = replace(snapshot(20), sections=((Section.ANSWERS, b"what no reader takes"),))
+
+
+def test_store_keeps_the_older_snapshots_when_a_new_one_cannot_be_read_back(tmp_path: Path) -> None:
+    found = store(tmp_path)
+    found.save(snapshot(10), 0)
+    with pytest.raises(StorageError, match="can't be read back"):
+        found.save(UNREADABLE, 0)
+    assert found.positions() == [10]
+    assert store(tmp_path).newest() == snapshot(10)
 
 
 def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:

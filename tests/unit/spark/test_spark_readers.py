@@ -1,4 +1,4 @@
-"""The readers' driver side as Spark calls it, without a JVM: offsets, limits, AvailableNow, caching, refusals."""
+"""The readers' driver side as Spark calls it, without a JVM: offsets, where a query begins [R10], limits, AvailableNow, refusals."""
 
 from __future__ import annotations
 
@@ -57,6 +57,11 @@ def offsets(reader: LiftReader | LiftStreamReader, partitions: list[Any]) -> lis
     return [i for p in pickle.loads(pickle.dumps(partitions)) for b in other.read(p) for i in b["offset"].to_pylist()]
 
 
+def without_start(end: dict[str, Any]) -> dict[str, Any]:
+    """An end as later micro-batches have it: that of the first one also says where the query began."""
+    return {stream: {key: value for key, value in entries.items() if key != "began"} for stream, entries in end.items()}
+
+
 def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, node: FakeNode) -> None:
     log = node.add_stream("orders").partitions[0]
     append(log, 100)
@@ -90,8 +95,8 @@ def test_offsets_of_a_streaming_query(source: Open, node: FakeNode) -> None:
     start = reader.initialOffset()
     assert start == {"orders": {"0": 0, "1": 0, "uid": "uid-orders"}}
     end = reader.latestOffset(start, ALL)
-    assert end == {"orders": {"0": 100, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
-    assert json.dumps(end) == json.dumps(reader.reportLatestOffset())
+    assert end == {"orders": {"0": 100, "1": 0, "began": {"0": 0, "1": 0}, "epochs": {"0": 1}, "uid": "uid-orders"}}
+    assert json.dumps(without_start(end)) == json.dumps(reader.reportLatestOffset())
     plan = reader.partitions(start, end)
     assert ranges(plan) == [(0, 0, 100)]
     assert offsets(reader, plan) == list(range(100))
@@ -119,7 +124,7 @@ def cut_query(source: Open, node: FakeNode) -> tuple[FakePartition, Callable[...
         return streaming(source(startingOffsets=json.dumps({"orders": {"0": 10}}), **options))
 
     first = restarted()
-    start = first.latestOffset(first.initialOffset(), ReadMaxRows(10))
+    start = without_start(first.latestOffset(first.initialOffset(), ReadMaxRows(10)))
     assert start == {"orders": {"0": 20, "epochs": {"0": 2}, "uid": "uid-orders"}}
     return log, restarted, start, first.latestOffset(start, ALL)
 
@@ -132,7 +137,7 @@ def test_epochs_are_in_the_offsets_and_what_did_not_move_is_equal_text(source: O
     reader = streaming(source(startingOffsets=json.dumps({"orders": {"0": 10, "1": 0}})))
     start = reader.initialOffset()
     assert start == {"orders": {"0": 10, "1": 0, "epochs": {"0": 1}, "uid": "uid-orders"}}
-    end = reader.latestOffset(start, ALL)
+    end = without_start(reader.latestOffset(start, ALL))
     assert end == {"orders": {"0": 20, "1": 0, "epochs": {"0": 5}, "uid": "uid-orders"}}
     assert json.dumps(reader.latestOffset(end, ReadMaxRows(5))) == json.dumps(end)
     (planned,) = [p.value for p in reader.partitions(start, end)]
@@ -212,6 +217,68 @@ def test_a_batch_query_knows_the_epochs_of_its_ends(source: Open, node: FakeNode
 def test_a_new_streaming_query_begins_at_the_end(source: Open, node: FakeNode) -> None:
     append(node.add_stream("orders").partitions[0], 100)
     assert streaming(source()).initialOffset() == {"orders": {"0": 100, "epochs": {"0": 1}, "uid": "uid-orders"}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"startingOffsets": "-30"},
+        {"startingOffsets": "-1m"},
+        {"startingOffsets": json.dumps({"orders": {"0": -1}})},
+        {"startingTimestamp": "4000000000000"},
+        {"startingOffsetsByTimestamp": json.dumps({"orders": {"0": 4_000_000_000_000}})},
+    ],
+)
+def test_streaming_query_begins_where_it_was_told_first_on_a_growing_stream(
+    source: Open, node: FakeNode, options: dict[str, str]
+) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 100)
+    reader = streaming(source(**options))
+    start = reader.initialOffset()
+    first = start["orders"]["0"]
+    append(log, 50)
+    end = reader.latestOffset(start, ReadMaxRows(20))
+    append(log, 50)
+    assert reader.initialOffset() == start, "Spark asks again when it plans micro-batch 0"
+    assert ranges(reader.partitions(reader.initialOffset(), end)) == [(0, first, first + 20)]
+    append(log, 200)
+    for _ in range(2):  # restarts before micro-batch 0 is committed: Spark has only its end
+        again = streaming(source(**options))
+        assert ranges(again.partitions(again.initialOffset(), end)) == [(0, first, first + 20)]
+    after = again.latestOffset(end, ReadMaxRows(20))
+    assert ranges(again.partitions(end, after)) == [(0, first + 20, first + 40)]
+
+
+def test_streaming_query_repeats_its_first_batch_after_retention_as_data_loss(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    append(log, 50)
+    append(log, 50)
+    reader = streaming(source(startingOffsets="earliest"))
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    append(log, 50)
+    for log.log_start_offset, kept in ((50, [(0, 50, 100)]), (120, [])):
+        again = streaming(source(startingOffsets="earliest"))
+        with pytest.raises(SourceError, match=r"^\[DATA_LOSS\] OFFSET_OUT_OF_RANGE orders/0: offsets \[0, "):
+            again.partitions(again.initialOffset(), end)
+        rest = streaming(source(startingOffsets="earliest", failOnDataLoss="false"))
+        assert ranges(rest.partitions(rest.initialOffset(), end)) == kept
+
+
+def test_streaming_query_without_news_after_its_first_batch_has_nothing_to_read(source: Open, node: FakeNode) -> None:
+    stream = node.add_stream("orders", partitions=2)
+    append(stream.partitions[0], 100)
+    reader = streaming(source(startingOffsets="earliest"))
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    for same in (reader, streaming(source(startingOffsets="earliest"))):
+        assert json.dumps(same.latestOffset(end, ALL)) == json.dumps(end), "another text would be a micro-batch"
+        assert same.partitions(end, end) == [], "a batch without news, as a watermark or another source brings"
+    append(stream.partitions[1], 5)
+    reader = streaming(source(startingOffsets="earliest"))
+    after = reader.latestOffset(end, ALL)
+    assert ranges(reader.partitions(end, after)) == [(1, 0, 5)]
+    assert "began" not in after["orders"]
 
 
 def test_the_limit_that_spark_passes_is_obeyed(source: Open, node: FakeNode) -> None:
@@ -374,7 +441,7 @@ def test_a_stream_made_again_is_taken_from_its_beginning_where_that_is_wanted(
         reader._catalog = Catalog(link, reader.options, clock=itertools.count(step=10).__next__)
         start = reader.initialOffset()
         end = reader.latestOffset(start, ReadMaxRows(35))
-        assert end == {"a1": {"0": 25, **EPOCH_1, "uid": "first"}, "a2": {"0": 10, **EPOCH_1, "uid": "uid-a2"}}
+        assert without_start(end) == {"a1": {"0": 25, **EPOCH_1, "uid": "first"}, "a2": {"0": 10, **EPOCH_1, "uid": "uid-a2"}}
         append(node.add_stream("a1", uid="second").partitions[0], 30)
         caplog.clear()
         gone = reader.partitions(start, end)  # what was planned of the first is lost; the other stream is read
@@ -526,7 +593,7 @@ def test_streams_made_later_join_a_pattern_from_their_first_record(access: Acces
     append(node.add_stream("a2").partitions[0], 5)
     append(node.add_stream("b").partitions[0], 5)
     end = reader.latestOffset(start, ALL)
-    assert end == {"a1": {"0": 10, **EPOCH_1, "uid": "uid-a1"}, "a2": {"0": 5, **EPOCH_1, "uid": "uid-a2"}}
+    assert without_start(end) == {"a1": {"0": 10, **EPOCH_1, "uid": "uid-a1"}, "a2": {"0": 5, **EPOCH_1, "uid": "uid-a2"}}
     assert [(p.value.stream, p.value.start_offset, p.value.end_offset) for p in reader.partitions(start, end)] == [("a2", 0, 5)]
 
 

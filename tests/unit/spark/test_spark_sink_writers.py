@@ -1,10 +1,13 @@
-"""What Spark calls when a stream is written: writers, their messages and their errors, over a cluster in memory, without a JVM."""
+"""What Spark calls when a stream is written: writers, messages, inputs that fail [A14], over a cluster in memory, without a JVM."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +17,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark import TaskContext
+from pyspark.messages import SparkSocketMessageReceiver
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.datasource import CaseInsensitiveDict
+from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.types import StructType
 
 from liftpy.client import Client
@@ -27,6 +32,8 @@ from liftpy.spark.source import LiftDataSource
 from liftpy.testing.memory import memory_cluster
 
 SCHEMA = StructType().add("key", "binary").add("value", "binary")
+SCHEMA_OF_BATCHES = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+END_OF_STREAM = (-4).to_bytes(4, "big", signed=True)
 TASKS = Callable[..., None]
 
 
@@ -67,13 +74,34 @@ def source(**options: str) -> LiftDataSource:
 
 def batches(*values: bytes) -> list[pa.RecordBatch]:
     """One row each, as a shuffle may give them."""
-    return [pa.record_batch([pa.array([b"k"]), pa.array([value])], names=["key", "value"]) for value in values]
+    return [pa.record_batch([pa.array([b"k"]), pa.array([value])], schema=SCHEMA_OF_BATCHES) for value in values]
+
+
+def run_task(writer: Any, given: Iterable[pa.RecordBatch], end: bytes | None = END_OF_STREAM, buffer_bytes: int = 65536) -> Any:
+    """Call ``write`` as Spark's worker does: the input comes over a socket. ``end``: what the JVM writes behind Arrow's own end; None:
+    the input fails behind ``given``, so that the JVM ends the stream there."""
+    jvm, worker = socket.socketpair()
+    with jvm, worker:
+        infile = os.fdopen(os.dup(worker.fileno()), "rb", buffer_bytes)
+        message_receiver = SparkSocketMessageReceiver(infile)  # as in the worker, found by whoever looks
+        with jvm.makefile("wb") as pipe:
+            stream = pa.ipc.new_stream(pipe, SCHEMA_OF_BATCHES)
+            for one in given:
+                stream.write_batch(one)
+            if end is not None:
+                stream.close()
+                pipe.write(end)
+        jvm.shutdown(socket.SHUT_WR)
+        written = writer.write(ArrowStreamSerializer().load_stream(infile))
+        assert infile.read() == end, "the mark is left for Spark's worker"
+        assert message_receiver is not None
+        return written
 
 
 async def write(writer: Any, *values: bytes) -> Written:
     through = CloudPickleSerializer()
     pickled = through.loads(through.dumps(writer))
-    message = await asyncio.to_thread(pickled.write, iter(batches(*values)))
+    message = await asyncio.to_thread(run_task, pickled, batches(*values))
     again = through.loads(through.dumps(message))
     assert isinstance(again, Written)
     assert again == message
@@ -161,11 +189,47 @@ async def test_what_is_refused_before_anything_is_written(client: Client, task: 
     with pytest.raises(SourceError, match="does not say which micro-batch"):
         await write(writer, b"a")
     task()
-    nulls = pa.record_batch({"value": pa.array([None], pa.binary())})
+    nulls = pa.record_batch([pa.array([b"k"]), pa.array([None], pa.binary())], schema=SCHEMA_OF_BATCHES)
     with pytest.raises(SourceError, match=r"\[CONFIG\] 1 rows have a null as value"):
-        await asyncio.to_thread(writer.write, iter([nulls]))
+        await asyncio.to_thread(run_task, writer, [nulls])
     with pytest.raises(SourceError, match=r"\[NOT_FOUND\]"):
-        await asyncio.to_thread(source(path="other").streamWriter(SCHEMA, False).write, iter(batches(b"a")))
+        await write(source(path="other").streamWriter(SCHEMA, False), b"a")
+    assert await held(client) == []
+
+
+@pytest.mark.parametrize("end", [None, b"", END_OF_STREAM[:3], b"\xff\xff\xff\xff"])
+async def test_task_whose_input_fails_stores_nothing_of_its_share(client: Client, task: TASKS, end: bytes | None) -> None:
+    task(part=1)
+    named = source(writeId="load-1").writer(SCHEMA, False)
+    streaming = source().streamWriter(SCHEMA, False)
+    for writer in (streaming, named):
+        for given in (batches(b"a", b"b"), []):
+            with pytest.raises(SourceError, match=r"\[INPUT_FAILED\]"):
+                await asyncio.to_thread(run_task, writer, given, end)
+    assert await held(client) == []
+    for writer in (streaming, named):
+        assert (await write(writer, b"a", b"b", b"c")).sent.rows == 3
+    assert await held(client) == [b"a", b"b", b"c"] * 2
+    with pytest.raises(SourceError, match=r"\[INPUT_FAILED\]"):  # at least once: what came may be stored, the task fails
+        await asyncio.to_thread(run_task, source().writer(SCHEMA, False), batches(b"d"), end)
+
+
+@pytest.mark.parametrize("beyond", range(5))
+async def test_task_sees_the_end_of_its_input_across_the_workers_buffer(client: Client, task: TASKS, beyond: int) -> None:
+    task()
+    whole = io.BytesIO()
+    with pa.ipc.new_stream(whole, SCHEMA_OF_BATCHES) as stream:
+        for one in batches(b"a"):
+            stream.write_batch(one)
+    size = len(whole.getvalue()) + beyond
+    await asyncio.to_thread(run_task, source().streamWriter(SCHEMA, False), batches(b"a"), END_OF_STREAM, size)
+    assert await held(client) == [b"a"]
+
+
+async def test_task_outside_of_sparks_worker_is_refused(client: Client, task: TASKS) -> None:
+    task()
+    with pytest.raises(SourceError, match=r"\[CONFIG\] Spark .* does not show here where the input of a task ends"):
+        await asyncio.to_thread(source().streamWriter(SCHEMA, False).write, iter(batches(b"a")))
     assert await held(client) == []
 
 

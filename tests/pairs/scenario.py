@@ -1,0 +1,93 @@
+"""A scenario: two or three features, a seed, and what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sidecar.dev.under_test import ClusterUnderTest
+from tests.pairs.feature import Feature
+from tests.pairs.model import WRITING_ERRORS
+from tests.pairs.table import FEATURES
+from tests.pairs.world import World
+
+LONGEST_S = 120.0
+"""A scenario that takes longer is a violation by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``processes``: on real nodes."""
+
+    names: tuple[str, ...]
+    seed: int
+    processes: bool = False
+
+    @property
+    def command(self) -> str:
+        """What repeats it."""
+        there = " --processes" if self.processes else ""
+        return f"python -m tests.pairs --pair {','.join(self.names)} --seed {self.seed} --count 1{there}"
+
+
+def run(scenario: Scenario, cluster: ClusterUnderTest | None = None) -> list[str]:
+    """Run one; the violations."""
+    return asyncio.run(play([FEATURES[name]() for name in scenario.names], scenario.seed, cluster))
+
+
+async def play(features: Sequence[Feature], seed: int, cluster: ClusterUnderTest | None = None) -> list[str]:
+    """Set up, let them act, end the faults, check."""
+    settings: dict[str, Any] = {}
+    for feature in features:
+        settings |= feature.settings()
+    name = f"pairs-{seed}" if cluster is None else f"pairs-{seed}-{random.randrange(1 << 32):x}"
+    with tempfile.TemporaryDirectory(prefix="pairs-") as scratch:
+        world = World(name, Path(scratch), processes=cluster)
+        try:
+            async with asyncio.timeout(LONGEST_S), world.running(settings):
+                try:
+                    await _play(features, world, random.Random(f"{seed} {[f.name for f in features]}"))
+                finally:
+                    for feature in features:
+                        await feature.end()
+        except Exception as error:  # whatever it is, it is shown with the command that repeats it
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            world.model.violate(f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})")
+        return world.model.violations
+
+
+async def _play(features: Sequence[Feature], world: World, rng: random.Random) -> None:
+    own = {feature: random.Random(rng.random()) for feature in features}
+    turns = [feature for feature in features for _ in range(feature.acts)]
+    rng.shuffle(turns)
+    await world.write(rng, 15)
+    for feature in features:
+        await feature.start(world)
+    while turns and not world.model.violations:
+        together = [turns.pop()]
+        if turns and turns[-1] is not together[0] and rng.random() < 0.5:
+            together.append(turns.pop())
+        await asyncio.gather(*(_act(feature, world, own[feature]) for feature in together))
+        await world.write(rng, 4)
+    for feature in features:
+        await feature.quiet(world)
+    if world.model.violations or not await world.settle():
+        return
+    for feature in features:
+        await feature.check(world)
+    await world.check()
+
+
+async def _act(feature: Feature, world: World, rng: random.Random) -> None:
+    """Errors of the cluster are part of a fault; what they may mean for records is noted where they are sent."""
+    try:
+        await feature.act(world, rng)
+    except WRITING_ERRORS as error:
+        if not (world.away or world.recreations):
+            world.model.violate(f"{feature.name}: {type(error).__name__}: {error}")

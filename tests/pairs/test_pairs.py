@@ -1,0 +1,106 @@
+"""A fixed sample of the matrix of pairs, and proof that it can fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from liftpy.client.cursor import Cursor
+from liftpy.config import AckPolicy
+from liftpy.ingest.recent_ids import RecentIds
+from liftpy.service.machine import ServiceMachine
+from liftpy.testing.memory.replica import MemoryReplica
+from tests.pairs.__main__ import main, scenarios
+from tests.pairs.scenario import Scenario, run
+from tests.pairs.table import FEATURES, combined
+
+SAMPLE = (
+    ("compaction", "consume"), ("retention", "cursor"), ("retention-age", "read-range"), ("max-per-subject", "spark-batches"),
+    ("purge", "reverse"), ("truncate", "group"), ("message-ids", "transfer"), ("pause", "queue"), ("read-only", "jetstream"),
+    ("standby", "killed-leader"), ("quota", "producer"), ("codec", "backup"), ("added-partitions", "consume-many"),
+    ("majority", "restart-node"), ("flush-interval", "restart-all"), ("max-message", "filter"), ("plain-nats", "nats-restart"),
+    ("service", "follower-away"), ("group-into", "move-replica"), ("ordered-queue", "add-replica"), ("conditional", "full-disk"),
+    ("alter", "lost-messages"), ("recreate", "lost-logs"), ("group-new", "transfer"),
+)  # fmt: skip
+"""Every feature of the cluster in memory but ``repeat``; the command line runs the whole table."""
+
+
+@pytest.mark.parametrize("names", SAMPLE, ids=",".join)
+def test_pair_of_features_keeps_what_each_promises(names: tuple[str, ...]) -> None:
+    scenario = Scenario(names, 1)
+    violations = run(scenario)
+    assert not violations, f"{scenario.command}\n" + "\n".join(violations[:5])
+
+
+def test_sample_names_every_feature() -> None:
+    assert set(FEATURES) - {name for names in SAMPLE for name in names} == {"repeat"}
+
+
+def test_random_choice_repeats_by_seed_and_comes_to_every_pair() -> None:
+    possible = combined(2)
+    assert list(scenarios(50, 7)) == list(scenarios(50, 7))
+    assert {s.names for s in scenarios(len(possible), 7)} == {s.names for s in scenarios(0, 1, every=True)} == set(possible)
+
+
+# ---- the harness can fail --------------------------------------------------------------------------------------------------
+def _forget_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecentIds, "find", lambda self, message_id, now_wall_ns: None)
+
+
+def _ack_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    append = MemoryReplica.append_batch
+
+    def append_and_ack(self: MemoryReplica, effect: Any) -> None:
+        append(self, effect)
+        self.publishers.acks.release(
+            AckPolicy.ALL, self.log.log_end_offset - 1, self.replica.state.leader_epoch, self.node.wall_ns()
+        )
+
+    monkeypatch.setattr(MemoryReplica, "append_batch", append_and_ack)
+
+
+def _commit_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = Cursor.commit
+
+    async def commit_more(self: Cursor, position: Any, partition: int = 0) -> None:
+        await commit(self, position + 1, partition)
+
+    monkeypatch.setattr(Cursor, "commit", commit_more)
+
+
+def _put_out_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    emit = ServiceMachine.emit
+
+    def emit_twice(self: ServiceMachine, *arguments: Any) -> None:
+        emit(self, *arguments)
+        emit(self, *arguments)
+
+    monkeypatch.setattr(ServiceMachine, "emit", emit_twice)
+
+
+BROKEN: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], tuple[str, ...], str]] = {
+    "message ids are forgotten": (_forget_ids, ("message-ids", "codec"), "message id"),
+    "acknowledged before it is committed": (_ack_before_commit, ("killed-leader", "majority"), "was acknowledged"),
+    "a cursor passes a record": (_commit_too_far, ("cursor", "codec"), "cursor"),
+    "outputs come twice": (_put_out_twice, ("service", "codec"), "twice"),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN)
+def test_pairs_find_a_mistake(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, names, words = BROKEN[mistake]
+    break_it(monkeypatch)
+    found = next((violations for seed in range(1, 9) if (violations := run(Scenario(names, seed)))), [])
+    assert any(words in violation for violation in found), found
+
+
+def test_command_prints_the_violation_and_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _forget_ids(monkeypatch)
+    assert main(["--pair", "message-ids,codec", "--seed", "3", "--count", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "python -m tests.pairs --pair message-ids,codec --seed 3 --count 1" in printed
+    assert "1 run in 1 scenarios" in printed.splitlines()[-1]
