@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""A surrogate as JSON escapes it, or as bytes that no UTF-8 has."""
 
 
 def load_json(text: str | bytes) -> Any:
     """What ``text`` says. Raises ValueError for all that is no JSON: also for what Python would take as well (NaN, Infinity, numbers
-    beyond those of a float), and for nesting that is deeper than Python goes."""
+    beyond those of a float), for half a surrogate pair ("\\ud800"), which no UTF-8 has, and for nesting that is deeper than Python
+    goes."""
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        found = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if _SURROGATE.search(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")):
+            json.dumps(found, ensure_ascii=False).encode()  # raises what is a ValueError
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it has half a surrogate pair, which is no text") from None
+    return found
 
 
 def is_count(value: object) -> bool:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from contextlib import aclosing
 
 from liftpy.client import Client, connect
 from liftpy.client.ending import end_tasks
-from liftpy.client.js_answers import refused
+from liftpy.client.js_answers import JsAnswer, refused, status
 from liftpy.client.js_reads import StatelessReads
 from liftpy.client.js_requests import JsRefusal, kind_of
 from liftpy.client.parser import StrictConnection
 from liftpy.errors import LiftError
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY
+from liftpy.request_guard import RequestGuard
+from liftpy.wire.inboxes import InboxRule, reply_to
 from liftpy.wire.subjects import JETSTREAM_INBOX, jetstream_api
-from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.connection import BusConnection, Listener, send_answer
 from sidecar.bus.keys import Keys
 from sidecar.settings import NodeSettings
 from sidecar.tasks import spawn
@@ -45,6 +46,7 @@ class JetStreamDesk:
         self._settings = settings
         self._inboxes = inboxes
         self._counters = counters
+        self._guard = RequestGuard("JetStream", counters, self._reject)
         self._before = jetstream_api(settings.jetstream_api, "")
         self._reads: StatelessReads | None = None
         self._listener: Listener | None = None
@@ -75,7 +77,8 @@ class JetStreamDesk:
         self._keys.add(connection, credentials)
         self._reads = StatelessReads(client, settings.jetstream_api)
         subject = jetstream_api(settings.jetstream_api, ">")
-        self._listener = self._bus.listen(subject, self._arrived, queue=f"{settings.namespace}-jetstream")
+        handler = self._guard.handler(self._arrived)
+        self._listener = self._bus.listen(subject, handler, queue=f"{settings.namespace}-jetstream")
         logger.info("the streams are read on %s as well", subject)
 
     def _add(self, task: asyncio.Task[None]) -> None:
@@ -83,26 +86,33 @@ class JetStreamDesk:
         task.add_done_callback(self._tasks.discard)
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        if not self._inboxes.allows(reply):
-            self._counters[REPLY] += 1
+        if reply_to(reply, (self._inboxes,), self._counters) is None:
             return
         rest = subject.decode("utf-8", "replace").removeprefix(self._before)
         if len(self._tasks) >= AT_ONCE:
             self._counters["jetstream requests refused"] += 1
-            busy = refused(kind_of(rest)[0], _BUSY)
-            self._bus.send(reply.decode(), (busy.payload,), headers=busy.headers)
+            self._send(reply, refused(kind_of(rest)[0], _BUSY))
             return
         self._counters["jetstream requests"] += 1
-        self._add(spawn(self._answer(reply.decode(), rest, bytes(payload)), "a request of JetStream's read API"))
+        answering = self._guard.run(self._answer(reply, rest, bytes(payload)), reply)
+        self._add(spawn(answering, "a request of JetStream's read API"))
 
-    async def _answer(self, reply: str, rest: str, body: bytes) -> None:
+    async def _answer(self, reply: bytes, rest: str, body: bytes) -> None:
         assert self._reads is not None
-        async for part in self._reads.answer(rest, body):
-            if len(part.headers) + len(part.payload) > self._bus.max_payload:
-                part = refused(kind_of(rest)[0], _TOO_LARGE)
-            if not self._bus.send(reply, (part.payload,), headers=part.headers):
-                self._counters["jetstream answers dropped"] += 1
-                return
+        async with aclosing(self._reads.answer(rest, body)) as parts:
+            async for part in parts:
+                if len(part.headers) + len(part.payload) > self._bus.max_payload:
+                    part = refused(kind_of(rest)[0], _TOO_LARGE)
+                if not self._send(reply, part):
+                    self._counters["jetstream answers dropped"] += 1
+                    return
+
+    def _send(self, reply: bytes, answer: JsAnswer) -> bool:
+        return send_answer(self._bus, (self._inboxes,), self._counters, reply, (answer.payload,), headers=answer.headers)
+
+    def _reject(self, reply: bytes, error: Exception) -> None:
+        """As a status line: what was asked is not known here, and every client takes it for an error."""
+        self._send(reply, status(500, "Internal Server Error"))
 
     async def close(self) -> None:
         """Answer nothing more."""

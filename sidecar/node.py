@@ -110,9 +110,10 @@ class Node:
         self.reloading = Reloading(settings, again, self._live_parts, self._prove)
         self.share = share or WorkerShare(0, settings.workers)
         self.settings = settings = shared_out(settings) if share is None else settings
-        self._workers = Workers(settings if share is None else replace(settings, workers=1), self.fatal, self.repair)
         self.subjects = Subjects(settings.namespace, settings.inbox_prefixes)
         self.counters: Counter[str] = Counter()
+        one = settings if share is None else replace(settings, workers=1)
+        self._workers = Workers(one, self.fatal, self.repair, self.counters)
         self._keys = Keys(settings.credentials)
         self.instruments = Instruments()
         self._tracing = Tracing(settings, self.counters)
@@ -123,7 +124,7 @@ class Node:
         self.incarnation = 0
         self.partitions: Partitions | None = None
         self.group: MetadataGroup | None = None
-        self.status = StatusDesk(settings)
+        self.status = StatusDesk(settings, self.counters)
         self.health = self.status.health = Health(
             lambda: self._workers.joined(self._signs()),
             lambda: () if self.partitions is None else self.partitions.replicas(),
@@ -442,7 +443,7 @@ class Node:
         """Of a node of several processes the first answers, for all of them."""
         if self.share.number:
             return lambda reply, body: None
-        return SharedQuiet(quiet, self._workers.handles).received if self._workers.handles else quiet.received
+        return SharedQuiet(quiet, self._workers.handles, self.counters).received if self._workers.handles else quiet.received
 
     def _descriptors(self) -> dict[str, int]:
         """For status: open files, and what their limit allows."""

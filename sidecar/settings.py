@@ -16,7 +16,7 @@ The file::
     probe_listen = ""                       # LIFTPY_PROBE_LISTEN; HOST:PORT of another address for probes and metrics, such as a pod's
     page_hosts = []                         # LIFTPY_PAGE_HOSTS; names under which the page may be asked for, beside those of loopback
     scrub_bytes_per_s = 1048576             # LIFTPY_SCRUB_BYTES_PER_S; how fast the logs are read back and checked, 0: never
-    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: anything but a dot
+    inbox_prefixes = ["_INBOX*."]           # LIFTPY_INBOX_PREFIXES; only these are answered; *: nothing, or _x or -x
     jetstream_api = ""                      # LIFTPY_JETSTREAM_API, --jetstream-api: domain of JetStream's read API; "": not answered
     host_groups = true                      # LIFTPY_HOST_GROUPS; false: the coordinators of consumer groups run elsewhere
     offer_files = false                     # LIFTPY_OFFER_FILES; true: readers on this host may be told where the segment files are
@@ -168,7 +168,10 @@ class NodeSettings:
                 raise ConfigError(
                     f"jetstream_api = {self.jetstream_api!r}: it needs a domain of its own, and inbox_prefixes with {JETSTREAM_INBOX}."
                 )
-        if any(begins_under(f"{self.namespace}.>", 1, prefix) for prefix in self.inbox_prefixes):
+        if any(
+            begins_under(f"{self.namespace}.>", 1, prefix) or self.namespace.startswith(prefix.split("*.")[0])
+            for prefix in self.inbox_prefixes
+        ):
             raise ConfigError(f"inbox_prefixes: applications are not answered under {self.namespace}., where nodes are")
         if self.credentials.inbox_prefix:
             raise ConfigError(

@@ -16,6 +16,8 @@ from liftpy.wire.subjects import data_subject
 
 NAMES_PAGE, LIST_PAGE = 1024, 256
 """Streams of one answer."""
+API_LEVEL = 1
+"""As of nats-server 2.11: direct gets of batches and of the newest of several subjects. The levels above concern writes."""
 _TYPE = "io.nats.jetstream.api.v1.{}_response"
 _NS = 1_000_000_000
 _ZERO = "0001-01-01T00:00:00Z"
@@ -46,7 +48,7 @@ def name_of(stream: str, partition: int) -> str:
 
 def refused(kind: Kind, refusal: JsRefusal) -> JsAnswer:
     """Instead of an answer."""
-    if kind is Kind.DIRECT:
+    if kind in (Kind.DIRECT, Kind.NEXT):
         return status(refusal.code, refusal.text)
     said = {"code": refusal.code, "err_code": refusal.err_code, "description": refusal.text}
     return _json(kind, error=said)
@@ -67,7 +69,7 @@ def account(domain: str, streams: int) -> JsAnswer:
     limits = dict.fromkeys(("max_memory", "max_storage", "max_streams", "max_consumers", "max_ack_pending"), -1)
     limits |= {"memory_max_stream_bytes": -1, "storage_max_stream_bytes": -1, "max_bytes_required": False}
     nothing = dict.fromkeys(("memory", "storage", "reserved_memory", "reserved_storage"), 0)
-    api = {"level": 0, "total": 0, "errors": 0}
+    api = {"level": API_LEVEL, "total": 0, "errors": 0}
     return _json(Kind.INFO, **nothing, streams=streams, consumers=0, limits=limits, domain=domain, api=api)
 
 
@@ -98,7 +100,7 @@ def described(place: JsPlace, now_ns: int) -> dict[str, Any]:
             "max_msgs": config.retention_records or -1,
             "max_bytes": config.retention_bytes or -1,
             "max_age": round(config.retention_age_s * _NS),
-            "max_msgs_per_subject": -1,
+            "max_msgs_per_subject": config.max_per_subject or -1,
             "max_msg_size": config.max_message_bytes or -1,
             "discard": "old",
             "storage": "file",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import field
 from typing import Any
 
@@ -63,7 +63,7 @@ class StatelessReads:
     domain: str
     wall_ns: Callable[[], int] = field(default=time.time_ns)
 
-    async def answer(self, rest: str, body: bytes) -> AsyncIterator[JsAnswer]:
+    async def answer(self, rest: str, body: bytes) -> AsyncGenerator[JsAnswer, None]:
         """The messages that answer a request on ``$JS.<domain>.API.<rest>``; at least one."""
         kind = kind_of(rest)[0]
         try:
@@ -77,6 +77,8 @@ class StatelessReads:
             yield refused(kind, end.refusal)
         except NotFoundError:
             yield refused(kind, not_found(kind))
+        except OffsetOutOfRangeError:  # retention was faster
+            yield refused(kind, _missing(kind))
         except TimeoutError:
             yield refused(kind, _late(kind, f"not found within {PATIENCE_S:g} s: say where to begin, or read with a consumer"))
         except LiftError as error:
@@ -126,7 +128,7 @@ class StatelessReads:
         first = last = None
         if bounds.high_watermark >= bounds.log_start_offset:
             first = await self._first(self._forwards(stream.name, partition, bounds, bounds.log_start_offset, ()))
-            last = await self._first(self._backwards(stream.name, partition, bounds.high_watermark, ()))
+            last = await self._first(self._backwards(stream.name, partition, bounds, bounds.high_watermark, ()))
         times = (None if record is None else record.timestamp_ns for record in (first, last))
         return JsPlace(stream, partition, bounds, *times)
 
@@ -140,8 +142,10 @@ class StatelessReads:
         until = bounds.high_watermark
         return aiter(self.client.consume(stream, partition, start=begin, until=until, subjects=subjects, options=_OPTIONS))
 
-    def _backwards(self, stream: str, partition: int, newest: int, subjects: tuple[str, ...]) -> AsyncIterator[Record]:
-        if newest < 0:
+    def _backwards(
+        self, stream: str, partition: int, bounds: Bounds, newest: int, subjects: tuple[str, ...]
+    ) -> AsyncIterator[Record]:
+        if newest < bounds.log_start_offset:
             return _none()
         made = self.client.consume(
             stream, partition, start=newest, until=0, subjects=subjects, backwards=True, options=_OPTIONS
@@ -175,7 +179,7 @@ class StatelessReads:
     async def _one(self, question: JsQuestion, bounds: Bounds, name: str, subject: str) -> AsyncIterator[JsAnswer]:
         stream, partition, wanted = question.stream, question.partition, question.subjects
         if question.last:
-            found = await self._first(self._backwards(stream, partition, bounds.high_watermark, wanted))
+            found = await self._first(self._backwards(stream, partition, bounds, bounds.high_watermark, wanted))
         else:
             start = await self._start(question)
             if start < bounds.log_start_offset and not wanted and question.start_ns is None:
@@ -222,7 +226,7 @@ class StatelessReads:
         sought = literal if len(literal) == len(question.subjects) else None
         found: dict[str, Record] = {}
         size_bytes = 0
-        records = self._backwards(question.stream, question.partition, newest, question.subjects)
+        records = self._backwards(question.stream, question.partition, bounds, newest, question.subjects)
         try:
             async for record in records:
                 if record.subject not in found:

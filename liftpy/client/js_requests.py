@@ -37,6 +37,8 @@ class Kind(Enum):
     DIRECT = ""
     CONSUMER_NAMES = "consumer_names"
     CONSUMER_LIST = "consumer_list"
+    NEXT = "next message of a consumer"
+    """Its answer is a message or a status line, as of DIRECT."""
     OTHER = "api"
 
 
@@ -79,12 +81,14 @@ _OF_STREAM = {
     "DIRECT.GET.": Kind.DIRECT,
     "CONSUMER.NAMES.": Kind.CONSUMER_NAMES,
     "CONSUMER.LIST.": Kind.CONSUMER_LIST,
+    "CONSUMER.MSG.NEXT.": Kind.NEXT,
 }
 _PAGES = frozenset({"offset", "subject"})
 _INFO = frozenset({"deleted_details", "subjects_filter", "offset"})
 _GET = frozenset({"seq", "last_by_subj", "next_by_subj", "start_time"})
 _DIRECT = _GET | {"batch", "max_bytes", "multi_last", "up_to_seq", "up_to_time"}
 _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
+_LAST_NS = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -101,6 +105,8 @@ def parse_question(rest: str, body: bytes) -> JsQuestion:
     kind, tail = kind_of(rest)
     if kind is Kind.OTHER:
         raise JsRefusal(400, 10003, f"bad request: {rest[:80]} is not answered here, only reads of streams are")
+    if kind is Kind.NEXT:
+        raise JsRefusal(503, 0, "No Responders")
     if kind in (Kind.INFO, Kind.CONSUMER_NAMES, Kind.CONSUMER_LIST):
         stream, partition = ("", 0) if kind is Kind.INFO else _stream(kind, tail)
         return JsQuestion(kind=kind, stream=stream, partition=partition)
@@ -166,8 +172,9 @@ def _subject(kind: Kind, subject: object) -> str:
     try:
         if not isinstance(subject, str):
             raise ConfigError("no text")
+        subject.encode()
         return Filter((subject,)).subjects[0]
-    except LiftError:
+    except (LiftError, UnicodeEncodeError):
         raise _bad(kind, "bad request: no subject") from None
 
 
@@ -180,7 +187,8 @@ def _moment(kind: Kind, text: object) -> int:
         seconds = (datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")) - _EPOCH).total_seconds()
     except (ValueError, OverflowError):
         raise _bad(kind, "bad request: there is no such time") from None
-    return int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
+    at_ns = int(seconds) * 1_000_000_000 + int((found[2] or "0").ljust(9, "0"))
+    return min(max(at_ns, 0), _LAST_NS)  # years 1 and 9999 are before and after every record
 
 
 def _listing(kind: Kind, stream: str, partition: int, fields: Mapping[str, Any]) -> JsQuestion:

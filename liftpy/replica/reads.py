@@ -183,6 +183,9 @@ class ReadShell(Protocol[_Told]):
     def answer(self, asker: _Told, chunks: Chunks) -> None:
         """Send one message that consists of ``chunks``."""
 
+    def request_failed(self, asker: _Told, error: Exception) -> None:
+        """The request of ``asker`` raised what nobody expected: note it, or raise it."""
+
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back once, at ``at_ns`` or soon after; what is returned cancels it."""
 
@@ -264,12 +267,16 @@ class Reads(Generic[Asker]):
         except ProtocolError as error:
             self._counters[refused(error)] += 1
             if not isinstance(error, ChecksumError | MisdirectedError):
-                self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, str(error)))
+                self.reject(asker, str(error))
             return
         if request.HasField("badOffset"):
             outcome = self._source.log.complaint(request.badOffset, READERS, self._shell.now_ns())
             self._counters[outcome.value] += 1
         self._answer(asker, request, may_wait=True)
+
+    def reject(self, asker: Asker, text: str) -> None:
+        """Answer a request of which nothing can be used."""
+        self._send(asker, pb.ReadRequest(), self._head(0, _E.BAD_REQUEST, text))
 
     def advanced(self) -> None:
         """HW or log end has moved, or readiness has changed: answer those who waited for it."""
@@ -326,6 +333,8 @@ class Reads(Generic[Asker]):
         except LiftError as error:
             self._counters["failed reads"] += 1
             self._refuse(asker, request, _E.UNKNOWN, f"{error.code}: {error}")
+        except Exception as error:  # in a commit or a timer it would end the node: it concerns this request alone [A15]
+            self._shell.request_failed(asker, error)
 
     def _why_not(self, request: pb.ReadRequest) -> tuple[int, str] | None:
         source = self._source

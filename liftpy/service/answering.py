@@ -11,6 +11,7 @@ import contextlib
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -25,10 +26,12 @@ from liftpy.client.queries import (
 )
 from liftpy.client.transport import Transport
 from liftpy.errors import LiftError, UnavailableError
+from liftpy.request_guard import RequestGuard
 from liftpy.service.base import ServiceFailedError
 from liftpy.service.machine import ServiceMachine
 from liftpy.service.queries import Query, QueryDesk, position_in
 from liftpy.service.settings import ServiceSettings
+from liftpy.wire.inboxes import InboxRule, publish_answer, reply_to
 from liftpy.wire.subjects import Subjects, data_subject
 
 logger = logging.getLogger("liftpy.service")
@@ -70,6 +73,10 @@ class QueryServer:
         self.refused_count = 0
         """Also those that ``on_query`` raised on."""
         self._arrival = asyncio.Event()
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.counters: Counter[str] = Counter()
+        """Queries that were not answered, by reason."""
+        self._guard = RequestGuard("query", self.counters, self._reject)
 
     @property
     def waiting_count(self) -> int:
@@ -85,7 +92,9 @@ class QueryServer:
         while True:
             while not (self._hears() and self._caught_up()):
                 await asyncio.sleep(_JOIN_LOOK_S)
-            subscription = await self._transport.connection.subscribe(self._subject, queue=_GROUP, cb=self._arrived)
+            subscription = await self._transport.connection.subscribe(
+                self._subject, queue=_GROUP, cb=self._guard.callback(self._arrived)
+            )
             try:
                 why = await self._serve()
             finally:
@@ -95,7 +104,7 @@ class QueryServer:
                 await self._refuse(query.reply, QueryRefusedError(why))
 
     async def _arrived(self, message: Any) -> None:
-        if not message.reply:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
             return
         try:
             at_least = position_in((message.headers or {}).get(AT_LEAST_HEADER))
@@ -152,6 +161,9 @@ class QueryServer:
                 await self._answer_one(machine, query)
 
     async def _answer_one(self, machine: ServiceMachine, query: Query) -> None:
+        await self._guard.run(self._query(machine, query), query.reply.encode())
+
+    async def _query(self, machine: ServiceMachine, query: Query) -> None:
         try:
             answer = machine.query(query.body)
         except ServiceFailedError as error:
@@ -163,10 +175,16 @@ class QueryServer:
         self.answered_count += 1
         headers = {POSITION_HEADER: str(machine.position), NODE_HEADER: self._settings.node}
         with contextlib.suppress(UnavailableError):  # who asked asks again
-            await self._transport.publish(query.reply, answer, headers=headers)
+            await self._publish(query.reply, answer, headers)
 
-    async def _refuse(self, reply: str, error: LiftError) -> None:
+    async def _publish(self, reply: str | bytes, answer: bytes, headers: dict[str, str]) -> None:
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, answer, headers)
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        await self._refuse(reply, QueryFailedError(f"the service failed at this query: {type(error).__name__}"))
+
+    async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1
         headers = {ERROR_HEADER: error.code, NODE_HEADER: self._settings.node}
         with contextlib.suppress(UnavailableError):
-            await self._transport.publish(reply, str(error).encode()[:_HEADERS_BYTES], headers=headers)
+            await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

@@ -9,17 +9,20 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from liftpy.client.transport import Transport
 from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, ProtocolError, UnavailableError
+from liftpy.request_guard import RequestGuard
 from liftpy.service.keeping import SnapshotKeeper
 from liftpy.service.settings import ServiceSettings
 from liftpy.service.snapshot import Identity
 from liftpy.service.store import Kept, OpenSnapshot, SnapshotStore
 from liftpy.wire import frames
 from liftpy.wire._pb import service_pb2 as pb
+from liftpy.wire.inboxes import InboxRule, publish_answer, reply_to
 from liftpy.wire.subjects import Subjects
 
 logger = logging.getLogger("liftpy.service")
@@ -57,13 +60,17 @@ class SnapshotGiver:
         self._identity = identity
         self._store = store
         self._keeper = keeper
+        self._inboxes = InboxRule(settings.reply_prefixes)
+        self.counters: Counter[str] = Counter()
+        """Questions that were not answered, by reason."""
+        self._guard = RequestGuard("snapshot", self.counters, self._reject)
         self._held: dict[bytes, _Held] = {}
         """By digest, the one that was used last at the end."""
 
     async def run(self) -> None:
         """Answer, for ever."""
         subscription = await self._transport.connection.subscribe(
-            self._subject, cb=self._arrived, pending_msgs_limit=_MAX_WAITING
+            self._subject, cb=self._guard.callback(self._arrived), pending_msgs_limit=_MAX_WAITING
         )
         try:
             while True:
@@ -76,6 +83,8 @@ class SnapshotGiver:
             self._let_go(list(self._held))
 
     async def _arrived(self, message: Any) -> None:
+        if reply_to(message.reply, (self._inboxes,), self.counters) is None:
+            return
         try:
             question = frames.decode(message.data, pb.PeerSnapshotRequest)
         except ProtocolError as error:
@@ -83,7 +92,7 @@ class SnapshotGiver:
             return
         who = self._identity
         asked = (question.service, question.stream, question.partition)
-        if not message.reply or asked != (who.service, who.stream, who.partition):
+        if asked != (who.service, who.stream, who.partition):
             return  # another process of this node may be meant
         answer = pb.PeerSnapshotAnswer(node=self._settings.node)
         try:
@@ -96,8 +105,16 @@ class SnapshotGiver:
         except LiftError as error:
             answer.problem = f"{error.code}: {error}"
         with contextlib.suppress(LiftError):  # who asked asks again
-            await self._transport.publish(message.reply, frames.sealed(answer))
+            await self._publish(message.reply, answer)
             self._keeper.given_bytes += len(answer.data)
+
+    async def _publish(self, reply: str | bytes, answer: pb.PeerSnapshotAnswer) -> None:
+        await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, frames.sealed(answer))
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        problem = f"the service failed at this question: {type(error).__name__}"
+        with contextlib.suppress(LiftError):
+            await self._publish(reply, pb.PeerSnapshotAnswer(node=self._settings.node, problem=problem))
 
     def _offer(self, answer: pb.PeerSnapshotAnswer) -> None:
         for kept in self._keeper.offers():

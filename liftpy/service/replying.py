@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -13,7 +14,7 @@ from liftpy.client.transport import Transport
 from liftpy.errors import ProtocolError, UnavailableError
 from liftpy.service.replies import Reply, ReplyDesk
 from liftpy.service.settings import ServiceSettings
-from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.inboxes import InboxRule, publish_answer
 
 logger = logging.getLogger("liftpy.service")
 
@@ -43,6 +44,7 @@ class Replier:
         self._inboxes = InboxRule(settings.reply_prefixes)
         self._woken = asyncio.Event()
         self.sent_count = 0
+        self.counters: Counter[str] = Counter()
         self.refused_count = 0
         """Replies whose subject is no inbox, or that are larger than a message may be."""
 
@@ -74,19 +76,18 @@ class Replier:
 
     async def _send(self, reply: Reply) -> None:
         """Raises UnavailableError when it was not sent and is to be tried again."""
-        to = reply.to or ""
-        if not self._inboxes.allows(to.encode("utf-8", "surrogateescape")):
-            self._refuse(reply, "is no inbox")
-            return
         headers = {SERVICE_HEADER: self._settings.service, OFFSET_HEADER: str(reply.offset), NODE_HEADER: self._settings.node}
         if reply.error:
             headers[ERROR_HEADER] = reply.error
         try:
-            await self._transport.publish(to, reply.value, headers=headers)
+            publish, rules = self._transport.publish, (self._inboxes,)
+            is_sent = await publish_answer(publish, rules, self.counters, reply.to or "", reply.value, headers)
         except ProtocolError:
             self._refuse(reply, f"takes no {len(reply.value)} bytes")
         else:
-            self.sent_count += 1
+            self.sent_count += is_sent
+            if not is_sent:
+                self._refuse(reply, "is no inbox")
 
     def _refuse(self, reply: Reply, why: str) -> None:
         self.refused_count += 1

@@ -579,6 +579,10 @@ class SimReplica(Asking):
         """One message back to the reader."""
         asker(ReadAnswer(b"".join(chunks)))
 
+    def request_failed(self, asker: Reply, error: Exception) -> None:
+        """A defect: the simulation is to show it."""
+        raise error
+
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """A timer that fires in this process, when it runs."""
         return self.process.at(at_ns, callback).cancel

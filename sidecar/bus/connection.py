@@ -15,9 +15,10 @@ import asyncio
 import contextlib
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
@@ -30,6 +31,7 @@ from liftpy.errors import ConfigError
 from liftpy.ingest.ingest_shell import Refuser
 from liftpy.ingest.unsure import Unsure
 from liftpy.replica.went_past import all_have_lost_it
+from liftpy.wire.inboxes import Allows, reply_to
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.bus.keys import Keys
@@ -420,6 +422,43 @@ class BusConnection(StrictConnection):
                 callback()
             except Exception as error:
                 unexpected(f"what follows the NATS connection for {self.name}", error)
+
+
+class Sends(Protocol):
+    """A connection that sends."""
+
+    def send(self, subject: str, pieces: Sequence[Buffer], reply: str = "", *, headers: bytes = b"") -> bool:
+        """As ``BusConnection.send``."""
+
+
+def send_answer(
+    bus: Sends,
+    rules: Sequence[Allows],
+    counters: Counter[str],
+    reply: bytes | str,
+    pieces: Sequence[Buffer],
+    *,
+    headers: bytes = b"",
+    under: str = "",
+) -> bool:
+    """Answer a request: send ``pieces`` to its reply subject, if that is an inbox [A5].
+
+    Args:
+        bus: The connection.
+        rules: Whose inboxes may be answered.
+        counters: Where a reply subject that is no inbox is counted.
+        reply: The reply subject of the request, as it came.
+        pieces: The answer, in pieces.
+        headers: The header block of the answer.
+        under: What the reply subject has to begin with, where only the inbox of one node may be answered.
+
+    Returns:
+        False when nothing was sent.
+    """
+    subject = reply_to(reply, rules, counters, under)
+    if subject is None:
+        return False
+    return bus.send(subject, pieces, headers=headers) if headers else bus.send(subject, pieces)
 
 
 def _call(callback: Callable[[], None]) -> None:

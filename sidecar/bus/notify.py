@@ -12,6 +12,7 @@ from liftpy.errors import ProtocolError
 from liftpy.ids import PartitionKey
 from liftpy.replica import effects as do
 from liftpy.replica import events
+from liftpy.request_guard import RequestGuard
 from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
@@ -20,7 +21,7 @@ from liftpy.wire.envelope import MessageType
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
-from sidecar.bus.connection import BusConnection
+from sidecar.bus.connection import BusConnection, send_answer
 
 Deliver = Callable[[str, int, str, events.Event], None]
 """(stream, partition, stream uid or '', event) -> to the replica of that partition on this node, if there is one."""
@@ -67,7 +68,8 @@ class Notifications:
         self._deliver = deliver
         self._requests = requests
         self._counters = counters
-        self._listener = bus.listen(subjects.notify(node_id), self._arrived)
+        guard = RequestGuard("notify", counters)
+        self._listener = bus.listen(subjects.notify(node_id), guard.handler(self._arrived))
         self._wake_frames: dict[PartitionKey, bytes] = {}
 
     def close(self) -> None:
@@ -130,7 +132,7 @@ class Notifications:
                 if not self._share.holds(question.stream, question.partition):
                     return
                 testimony = pb.LeaderTestimony(serves=self._requests.testify(question), question=question)
-                self._bus.send(reply.decode(), (frames.sealed(testimony),))
+                self._answer(reply, testimony)
                 return
             if kind is not MessageType.LEADER_NOTICE:
                 raise ProtocolError(f"{kind.name} does not belong on a notify subject")
@@ -148,5 +150,5 @@ class Notifications:
         )
         self._deliver(notice.stream, notice.partition, notice.streamUid, event)
 
-    def _answer(self, reply: bytes, request: pb.StepAside) -> None:
-        self._bus.send(reply.decode(), (frames.sealed(request),))
+    def _answer(self, reply: bytes, answer: pb.StepAside | pb.LeaderTestimony) -> None:
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),))

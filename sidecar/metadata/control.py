@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,10 @@ from liftpy.cluster.subject_index import begins_under
 from liftpy.config import ReplicationConfig
 from liftpy.errors import LiftError
 from liftpy.ids import shown
+from liftpy.request_guard import RequestGuard
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.inboxes import Allows, InboxRule, publish_answer
 from liftpy.wire.refusals import REFUSED, REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
@@ -56,6 +57,10 @@ _TURNS = 4
 asker sets its own pace: each answer takes as long as the group needs."""
 NO_TURN = f"{REFUSED}control request, no turn"
 """It waited in vain, and was never logged."""
+
+
+_Reply = Callable[[pb.ControlResponse | None], Awaitable[None]]
+"""Sends the answer to one request; None: there is none."""
 
 
 class NoTurnError(Exception):
@@ -126,13 +131,15 @@ class ControlDesk:
         self._under_way_bytes = 0
         self._under_way: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Any] = []
+        self._guard = RequestGuard("control", self.counters, self._reject)
 
     async def open(self) -> None:
         """Listen."""
         doors = {self._subjects.info(): Door.INFO, self._subjects.control_node("*"): Door.NODE}
         doors |= dict.fromkeys(self._subjects.control_admin_all(), Door.ADMIN)
         for subject, door in doors.items():
-            self._subscriptions.append(await self._connection.subscribe(subject, cb=partial(self._received, door)))
+            callback = self._guard.callback(partial(self._received, door))
+            self._subscriptions.append(await self._connection.subscribe(subject, cb=callback))
 
     async def close(self) -> None:
         """Listen no more, and give up what is under way: the askers turn to the next leader."""
@@ -153,25 +160,27 @@ class ControlDesk:
         except LiftError as error:
             self.counters[refused(error)] += 1
             return
+        reply = partial(self._reply, partial(self._is_answered, door, who), message.reply)
         size_bytes = len(message.data)
         request.sender = who
         say_how_many(request, self._config)
         fit_request(request, self._connection.max_payload)
         if not self._leads():
-            await self._reply(message.reply, self._alone(request))
+            await reply(self._alone(request))
         elif door is Door.ADMIN and (wait_ms := self._rates.wait_ms(who, clock.now_ns())):
             self.counters[TOO_FAST] += 1
-            await self._reply(message.reply, _too_fast(request, who, wait_ms))
+            await reply(_too_fast(request, who, wait_ms))
         elif (wrong := self._refusal(door, who, request, size_bytes)) is not None:
             self.counters[_NOT_THERE] += 1
-            await self._reply(message.reply, wrong)
+            await reply(wrong)
         elif len(self._under_way) >= _MAX_WAITING or self._under_way_bytes + size_bytes > _MAX_WAITING_BYTES:
             self.counters["control requests over the bound"] += 1
             busy = error_response(request, pb.ControlResponse.UNAVAILABLE, "the metadata leader is overloaded")
-            await self._reply(message.reply, busy)
+            await reply(busy)
         else:
             asker = f"node {who}" if is_nodes else door.value  # unknown nodes share the turns of their subject
-            task = spawn(self._answer(asker, message.reply, request), "answering a control request")
+            answering = self._guard.run(self._answer(asker, reply, request), message.reply.encode())
+            task = spawn(answering, "answering a control request")
             self._under_way.add(task)
             self._under_way_bytes += size_bytes
             task.add_done_callback(partial(self._answered, size_bytes))
@@ -200,9 +209,9 @@ class ControlDesk:
                 detail = f"subject {shown(subject)} would overlap with the inboxes under {prefix}: choose another"
         return error_response(request, pb.ControlResponse.INVALID, detail) if detail else None
 
-    async def _answer(self, asker: str, reply: str, request: pb.ControlRequest) -> None:
+    async def _answer(self, asker: str, reply: _Reply, request: pb.ControlRequest) -> None:
         if not may_be_logged(request):
-            await self._reply(reply, await self._decide(request, _TIMEOUT_S))
+            await reply(await self._decide(request, _TIMEOUT_S))
             return
         try:
             async with self._turns.turn(asker, _TIMEOUT_S):
@@ -212,21 +221,31 @@ class ControlDesk:
             answer = error_response(
                 request, pb.ControlResponse.UNAVAILABLE, "too many others of its kind are asked for at once"
             )
-        await self._reply(reply, answer)
+        await reply(answer)
 
-    async def _reply(self, reply: str, response: pb.ControlResponse | None) -> None:
+    async def _reply(self, allows: Allows, reply: str, response: pb.ControlResponse | None) -> None:
+        """``allows``: whether who asked may be answered there."""
         if response is None:
             return
         cut_stream(response, page_bytes(0, self._connection.max_payload))
         try:
-            await self._connection.publish(reply, frames.sealed(response))
+            await self._publish(allows, reply, response)
         except nats.errors.MaxPayloadError:
             detail = "the answer is larger than one message may be: ask in pages, or for one stream"
             refusal = pb.ControlResponse(operationId=response.operationId, error=pb.ControlResponse.INVALID, detail=detail)
             with contextlib.suppress(nats.errors.Error, OSError):
-                await self._connection.publish(reply, frames.sealed(refusal))
+                await self._publish(allows, reply, refusal)
         except (nats.errors.Error, OSError):
             pass  # not connected: the asker asks again
+
+    async def _publish(self, allows: Allows, reply: str | bytes, response: pb.ControlResponse) -> None:
+        await publish_answer(self._connection.publish, (allows,), self.counters, reply, frames.sealed(response))
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        detail = f"the controller failed at this request, its log says why: {type(error).__name__}"
+        with contextlib.suppress(nats.errors.Error, OSError):
+            rejection = pb.ControlResponse(error=pb.ControlResponse.INVALID, detail=detail)
+            await self._publish(lambda subject: self._is_inbox(subject) or self._node_inboxes(subject), reply, rejection)
 
 
 def _too_fast(request: pb.ControlRequest, who: str, wait_ms: int) -> pb.ControlResponse:

@@ -18,8 +18,9 @@ import nats.errors
 from nats.aio.client import Client
 
 from liftpy.cluster.cluster_events import EventTrail, is_recent
+from liftpy.request_guard import RequestGuard
 from liftpy.strict_json import load_json, whole_number
-from liftpy.wire.refusals import REPLY
+from liftpy.wire.inboxes import publish_answer, reply_to
 from liftpy.wire.subjects import Subjects
 from sidecar.metadata.outgoing import Outgoing, unsubscribe
 
@@ -49,13 +50,14 @@ class EventsDesk:
         self._subjects = subjects
         self._outgoing = outgoing
         self._is_inbox = is_inbox
+        self._guard = RequestGuard("events", self.counters, self._reject)
         self._leads = leads
         self._subscriptions: list[Any] = []
 
     async def open(self) -> None:
         """Listen."""
         subject = self._subjects.control_events(self._node_id)
-        self._subscriptions.append(await self._connection.subscribe(subject, cb=self._asked))
+        self._subscriptions.append(await self._connection.subscribe(subject, cb=self._guard.callback(self._asked)))
 
     async def close(self) -> None:
         """Listen no more."""
@@ -76,11 +78,15 @@ class EventsDesk:
                 self._outgoing.put(self._subjects.events(event.kind), json.dumps(event.as_object()).encode())
 
     async def _asked(self, message: Any) -> None:
-        if not self._is_inbox(message.reply.encode()):
-            self.counters[REPLY] += 1
-            return
+        if reply_to(message.reply, (self._is_inbox,), self.counters) is not None:
+            await self._publish(message.reply, self._answer(message.data))
+
+    async def _publish(self, reply: str | bytes, answer: bytes) -> None:
         with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
-            await self._connection.publish(message.reply, self._answer(message.data))
+            await publish_answer(self._connection.publish, (self._is_inbox,), self.counters, reply, answer)
+
+    async def _reject(self, reply: bytes, error: Exception) -> None:
+        await self._publish(reply, b'{"error": "the controller failed at this question, its log says why"}')
 
     def _answer(self, question: bytes) -> bytes:
         return json.dumps(self.told(question)).encode()

@@ -18,9 +18,11 @@ from liftpy.cluster.feed_subscription import FeedSubscription
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.errors import LiftError, UnspokenError
+from liftpy.request_guard import RequestGuard
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
-from liftpy.wire.refusals import REPLY, refused
+from liftpy.wire.inboxes import publish_answer, reply_to
+from liftpy.wire.refusals import refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
 from sidecar.metadata.forwarding import Forwarder
@@ -50,13 +52,16 @@ class FeedPublisher:
         self._subjects = subjects
         self._outgoing = outgoing
         self._is_inbox = is_inbox
+        self._guard = RequestGuard("feed snapshot", self.counters)
         self._image = image
         self._subscriptions: list[Any] = []
 
     async def start(self) -> None:
         """Answer requests for what was missed."""
         subject = self._subjects.feed_snapshot()
-        self._subscriptions.append(await self._connection.subscribe(subject, queue=subject, cb=self._asked))
+        self._subscriptions.append(
+            await self._connection.subscribe(subject, queue=subject, cb=self._guard.callback(self._asked))
+        )
 
     async def close(self) -> None:
         """Answer no more."""
@@ -67,8 +72,7 @@ class FeedPublisher:
         self._outgoing.put(self._subjects.feed(), frames.sealed(entry))
 
     async def _asked(self, message: Any) -> None:
-        if not message.reply or not self._is_inbox(message.reply.encode()):
-            self.counters[REPLY] += 1
+        if reply_to(message.reply, (self._is_inbox,), self.counters) is None:
             return
         try:
             request = frames.decode(message.data, pb.FeedSnapshotRequest)
@@ -83,7 +87,8 @@ class FeedPublisher:
             response = self.producer.answer(request)
         if response is not None:
             with contextlib.suppress(nats.errors.Error, OSError):  # not connected: the asker asks again
-                await self._connection.publish(message.reply, frames.sealed(response))
+                publish, sealed = self._connection.publish, frames.sealed(response)
+                await publish_answer(publish, (self._is_inbox,), self.counters, message.reply, sealed)
 
 
 class FeedSubscriber:

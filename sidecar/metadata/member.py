@@ -29,6 +29,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.member import MetadataMember
 from liftpy.config import ReplicationConfig
 from liftpy.errors import ProtocolError, StorageError
+from liftpy.request_guard import RequestGuard
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REFUSED, refused
@@ -229,7 +230,8 @@ class RaftMember:
         """Listen and tick; returns when a barrier that was committed since is applied here, or the node is no controller any more."""
         self._listens_since = time.monotonic()
         inbox = self._subjects.raft_inbox(self.node_id)
-        self._subscriptions.append(await self._connection.subscribe(inbox, cb=self._frame_received))
+        guard = RequestGuard("raft frame", self._outgoing.counters)
+        self._subscriptions.append(await self._connection.subscribe(inbox, cb=guard.callback(self._frame_received)))
         await self._desk.open()
         await self._events.open()
         if self._event_writer is not None:

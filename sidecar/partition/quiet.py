@@ -21,10 +21,11 @@ from liftpy.wire import frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.addressee import MisdirectedError
 from liftpy.wire.header_block import is_status
-from liftpy.wire.inboxes import InboxRule
-from liftpy.wire.refusals import REPLY, refused
+from liftpy.wire.inboxes import InboxRule, reply_to
+from liftpy.wire.refusals import refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
+from sidecar.bus.connection import send_answer
 from sidecar.partition.replication import AnswerRouter
 from sidecar.partition.slices import Slices
 from sidecar.partition.timers import Timer, Timers
@@ -170,8 +171,7 @@ class QuietTalk:
         count = len(question.fetches)
         if count > MAX_PER_QUESTION:
             raise ProtocolError(f"{count} quiet fetches in one question")
-        if not self._inboxes.allows(reply) or not reply.startswith(f"{self._subjects.inbox(question.replicaID)}.".encode()):
-            self._counters[REPLY] += 1
+        if reply_to(reply, (self._inboxes,), self._counters, self._inbox_of(question)) is None:
             return None
         return question
 
@@ -190,7 +190,11 @@ class QuietTalk:
     def answer(self, reply: bytes, question: pb.QuietFetches, over: list[int]) -> None:
         """Say which fetches of a question are over."""
         answer = pb.QuietFetchesAnswer(over=over, count=len(question.fetches), question=question.question)
-        self._bus.send(reply.decode(), (frames.sealed(answer),))
+        under = self._inbox_of(question)
+        send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(answer),), under=under)
+
+    def _inbox_of(self, question: pb.QuietFetches) -> str:
+        return f"{self._subjects.inbox(question.replicaID)}."
 
     def confirm(self, effect: do.ConfirmQuiet) -> None:
         """The partition's leader has counted it."""

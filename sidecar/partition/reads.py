@@ -14,11 +14,12 @@ from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
 from liftpy.instruments import Instruments
 from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
+from liftpy.request_guard import RequestGuard
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.connection import BusConnection, Listener, send_answer
 from sidecar.partition.timers import Timer, Timers
 
 
@@ -56,7 +57,9 @@ class ReadSubjects:
         self.advanced = self._reads.advanced
         """To be called when HW, the log end or readiness has changed."""
         self._shared_subject = subjects.read(key.stream, key.partition)
-        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._arrived)
+        self._guard = RequestGuard("read", tools.counters, self._reject)
+        self._handler = self._guard.handler(self._arrived)
+        self._own = bus.listen(subjects.read_from(key.stream, key.partition, node_id), self._handler)
         self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
         """Called where who waits, or what was sent, may be more or less."""
@@ -84,7 +87,7 @@ class ReadSubjects:
     def share(self, wanted: bool) -> None:
         """Join or leave the queue group of the replicas that answer anybody's reads."""
         if wanted and self._shared is None:
-            self._shared = self._bus.listen(self._shared_subject, self._arrived, queue=self._shared_subject)
+            self._shared = self._bus.listen(self._shared_subject, self._handler, queue=self._shared_subject)
         elif not wanted and self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -109,6 +112,13 @@ class ReadSubjects:
         else:
             self._counters[REPLY] += 1
 
+    def _reject(self, reply: bytes, error: Exception) -> None:
+        self._reads.reject(reply.decode(), f"the request can't be answered: {type(error).__name__}")
+
+    def request_failed(self, asker: _Asker, error: Exception) -> None:
+        """Reject the request, and go on. Who asks in this process has a timeout."""
+        self._guard.failed(asker.encode() if isinstance(asker, str) else b"", error)
+
     # ---- what carries the answers ------------------------------------------------------------------------------------
     @property
     def max_payload(self) -> int:
@@ -128,7 +138,7 @@ class ReadSubjects:
         """One message to the reply subject; to who is here, a copy of it."""
         self.touched()
         if isinstance(asker, str):
-            self._bus.send(asker, chunks)
+            send_answer(self._bus, (self._inboxes,), self._counters, asker, chunks)
         elif not asker.done():
             asker.set_result(b"".join(chunks))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
@@ -21,18 +21,20 @@ from liftpy.log.pieces import Portion, read_portion
 from liftpy.replica import effects as do
 from liftpy.replica import events
 from liftpy.replica.assembling import FetchAssembly
+from liftpy.request_guard import RequestGuard
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.addressee import MisdirectedError, address, must_be_at, must_be_for
 from liftpy.wire.batch import RecordBatch, split_batches
 from liftpy.wire.envelope import ChecksumError, MessageType
 from liftpy.wire.header_block import is_status
-from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.inboxes import InboxRule, reply_to
 from liftpy.wire.pieces import NOTHING, Held, room_bytes
-from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, REPLY, refused
+from liftpy.wire.refusals import IMPLAUSIBLE, REFUSED, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.connection import BusConnection, Listener
+from sidecar.bus.connection import BusConnection, Listener, send_answer
+from sidecar.bus.outlet import Buffer
 from sidecar.partition.chatter import Seldom
 
 logger = logging.getLogger("liftpy.replication")
@@ -96,9 +98,10 @@ class ReplicationDesk:
         """Listen on ``.replicate`` and ``.offset``."""
         if not self._listeners:
             stream, partition = self._key.stream, self._key.partition
+            fetches, queries = RequestGuard("fetch", self._counters), RequestGuard("epoch query", self._counters)
             self._listeners = [
-                self._bus.listen(self._subjects.replicate(stream, partition), self._fetch_arrived),
-                self._bus.listen(self._subjects.offset(stream, partition), self._epoch_query_arrived),
+                self._bus.listen(self._subjects.replicate(stream, partition), fetches.handler(self._fetch_arrived)),
+                self._bus.listen(self._subjects.offset(stream, partition), queries.handler(self._epoch_query_arrived)),
             ]
 
     def stop(self) -> None:
@@ -121,10 +124,10 @@ class ReplicationDesk:
 
     def _is_own(self, reply: bytes, replica: str) -> bool:
         """Whether ``replica`` is answered under its own inbox: what it is told, nobody else hears."""
-        allowed = self._inboxes.allows(reply) and reply.startswith(f"{self._subjects.inbox(replica)}.".encode())
-        if not allowed:
-            self._counters[REPLY] += 1
-        return allowed
+        return reply_to(reply, (self._inboxes,), self._counters, f"{self._subjects.inbox(replica)}.") is not None
+
+    def _send(self, asker: Asker, pieces: Sequence[Buffer]) -> None:
+        send_answer(self._bus, (self._inboxes,), self._counters, asker.reply, pieces)
 
     def _fetch_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
@@ -219,7 +222,7 @@ class ReplicationDesk:
 
     def _send_empty(self, asker: Asker, leader_epoch: int, high_watermark: int) -> None:
         header = frames.replication_response_header(leader_epoch, high_watermark, (), self._address(asker))
-        self._bus.send(asker.reply, (header,))
+        self._send(asker, (header,))
 
     def _address(self, asker: Asker) -> bytes:
         """What a binary answer says that it is for."""
@@ -246,7 +249,7 @@ class ReplicationDesk:
         else:
             header = frames.replication_piece_header(effect.leader_epoch, high_watermark, portion.piece, self._address(asker))
             self._counters["pieces of batches sent"] += 1
-        self._bus.send(asker.reply, (header, *portion.chunks))
+        self._send(asker, (header, *portion.chunks))
         self._instruments.replicated_out_bytes += portion.size_bytes
 
     def _portion(self, from_offset: int, max_bytes: int, room_bytes: int, log: Log, held: Held) -> Portion:
@@ -294,7 +297,7 @@ class ReplicationDesk:
             return
         if asker.request_id is not None:
             answer.streamUid, answer.partition, answer.requestId = self._key.uid, self._key.partition, asker.request_id
-        self._bus.send(asker.reply, (frames.sealed(answer),))
+        self._send(asker, (frames.sealed(answer),))
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from liftpy.log.log import Log
 from liftpy.replica import events
 from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
+from liftpy.request_guard import RequestGuard
 from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
 from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.versions import CodeVersions
@@ -32,7 +33,7 @@ from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.refusals import REPLY, refused
 from liftpy.wire.subjects import Subjects
 from sidecar import clock
-from sidecar.bus.connection import BusConnection
+from sidecar.bus.connection import BusConnection, send_answer
 from sidecar.partition.timers import Timer, Timers
 
 logger = logging.getLogger("liftpy.services")
@@ -66,10 +67,14 @@ class PartitionServices:
         feed: Callable[[events.Event], None],
         subjects: Subjects,
         hand_over: Callable[[str, str], None],
+        inboxes: InboxRule,
+        counters: Counter[str],
         compacted: bool = False,
     ) -> None:
         self.key = key
         self._bus = bus
+        self._inboxes = inboxes
+        self._counters = counters
         self._timers = timers
         self._log = log
         self._replica = replica
@@ -292,7 +297,7 @@ class PartitionServices:
                 case Tell(inbox, message) if inbox in self._here:
                     asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case Tell(inbox, message):
-                    self._bus.send(inbox, (frames.sealed(message),))
+                    send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.sealed(message),))
                 case Replayed(_, True):
                     self._feed(events.ReplayFinished(end_offset=self._replay_end_offset))
                 case Replayed(position, False):
@@ -331,7 +336,8 @@ class ServiceDesk:
         self._inboxes = inboxes
         self._find = find
         self._counters = counters
-        self._listener = bus.listen(subjects.service(node_id), self._arrived)
+        guard = RequestGuard("service", counters)
+        self._listener = bus.listen(subjects.service(node_id), guard.handler(self._arrived))
 
     def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
         try:
@@ -378,7 +384,7 @@ class ServiceDesk:
         if services is not None:
             services.hello(hello, inbox)
         elif not hello.leaving and self._share.holds(hello.stream, hello.partition):
-            self._bus.send(inbox, (frames.sealed(self._not_here(hello)),))
+            send_answer(self._bus, (self._inboxes,), self._counters, reply, (frames.sealed(self._not_here(hello)),))
 
     def _not_here(self, hello: pb.ServiceHello) -> pb.ServiceRefusal:
         return pb.ServiceRefusal(

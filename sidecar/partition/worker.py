@@ -186,22 +186,27 @@ class PartitionWorker:
         self.fetches = FetchClient(node.router, node.subjects, key, node_id, self.feed, node.counters, node.instruments)
         self.flusher = self._flusher(node)
         self.states = StateCheckpoints(self.derived, log, key, node.settings.replication, self.flusher, node.pool)
-        self.services = PartitionServices(
+        self.services = self._services(node)
+        self.executor = self._executor(node)
+        self._join_parts()
+
+    def _services(self, node: NodeTools) -> PartitionServices:
+        return PartitionServices(
+            inboxes=node.reads.inboxes,
+            counters=node.counters,
             bus=node.links.replication,
-            key=key,
-            node_id=node_id,
+            key=self.key,
+            node_id=node.settings.node_id,
             incarnation=node.incarnation,
             config=node.settings.replication,
             timers=node.timers,
-            log=log,
+            log=self.log,
             replica=self.replica,
             feed=self.feed,
             subjects=node.subjects,
             hand_over=self._hand_over,
-            compacted=config.is_cleaned,
+            compacted=self.config.is_cleaned,
         )
-        self.executor = self._executor(node)
-        self._join_parts()
 
     def _join_parts(self) -> None:
         self._driver.execute, self._driver.step_over = self.executor.execute, self.replication.step_over

@@ -7,11 +7,11 @@ loop's time, ``PER_SECOND`` of them a second at most whoever asks: who asks the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from heapq import nsmallest
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from liftpy.cluster.image import StreamImage
 from liftpy.history import History, asked_rows
 from liftpy.partition import PartitionStatus
 from liftpy.problems import FINE, MOST_ROWS, Place, limit_of, place_of, urgency
+from liftpy.request_guard import RequestGuard
 from liftpy.shares import WHOLE
 from liftpy.strict_json import load_json
 from sidecar import clock
@@ -37,6 +38,8 @@ MOST_KEPT = 16
 """Last answers to different questions."""
 KEPT_S = 5.0
 """For so long a last answer may be given again, while there are too many questions."""
+FAILED = b'{"error":"the node failed at this request: its log says why"}'
+"""In the place of an answer."""
 MOST_WAITING = 64
 """Askers that wait for their answers; more of them hear nothing."""
 QUESTIONS = ("history", "partitions", "streams", "events", "metrics", "settings")
@@ -66,6 +69,7 @@ class PageAnswers:
         gather: Callable[[Reporter], Awaitable[Figures]],
         most_bytes: Callable[[], int] = lambda: 1 << 20,
         now: Callable[[], float] = time.monotonic,
+        guard: RequestGuard | None = None,
     ) -> None:
         self.joins: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]] | None = None
         """Joins rows of partitions with those of the node's other processes."""
@@ -77,7 +81,7 @@ class PageAnswers:
         self._reporter = reporter
         self._gather = gather
         self._most_bytes = most_bytes
-        self._rested = RestedAnswers(now)
+        self._rested = RestedAnswers(now, guard)
         self._summaries: dict[str, tuple[StreamImage, dict[str, Any]]] = {}
         """Stream -> what was said of it, as long as its image is the same."""
 
@@ -250,8 +254,9 @@ def _summary(stream: StreamImage) -> dict[str, Any]:
 class RestedAnswers:
     """Makes ``PER_SECOND`` answers a second at most, each for all who ask the same meanwhile."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, guard: RequestGuard | None = None) -> None:
         self._now = now
+        self._guard = guard or RequestGuard("page", Counter())
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
         self._waiting: dict[bytes, tuple[Callable[[], Awaitable[bytes]], list[Answer]]] = {}
         self._next_at = 0.0
@@ -278,14 +283,19 @@ class RestedAnswers:
                 question, (make, _) = next(iter(self._waiting.items()))
                 self._next_at = self._now() + 1 / PER_SECOND
                 made = b""
-                with contextlib.suppress(OSError, LookupError):  # what was looked at is gone meanwhile: asked again
+                try:
                     made = await make()
+                except (OSError, LookupError):
+                    pass  # what was looked at is gone meanwhile: asked again
+                except Exception as error:
+                    self._guard.failed(b"", error)
+                    made = FAILED
                 _, waiting = self._waiting.pop(question)
                 self._kept[question] = self._now(), made
                 self._kept.move_to_end(question)
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
                 for answer in waiting if made else ():
-                    answer(made)
+                    self._guard.call(partial(answer, made))
         finally:
             self._works = False

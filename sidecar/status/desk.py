@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -24,15 +25,16 @@ from liftpy.glance import ASKED as GLANCE_ASKED
 from liftpy.health import told
 from liftpy.history import History
 from liftpy.ids import check_name
+from liftpy.request_guard import RequestGuard
 from liftpy.strict_json import load_json, whole_number
-from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.inboxes import InboxRule, reply_to
 from liftpy.wire.presence import encode_presence
 from liftpy.wire.subjects import Subjects
 from sidecar.bus.absence import QUESTION
-from sidecar.bus.connection import BusConnection
+from sidecar.bus.connection import BusConnection, send_answer
 from sidecar.logs import LEVELS, LOGS
 from sidecar.settings import STATUS_OFF, NodeSettings, address_of
-from sidecar.status.answers import PageAnswers
+from sidecar.status.answers import FAILED, PageAnswers
 from sidecar.status.figures import Figures, NodeFigures
 from sidecar.status.glance import GlanceDesk, glance_at
 from sidecar.status.health import ASKED, Health
@@ -77,10 +79,14 @@ class Whole(Protocol):
 class StatusDesk:
     """``reporter`` may be set after the start: a node says where its page is when it registers, before it has partitions."""
 
-    def __init__(self, settings: NodeSettings) -> None:
+    def __init__(self, settings: NodeSettings, counters: Counter[str] | None = None) -> None:
         self._settings = settings
-        self.serving = Serving(self._respond)
-        self.probes = Serving(self.probed)
+        self._counters = Counter[str]() if counters is None else counters
+        self._bus: BusConnection | None = None
+        self._inboxes: Sequence[InboxRule] = ()
+        self._guard = RequestGuard("status", self._counters, self._reject)
+        self.serving = Serving(self._respond, self._counters)
+        self.probes = Serving(self.probed, self._counters)
         self.change_hosts(settings.page_hosts)
         self._site: Site | None = None
         self.reporter: Reporter | None = None
@@ -92,12 +98,11 @@ class StatusDesk:
         """Reads the settings again, and says what came of it."""
         self._gathering = 0
         self._figures: NodeFigures | None = None
-        self._glances = GlanceDesk(self._glance)
+        self._glances = GlanceDesk(self._glance, guard=self._guard)
         self.health: Health | None = None
         self.history = History()
-        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, lambda: self._most_bytes)
+        self.answers = PageAnswers(self.history, lambda: self.reporter, self._gather, self._most_bytes, guard=self._guard)
         self.answers.joins = self._joined_rows
-        self._most_bytes = 1 << 20
         self._sampler: Sampler | None = None
         self.url = ""
 
@@ -123,45 +128,61 @@ class StatusDesk:
 
     def listen(self, bus: BusConnection, subjects: Subjects, inboxes: Sequence[InboxRule]) -> None:
         """Answer requests over NATS, under any of ``inboxes``: of applications, and of nodes, which ask whether this one is there."""
-        self._most_bytes = bus.max_payload
-
-        def asked(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-            if not any(rule.allows(reply) for rule in inboxes):
-                return
-            if payload == QUESTION:
-                bus.send(reply.decode(), (encode_presence(time.time_ns()),))  # no report: whoever asks may ask often
-            elif payload == ASKED and self.health is not None:
-                bus.send(reply.decode(), (json.dumps(self.health.report()).encode(),))
-            elif payload == GLANCE_ASKED and self.reporter is not None:
-                self._glances.ask(partial(_send, bus, reply.decode()))
-            elif self.answers.ask(payload, partial(_send, bus, reply.decode())):
-                pass
-            elif self.reporter is not None and self.whole is None:
-                bus.send(reply.decode(), (_page_of(self.reporter, payload, bus.max_payload),))
-            elif self.whole is not None and self._gathering < MOST_GATHERING:
-                send = partial(_send, bus, reply.decode())
-                spawn(self._send_whole(self.whole, payload, send, bus.max_payload), "a status page")
-
-        bus.listen(subjects.status(self._settings.node_id), asked)
-
-        def told(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-            if any(rule.allows(reply) for rule in inboxes):
-                bus.send(reply.decode(), (json.dumps(_change_level(payload, self.on_level)).encode(),))
-
-        bus.listen(subjects.control_level(self._settings.node_id), told)
-
-        def reload(subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-            if any(rule.allows(reply) for rule in inboxes):
-                spawn(self._reload(bus, reply.decode(), payload), "reading the settings again")
-
-        bus.listen(subjects.control_settings(self._settings.node_id), reload)
+        self._bus, self._inboxes = bus, inboxes
+        node = self._settings.node_id
+        for subject, handler in {
+            subjects.status(node): self._asked,
+            subjects.control_level(node): self._level_asked,
+            subjects.control_settings(node): self._reload_asked,
+        }.items():
+            bus.listen(subject, self._guard.handler(handler))
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
         self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))
 
-    async def _reload(self, bus: BusConnection, reply: str, payload: bytes) -> None:
+    def _answer(self, reply: bytes, answer: bytes) -> None:
+        assert self._bus is not None
+        send_answer(self._bus, self._inboxes, self._counters, reply, (answer,))
+
+    def _most_bytes(self) -> int:
+        """Of one answer, as the NATS server says now."""
+        return self._bus.max_payload if self._bus is not None else 1 << 20
+
+    def _reject(self, reply: bytes, error: Exception) -> None:
+        self._answer(reply, FAILED)
+
+    def _is_inbox(self, reply: bytes) -> bool:
+        return reply_to(reply, self._inboxes, self._counters) is not None
+
+    def _asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if not self._is_inbox(reply):
+            return
+        answer = partial(self._answer, reply)
+        if payload == QUESTION:
+            answer(encode_presence(time.time_ns()))  # no report: whoever asks may ask often
+        elif payload == ASKED and self.health is not None:
+            answer(json.dumps(self.health.report()).encode())
+        elif payload == GLANCE_ASKED and self.reporter is not None:
+            self._glances.ask(answer)
+        elif self.answers.ask(payload, answer):
+            pass
+        elif self.reporter is not None and self.whole is None:
+            answer(_page_of(self.reporter, payload, self._most_bytes()))
+        elif self.whole is not None and self._gathering < MOST_GATHERING:
+            sending = self._send_whole(self.whole, payload, answer, self._most_bytes())
+            spawn(self._guard.run(sending, reply), "a status page")
+
+    def _level_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_inbox(reply):
+            self._answer(reply, json.dumps(_change_level(payload, self.on_level)).encode())
+
+    def _reload_asked(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if self._is_inbox(reply):
+            spawn(self._guard.run(self._reload(reply, payload), reply), "reading the settings again")
+
+    async def _reload(self, reply: bytes, payload: bytes) -> None:
         said = await self.on_reload() if payload == RELOAD else {"error": f"asked is {RELOAD.decode()}, and nothing else"}
-        bus.send(reply, (json.dumps(said).encode(),))
+        self._answer(reply, json.dumps(said).encode())
 
     def begin_history(self) -> None:
         """Sample the node each second from now on: there is a reporter."""
@@ -300,10 +321,6 @@ class NodeAsker:
         """All that this node's image has."""
         reporter = self._desk.reporter
         return sorted(reporter.group.image.nodes) if reporter is not None else []
-
-
-def _send(bus: BusConnection, reply: str, answer: bytes) -> None:
-    bus.send(reply, (answer,))
 
 
 def _page_of(reporter: Reporter, payload: bytes, limit_bytes: int) -> bytes:

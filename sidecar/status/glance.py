@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
 from liftpy.glance import DRAINED, FENCED, LIVE, MOST_NODES, Glance
 from liftpy.instruments import Histogram
+from liftpy.request_guard import RequestGuard
+from sidecar.status.answers import FAILED
 from sidecar.status.figures import Figures
 from sidecar.status.report import Reporter
 from sidecar.tasks import spawn
@@ -100,8 +103,14 @@ def _state(node: Any) -> str:
 class GlanceDesk:
     """Answers who asks: at once from the last answer where that is fresh, else when the figures are gathered."""
 
-    def __init__(self, gather: Callable[[], Awaitable[bytes]], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        gather: Callable[[], Awaitable[bytes]],
+        now: Callable[[], float] = time.monotonic,
+        guard: RequestGuard | None = None,
+    ) -> None:
         self._gather = gather
+        self._guard = guard or RequestGuard("glance", Counter())
         self._now = now
         self._answer = b""
         self._fresh_until = 0.0
@@ -117,12 +126,17 @@ class GlanceDesk:
             answer(self._answer)
         else:
             self._waiting = [answer]
-            spawn(self._gathered(), "gathering figures for a glance")
+            spawn(self._guard.run(self._gathered(), b""), "gathering figures for a glance")
 
     async def _gathered(self) -> None:
         began = self._now()
+        waiting: list[Callable[[bytes], None]] | None = None
         try:
             self._answer = await self._gather()
+        except Exception:
+            for answer in self._waiting or ():
+                answer(FAILED)
+            raise
         finally:
             waiting, self._waiting = self._waiting, None
         ended = self._now()

@@ -7,14 +7,18 @@ is served a browser may use our own scripts, styles and data, and nothing else: 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import NamedTuple
 
 from liftpy.client.ending import end_tasks
+from liftpy.request_guard import RequestGuard
 from sidecar.tasks import attended
 
 REQUEST_TIMEOUT_S = 5.0
+"""For the head of a request, and for each write of its answer."""
 MOST_CONNECTIONS = 32
+"""One more closes the oldest connection that has said nothing yet, and is closed itself where all are being answered."""
 MOST_LIVE = 8
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Under which a page is asked for, whatever the port: a tunnel has another one."""
@@ -56,14 +60,17 @@ def host_of(request: bytes) -> bytes:
 
 
 class Serving:
-    """Answers on one address. ``respond``: as ``Respond``."""
+    """Answers on one address. ``respond``: as ``Respond``; ``counters``: of the node."""
 
-    def __init__(self, respond: Respond) -> None:
+    def __init__(self, respond: Respond, counters: Counter[str] | None = None) -> None:
         self._respond = respond
+        self._guard = RequestGuard("HTTP", Counter() if counters is None else counters)
         self._server: asyncio.Server | None = None
         self.connections = 0
         self.live_count = 0
         self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: dict[asyncio.StreamWriter, None] = {}
+        """Connections without a whole request so far, the oldest first."""
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises OSError when it is taken."""
@@ -79,11 +86,12 @@ class Serving:
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self._writers.add(writer)
+        self._silent[writer] = None
         try:
-            if self.connections <= MOST_CONNECTIONS:
+            if self.connections <= MOST_CONNECTIONS or self._close_oldest_silent(writer):
                 request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_TIMEOUT_S)
-                found = self._respond(request)
-                answer = found if isinstance(found, bytes) else await found
+                self._silent.pop(writer, None)
+                answer = await self._answer(request)
                 if isinstance(answer, bytes):
                     writer.write(answer)
                     await asyncio.wait_for(writer.drain(), REQUEST_TIMEOUT_S)
@@ -97,6 +105,28 @@ class Serving:
             finally:
                 self.connections -= 1
                 self._writers.discard(writer)
+                self._silent.pop(writer, None)
+
+    def _close_oldest_silent(self, newcomer: asyncio.StreamWriter) -> bool:
+        """Make room for ``newcomer``: a visitor that connects and says nothing must not keep a probe out. False: nobody is silent."""
+        oldest = next(iter(self._silent))
+        if oldest is newcomer:
+            return False
+        del self._silent[oldest]
+        oldest.transport.abort()  # its reader sees the end, and gives the place back
+        return True
+
+    async def _answer(self, request: bytes) -> bytes | Live:
+        """What is answered, 500 where that raises: a request concerns nobody else [A15]."""
+        answer: bytes | Live = http("500 Internal Server Error", TEXT, b"this request failed, the log says why\n")
+
+        async def respond() -> None:
+            nonlocal answer
+            found = self._respond(request)
+            answer = found if isinstance(found, bytes) else await found
+
+        await self._guard.run(respond(), b"")
+        return answer
 
     async def _go_on(self, live: Live, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Until the visitor goes: that is seen at once, so that the place is free for the same page loaded anew."""

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from liftpy.client.ending import end_tasks
 from liftpy.cluster.image import ClusterImage
 from liftpy.errors import LiftError
 from liftpy.health import Synced
+from liftpy.request_guard import RequestGuard
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import replication_pb2
 from liftpy.wire.worker_frames import LEASE, Frame, FrameKind
@@ -52,8 +54,8 @@ _FINISH_S = 1.0
 class _NodesDesk(StatusDesk):
     """The node answers for its status, and keeps the history of all of it."""
 
-    def __init__(self, settings: NodeSettings, sampled: Callable[[Said], None]) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: NodeSettings, counters: Counter[str], sampled: Callable[[Said], None]) -> None:
+        super().__init__(settings, counters)
         self._sampled = sampled
 
     def begin_history(self) -> None:
@@ -78,9 +80,10 @@ class WorkerNode(Node):
         self._begun: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._told_to_stop = asyncio.Event()
         self._synced = Synced()
+        self._quiet_guard = RequestGuard("quiet fetches", self.counters)
         self._marks: WorkerMarks | None = None
         self._signing: asyncio.Task[None] | None = None
-        self.status = _NodesDesk(settings, self._tell_sample)
+        self.status = _NodesDesk(settings, self.counters, self._tell_sample)
         self._telling: Telling | None = None
         self.supervisor = Supervisor("")
 
@@ -161,9 +164,10 @@ class WorkerNode(Node):
             case FrameKind.BEGIN:
                 self._begun.set_result(frame.token)
             case FrameKind.QUIET:
-                self._quiet_asked(frame)
+                self._quiet_guard.call(lambda: self._quiet_asked(frame))
             case FrameKind.ASK:
-                spawn(self._tell(frame), "telling the node of its status")
+                guard = RequestGuard("status of a worker", self.counters, lambda token, _: self._told(int(token), {}))
+                spawn(guard.run(self._tell(frame), b"%d" % frame.token), "telling the node of its status")
             case FrameKind.LEVEL:
                 asked = json.loads(frame.body)
                 LOGS.change_level(asked["level"], asked["for_s"], asyncio.get_running_loop().call_later)
@@ -186,7 +190,10 @@ class WorkerNode(Node):
             self.status.answers.share = self.share
             self._telling = Telling(reporter, self.status.answers)
         said = {} if self._telling is None else await self._telling.tell(json.loads(frame.body))
-        self._channel.send(FrameKind.TOLD, frame.token, json.dumps(said).encode())
+        self._told(frame.token, said)
+
+    def _told(self, token: int, said: dict[str, Any]) -> None:
+        self._channel.send(FrameKind.TOLD, token, json.dumps(said).encode())
 
     def _tell_sample(self, said: Said) -> None:
         self._channel.send(FrameKind.SAMPLED, 0, json.dumps(said).encode())

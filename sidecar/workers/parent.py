@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from liftpy.cluster.changes import entry_between
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import encode_snapshot
 from liftpy.health import Signs
+from liftpy.request_guard import RequestGuard
 from liftpy.shares import WorkerShare
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.worker_frames import LEASE, Frame, FrameKind, encode
@@ -40,8 +42,15 @@ _PROPOSAL = struct.Struct(">I")
 class Workers:
     """``settings``: of each process (``shared_out``). ``fatal``, ``repair``: as the node's."""
 
-    def __init__(self, settings: NodeSettings, fatal: Callable[[Exception], None], repair: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        fatal: Callable[[Exception], None],
+        repair: Callable[[str], None],
+        counters: Counter[str] | None = None,
+    ) -> None:
         self._settings = settings
+        self._counters = Counter[str]() if counters is None else counters
         self._fatal = fatal
         self._repair = repair
         self._group: MetadataGroup | None = None
@@ -128,15 +137,21 @@ class Workers:
         """Pass it on, and the answer back."""
         (timeout_ms,) = _PROPOSAL.unpack_from(frame.body)
         request = pb.ControlRequest.FromString(frame.body[_PROPOSAL.size :])
-        task = spawn(self._propose(worker, frame.token, request, timeout_ms / 1000), "what a worker proposes")
+        guard = RequestGuard("proposal of a worker", self._counters, lambda token, _: self._unavailable(worker, int(token)))
+        proposing = self._propose(worker, frame.token, request, timeout_ms / 1000)
+        task = spawn(guard.run(proposing, b"%d" % frame.token), "what a worker proposes")
         self._proposals.add(task)
         task.add_done_callback(self._proposals.discard)
 
     async def _propose(self, worker: WorkerHandle, token: int, request: pb.ControlRequest, timeout_s: float) -> None:
         if self._group is None:
-            answer = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
+            self._unavailable(worker, token)
         else:
             answer = await self._group.propose(request, timeout_s)
+            worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
+
+    def _unavailable(self, worker: WorkerHandle, token: int) -> None:
+        answer = pb.ControlResponse(error=pb.ControlResponse.UNAVAILABLE)
         worker.send(FrameKind.ANSWER, token, answer.SerializeToString())
 
     def worker_distrusts(self) -> None:

@@ -7,10 +7,12 @@ counted none of its own: they are over, and their followers fetch by themselves,
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
+from liftpy.request_guard import RequestGuard
 from liftpy.shares import share_of
 from liftpy.wire._pb import replication_pb2 as pb
 from liftpy.wire.worker_frames import FrameKind
@@ -26,8 +28,9 @@ MOST_AT_ONCE = 256
 class SharedQuiet:
     """``talk``: the first process's own."""
 
-    def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle]) -> None:
+    def __init__(self, talk: QuietTalk, handles: Sequence[WorkerHandle], counters: Counter[str] | None = None) -> None:
         self._talk = talk
+        self._guard = RequestGuard("quiet fetches", Counter() if counters is None else counters)
         self._handles = handles
         self._waiting = 0
 
@@ -43,7 +46,8 @@ class SharedQuiet:
             self._talk.answer(reply, question, over)
             return
         self._waiting += 1
-        spawn(self._gather(reply, question, over, parts), "quiet fetches of workers")
+        gathering = self._gather(reply, question, over, parts)
+        spawn(self._guard.run(gathering, reply), "quiet fetches of workers")
 
     async def _gather(self, reply: bytes, question: pb.QuietFetches, over: list[int], parts: dict[int, list[int]]) -> None:
         try:

@@ -71,6 +71,19 @@ def test_a_field_that_is_none_is_noticed() -> None:
 
 
 @needs_kubectl
+@pytest.mark.parametrize("overlay", [name for name in OVERLAYS if name != "with-application"])
+def test_network_policy_lets_only_metrics_be_asked_for(overlay: str) -> None:
+    (policy,) = of_kind(overlay, "NetworkPolicy")
+    found, _ = stored_by(overlay)
+    labels = found["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    (rule,) = policy["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["probes"]
+    assert all("namespaceSelector" in source for source in rule["from"])
+
+
+@needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_its_probes_ask_what_is_answered_where_it_is_answered(overlay: str) -> None:
     found, node = stored_by(overlay)

@@ -66,6 +66,10 @@ class Readers:
         """One message to the reply subject."""
         self._bus.send(asker, chunks)
 
+    def request_failed(self, asker: str, error: Exception) -> None:
+        """A defect: tests are to see it."""
+        raise error
+
     def call_at(self, at_ns: int, callback: Callable[[], None]) -> Callable[[], None]:
         """A timer of the loop."""
         return self._replica.node.loop.call_at(at_ns / NS_PER_S, callback).cancel

@@ -159,6 +159,64 @@ async def test_batches(client: Client) -> None:
         assert await batch(**nothing) == [("404 Message Not Found", "-", "-", "-", "-")]
 
 
+NOWHERE = ("404 Message Not Found", "-", "-", "-", "-")
+ODD_REQUESTS = [
+    ("STREAM.MSG.GET.orders", {"last_by_subj": "\ud800"}, 400),
+    ("STREAM.MSG.GET.orders", {"next_by_subj": "orders.\udfff", "seq": 1}, 400),
+    ("STREAM.MSG.GET.orders", {"start_time": "9999-12-31T23:59:59Z"}, 404),
+    ("STREAM.MSG.GET.orders", {"start_time": "2262-04-12T00:00:00Z"}, 404),
+    ("STREAM.MSG.GET.orders", {"start_time": "0001-01-01T00:00:00Z"}, 200),
+    ("STREAM.MSG.GET.orders", {"start_time": "0001-01-01T00:00:00+23:59"}, 200),
+    ("STREAM.MSG.GET.orders", {"start_time": "1677-09-21T00:00:00Z"}, 200),
+    ("STREAM.NAMES", {"subject": "\udfff"}, 400),
+    ("STREAM.LIST", {"subject": "orders.\ud83d"}, 400),
+    ("STREAM.INFO.orders", {"offset": "\ud800"}, 400),
+    ("DIRECT.GET.orders", {"last_by_subj": "\ud800"}, 408),
+    ("DIRECT.GET.orders", {"multi_last": ["orders.a", "\udc00"]}, 408),
+    ("DIRECT.GET.orders", {"multi_last": ["orders.>"], "up_to_time": "9999-12-31T23:59:59Z"}, 200),
+    ("DIRECT.GET.orders", {"multi_last": ["orders.>"], "up_to_time": "0001-01-01T00:00:00Z"}, 404),
+    ("DIRECT.GET.orders", {"start_time": "9999-12-31T23:59:59.999999999Z", "batch": 2}, 404),
+    ("DIRECT.GET.orders", {"start_time": "0001-01-01T00:00:00Z", "batch": 2}, 200),
+    ("CONSUMER.MSG.NEXT.orders.c", {"batch": 1}, 503),
+]
+
+
+@pytest.mark.parametrize(("rest", "fields", "code"), ODD_REQUESTS)
+async def test_js_request_with_odd_text_or_time_gets_an_answer(
+    rest: str, fields: dict[str, Any], code: int, client: Client
+) -> None:
+    (first, *_) = await parts(client, rest, **fields)
+    line = first.headers.partition(b"\r\n")[0].split()
+    if len(line) > 1:
+        assert int(line[1]) == code
+    else:
+        problem = json.loads(first.payload).get("error", {}) if not first.headers else {}
+        assert problem.get("code", 200) == code, problem
+
+
+async def test_next_of_a_consumer_gets_a_status_and_no_body(client: Client) -> None:
+    (answer,) = await parts(client, "CONSUMER.MSG.NEXT.orders.c", batch=1)
+    assert answer.payload == b""
+    assert answer.headers.startswith(b"NATS/1.0 503")
+
+
+async def test_account_info_says_an_api_level_with_direct_gets_of_batches(client: Client) -> None:
+    assert (await said(client, "INFO"))["api"]["level"] >= 1
+
+
+async def test_stream_info_says_how_many_messages_of_a_subject_stay(client: Client) -> None:
+    await client.create_stream("newest", "newest.*", config=StreamConfig(max_per_subject=3))
+    assert (await said(client, "STREAM.INFO.newest"))["config"]["max_msgs_per_subject"] == 3
+    assert (await said(client, "STREAM.INFO.orders"))["config"]["max_msgs_per_subject"] == -1
+
+
+async def test_direct_get_below_the_log_start_finds_no_message(client: Client) -> None:
+    await client.truncate_before("orders", 0, 4)
+    for up_to in ({"up_to_seq": 2}, {"up_to_time": "2000-01-01T00:00:00Z"}):
+        (answer,) = await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"], **up_to)
+        assert direct(answer)[0] == "404 Message Not Found"
+
+
 async def test_what_is_too_much_is_said(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(js_reads, "MAX_BYTES", 3)
     found = [direct(part)[0] for part in await parts(client, "DIRECT.GET.orders", multi_last=["orders.*"])]

@@ -257,10 +257,10 @@ async def test_an_answer_that_the_bus_does_not_take_harms_nobody(error: Exceptio
             raise error
 
     desk: Any = control.ControlDesk.__new__(control.ControlDesk)
-    desk._connection = Failing()
-    await desk._reply("r", None)
+    desk._connection, desk.counters = Failing(), Counter()
+    await desk._reply(lambda _: True, "r", None)
     assert published == []
-    await desk._reply("r", pb.ControlResponse(index=3, operationId=b"o"))
+    await desk._reply(lambda _: True, "r", pb.ControlResponse(index=3, operationId=b"o"))
     assert published[0] == pb.ControlResponse(index=3, operationId=b"o")
     if isinstance(error, nats.errors.MaxPayloadError):
         assert (published[1].error, published[1].operationId) == (pb.ControlResponse.INVALID, b"o")

@@ -74,6 +74,26 @@ async def test_who_says_nothing_is_hung_up_on_and_so_many_are_served_at_a_time(
     assert await status(desk, "/livez") == 200, "and goes on"
 
 
+async def test_probe_port_with_forty_silent_connections_answers_the_forty_first(desk: StatusDesk) -> None:
+    port = int(desk._settings.probe_listen.rpartition(":")[2])
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+    try:
+        for _ in range(3):
+            assert await status(desk, "/livez") == 200
+        assert await asyncio.wait_for(silent[0][0].read(), 10) == b"", "the oldest silent connection has made room"
+    finally:
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_probe_port_answers_500_where_a_request_raises(desk: StatusDesk) -> None:
+    desk.health = None
+    desk.reporter = object()  # type: ignore[assignment]  # of which no metrics can be made
+    assert await status(desk, "/metrics") == 500
+    desk.health = Healthy()  # type: ignore[assignment]
+    assert await status(desk, "/livez") == 200
+
+
 async def test_a_port_that_is_taken_is_said(desk: StatusDesk, tmp_path: Path) -> None:
     second = StatusDesk(NodeSettings("n2", tmp_path, probe_listen=desk._settings.probe_listen))
     with pytest.raises(ConfigError, match=r"probe_listen 127\.0\.0\.1:\d+ can't be used"):

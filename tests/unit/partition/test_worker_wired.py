@@ -184,6 +184,7 @@ def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired
     assert given == {
         "bus": "the link of replication", "key": KEY, "node_id": "n7", "incarnation": 12, "config": REPLICATION, "compacted": True,
         "timers": "the node's timers", "log": wired.log, "replica": wired.parts["Replica"], "subjects": "the node's subjects",
+        "inboxes": "the inboxes of applications", "counters": "the node's counters",
     }  # fmt: skip
     assert feed is wired.worker.feed
     hand_over("n8", "it lags")

@@ -52,6 +52,8 @@ class World:
             feed=self.fed.append,
             subjects=Subjects(),
             hand_over=lambda *told: self.moved.append(told),
+            inboxes=InboxRule(("_INBOX.",)),
+            counters=self.counters,
         )
         find = {("s", 0): self.services}
         self.desk = ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)

@@ -312,7 +312,9 @@ async def test_a_giver_answers_for_its_own_partition_and_stream_only(bus: Bus, t
         return None if answer is None else frames.decode(answer, pb.PeerSnapshotAnswer)
 
     assert await ask(b"garbage") is None
-    assert await ask(reply="") is None
+    for nowhere in ("", "orders", "ns.control.admin", "_INBOXX.9", "_INBOX.*"):
+        assert await ask(reply=nowhere) is None
+    assert bus.answers == {}, "nobody is answered outside the inboxes [A5]"
     assert await ask(partition=1) is None
     assert await ask(stream="other") is None
     assert await ask(service="other") is None

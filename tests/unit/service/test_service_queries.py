@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.client.ending import end_tasks
 from liftpy.client.queries import ERROR_HEADER, POSITION_HEADER, QueryFailedError
 from liftpy.errors import UnavailableError
 from liftpy.service import DivergedError, Identity, Record, Service, ServiceFailedError, ServiceMachine
@@ -173,7 +174,7 @@ class Bus:
             raise UnavailableError("nobody leads")
         return SimpleNamespace(end_offset=self.end_offset)
 
-    async def ask(self, body: bytes, at_least: str | None = None, reply: str = "r") -> None:
+    async def ask(self, body: bytes, at_least: str | None = None, reply: str = "_INBOX.r") -> None:
         headers = {} if at_least is None else {"Lift-At-Least": at_least}
         await self.listening(SimpleNamespace(data=body, reply=reply, headers=headers))
 
@@ -217,7 +218,7 @@ async def test_an_answer_holds_what_was_committed_when_the_query_came() -> None:
     await asyncio.sleep(0.02)
     assert bus.answers.empty(), "one record is missing"
     machine.apply([record(2), record(3)])
-    assert await bus.answer() == ("r", b"4", {POSITION_HEADER: "4", "Lift-Node": "n1"})
+    assert await bus.answer() == ("_INBOX.r", b"4", {POSITION_HEADER: "4", "Lift-Node": "n1"})
     task.cancel()
 
 
@@ -245,7 +246,7 @@ async def test_what_cannot_be_answered_says_why(body: bytes, at_least: str | Non
     bus.end_offset = None
     await bus.ask(body, at_least)
     reply, why, headers = await bus.answer()
-    assert (reply, headers[ERROR_HEADER]) == ("r", code)
+    assert (reply, headers[ERROR_HEADER]) == ("_INBOX.r", code)
     assert why
     bus.end_offset = 0
     await bus.ask(b"?")
@@ -321,7 +322,20 @@ async def test_one_question_to_the_leader_serves_all_that_wait() -> None:
     bus, machine = Bus(), machine_of(Sum())
     task = await served(bus, machine)
     for number in range(50):
-        await bus.ask(b"?", reply=f"r{number}")
-    assert {(await bus.answer())[0] for _ in range(50)} == {f"r{number}" for number in range(50)}
+        await bus.ask(b"?", reply=f"_INBOX.r{number}")
+    assert {(await bus.answer())[0] for _ in range(50)} == {f"_INBOX.r{number}" for number in range(50)}
     assert bus.asked <= 2
     task.cancel()
+
+
+@pytest.mark.parametrize("reply", ["orders", "liftpy.control.admin", "_INBOXX.a", "_INBOX.>", "liftpy.inbox.n1.x"])
+async def test_query_whose_reply_subject_is_no_inbox_gets_no_answer(reply: str) -> None:
+    bus, machine = Bus(), machine_of(Sum())
+    task = await served(bus, machine)
+    for header in ("x", "0", None):  # one of them is rejected at once, and its text is the asker's choice
+        await bus.ask(b"?", header, reply=reply)
+    await bus.ask(b"?", "0")
+    subject, _, _ = await bus.answer()
+    assert subject == "_INBOX.r", "only who asks from an inbox is answered [A5]"
+    assert bus.answers.empty()
+    await end_tasks([task])

@@ -349,7 +349,7 @@ def server_of(transport: Answers, machine: ServiceMachine | None) -> Any:
     return QueryServer(transport, transport, Subjects("ns"), settings, lambda: machine, lambda: True, lambda: True)  # type: ignore[arg-type]
 
 
-def message(reply: str = "r", headers: dict[str, str] | None = None, data: bytes = b"?") -> Any:
+def message(reply: str = "_INBOX.r", headers: dict[str, str] | None = None, data: bytes = b"?") -> Any:
     return SimpleNamespace(data=data, reply=reply, headers=headers)
 
 
@@ -360,38 +360,38 @@ async def test_a_query_nobody_waits_for_is_not_kept_and_one_of_nonsense_is_refus
     await server._arrived(message(reply=""))
     await server._arrived(message(headers={"Lift-At-Least": "-1"}))
     assert (server.waiting_count, server.refused_count, server._arrival.is_set()) == (0, 1, False)
-    assert bus.said[0][::2] == ("r", {"Lift-Error": "QUERY_FAILED", "Lift-Node": "n1"})
+    assert bus.said[0][::2] == ("_INBOX.r", {"Lift-Error": "QUERY_FAILED", "Lift-Node": "n1"})
     await server._arrived(message(headers={"Lift-At-Least": "7"}))
     await server._arrived(message(headers=None, data=b"later"))
     assert server._arrival.is_set()
     assert [(q.body, q.reply, q.arrived_s, q.position) for q in server._desk._waiting] == [
-        (b"?", "r", 5.0, 7),
-        (b"later", "r", 5.0, None),
+        (b"?", "_INBOX.r", 5.0, 7),
+        (b"later", "_INBOX.r", 5.0, None),
     ]
     server._desk._max_queries = 2
     bus.said.clear()
-    await server._arrived(message(reply="third"))
+    await server._arrived(message(reply="_INBOX.third"))
     assert (server.waiting_count, server.refused_count) == (2, 2)
-    assert bus.said == [("third", b"too many queries wait here", {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    assert bus.said == [("_INBOX.third", b"too many queries wait here", {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
 
 
 async def test_an_answer_is_as_large_as_a_message_with_its_headers() -> None:
     bus = Answers(max_payload=2000)
     server = server_of(bus, machine_of(b"pay"))
     for size, fits in ((488, True), (489, False)):
-        await server._answer_one(server._machine(), Query(b"x" * size, "r", 0.0))
+        await server._answer_one(server._machine(), Query(b"x" * size, "_INBOX.r", 0.0))
         (reply, payload, headers) = bus.said.pop()
-        assert reply == "r"
+        assert reply == "_INBOX.r"
         if fits:
             assert (payload, headers) == (b"x" * 976, {POSITION_HEADER: "1", "Lift-Node": "n1"})
         else:
             assert (payload, headers["Lift-Error"]) == (b"an answer of 978 bytes does not fit into a message", "QUERY_FAILED")
     assert (server.answered_count, server.refused_count) == (1, 1)
-    await server._refuse("r", ServiceFailedError("y" * 3000))
+    await server._refuse("_INBOX.r", ServiceFailedError("y" * 3000))
     assert bus.said.pop()[1] == b"y" * 1024
     bus.deaf = UnavailableError
-    await server._answer_one(server._machine(), Query(b"x", "r", 0.0))
-    await server._refuse("r", ServiceFailedError("y"))
+    await server._answer_one(server._machine(), Query(b"x", "_INBOX.r", 0.0))
+    await server._refuse("_INBOX.r", ServiceFailedError("y"))
     assert (server.answered_count, server.refused_count, bus.said) == (2, 3, []), "who asked asks again"
 
 
@@ -405,17 +405,17 @@ async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far
         raise UnavailableError("nobody leads")
 
     server._client = SimpleNamespace(bounds=bounds)
-    first, second = Query(b"", "r1", 0.0), Query(b"", "r2", 0.0)
+    first, second = Query(b"", "_INBOX.r1", 0.0), Query(b"", "_INBOX.r2", 0.0)
     server._desk.take(first)
     server._desk.take(second)
     server._desk.drop([second])
     await server._place([first, second])
     assert asked == [(("orders", 3), 1.0, 0.5)]
     why = b"how far the log is committed: UNAVAILABLE: nobody leads"
-    assert bus.said == [("r1", why, {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
-    server._desk.take(third := Query(b"x", "r3", 0.0, position=1))
+    assert bus.said == [("_INBOX.r1", why, {"Lift-Error": "QUERY_REFUSED", "Lift-Node": "n1"})]
+    server._desk.take(third := Query(b"x", "_INBOX.r3", 0.0, position=1))
     await server._answer_ready()
-    assert (server.waiting_count, bus.said[-1][:2]) == (0, ("r3", b"xx"))
+    assert (server.waiting_count, bus.said[-1][:2]) == (0, ("_INBOX.r3", b"xx"))
     assert third.position == 1
     server._machine = lambda: None
     server._desk.take(third)

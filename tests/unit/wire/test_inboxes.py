@@ -36,6 +36,9 @@ from sidecar.settings import NodeSettings
         (b"liftpy.control.admin", False),
         (b"orders", False),
         (b"_INBOX_" + b"x" * 250 + b".y", False),
+        (b"_INBOXX.x", False),
+        (b"_INBOX7.x", False),
+        (b"_INBOX\xc3\xa9.x", False),
     ],
 )
 def test_the_default_is_every_users_own_inbox(subject: bytes, allowed: bool) -> None:
@@ -96,11 +99,20 @@ def test_a_node_answers_applications_nowhere_in_its_own_namespace(prefix: str) -
     NodeSettings("n1", Path("x"), namespace="other", inbox_prefixes=(prefix,))
 
 
+@pytest.mark.parametrize("prefix", ["_INBOX_*.", "box-*."])
+def test_inbox_rule_with_a_star_behind_a_separator_takes_any_suffix(prefix: str) -> None:
+    rule, stem = InboxRule((prefix,)), prefix[:-2].encode()
+    assert rule.allows(stem + b"alice.x")
+    assert rule.allows(stem + b".x")
+    assert not rule.allows(stem[:-1] + b".x")
+
+
 def test_no_stream_listens_under_a_prefix_with_a_star() -> None:
     assert begins_under("acme-box7.x", 1, "acme*.")
     assert begins_under("*.x", 1, "acme*.")
     assert not begins_under("other.x", 1, "acme*.")
     assert not begins_under("acme7", 1, "acme*.")
+    assert not begins_under("acme7.x", 1, "acme*."), "answers never go there"
 
 
 def test_a_principal_is_one_token() -> None:

@@ -1,0 +1,150 @@
+"""What a request makes its handler raise ends that request alone [A15]; and no answer leaves the inboxes [A5]."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from liftpy.config import ReplicationConfig
+from liftpy.request_guard import RequestGuard
+from liftpy.wire import frames
+from liftpy.wire._pb import cluster_pb2 as pb
+from liftpy.wire.inboxes import InboxRule
+from liftpy.wire.subjects import Subjects
+from sidecar.metadata.control import ControlDesk
+from sidecar.settings import NodeSettings
+from sidecar.status.desk import StatusDesk
+from sidecar.tasks import fatal_on, spawn
+
+
+class Bus:
+    """Listens and sends, as a node's connection and as nats-py's."""
+
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.listening: dict[str, Any] = {}
+        self.sent: list[tuple[str, bytes]] = []
+
+    def listen(self, subject: str, handler: Any, **_: Any) -> Any:
+        self.listening[subject] = handler
+        return SimpleNamespace(close=lambda: None)
+
+    def send(self, subject: str, pieces: Any, **_: Any) -> bool:
+        self.sent.append((subject, b"".join(pieces)))
+        return True
+
+
+async def test_request_guard_with_a_failing_task_rejects_counts_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    counters: Counter[str] = Counter()
+    rejected: list[bytes] = []
+    fatal: list[Exception] = []
+    guard = RequestGuard("odd", counters, lambda reply, error: rejected.append(reply))
+
+    async def work() -> None:
+        "\ud800".encode()
+
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        with caplog.at_level(logging.ERROR, "liftpy.requests"):
+            for number in range(5):
+                await spawn(guard.run(work(), b"_INBOX.%d" % number), "a request")
+    finally:
+        restore()
+    assert not fatal
+    assert rejected == [b"_INBOX.%d" % number for number in range(5)]
+    assert counters == {"refused: failed request, odd": 5}
+    assert sum("kind=odd" in record.getMessage() for record in caplog.records) == 1, "one line a second, however many come"
+
+
+async def test_request_guard_whose_rejection_fails_goes_on() -> None:
+    def reject(reply: bytes, error: Exception) -> None:
+        raise ValueError("no rejection either")
+
+    counters: Counter[str] = Counter()
+    RequestGuard("odd", counters, reject).handler(lambda *_: int("x") and None)(b"s", b"_INBOX.x", b"", b"")
+    assert counters == {"refused: failed request, odd": 2}
+
+
+@pytest.fixture
+def status(tmp_path: Path) -> tuple[Bus, StatusDesk, Counter[str]]:
+    bus, counters = Bus(), Counter[str]()
+    desk = StatusDesk(NodeSettings("n1", tmp_path), counters)
+    desk.listen(bus, Subjects("ns"), (InboxRule(("_INBOX.",)),))  # type: ignore[arg-type]
+    return bus, desk, counters
+
+
+@pytest.mark.parametrize("subject", ["ns.control.level.n1", "ns.control.settings.n1", "ns.status.n1"])
+@pytest.mark.parametrize("reply", [b"orders", b"ns.control.admin", b"_INBOXX.a", b"", b"_INBOX.>"])
+async def test_status_desk_answers_nobody_outside_the_inboxes(subject: str, reply: bytes, status: Any) -> None:
+    bus, _, counters = status
+    for payload in (b'{"level": "info", "for_s": 1}', b'{"reload": true}', b"", b'{"history": {"step": 1}}'):
+        bus.listening[subject](subject.encode(), reply, payload, b"")
+        await asyncio.sleep(0)
+    assert bus.sent == []
+    assert counters["refused: reply subject"] == 4
+
+
+async def test_status_desk_with_a_failing_reload_rejects_and_goes_on(status: Any) -> None:
+    bus, desk, counters = status
+
+    async def on_reload() -> dict[str, Any]:
+        raise RuntimeError("a defect")
+
+    desk.on_reload = on_reload
+    fatal: list[Exception] = []
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        bus.listening["ns.control.settings.n1"](b"", b"_INBOX.a", b'{"reload": true}', b"")
+        async with asyncio.timeout(10):
+            while not bus.sent:
+                await asyncio.sleep(0)
+    finally:
+        restore()
+    assert not fatal
+    assert bus.sent[0][0] == "_INBOX.a"
+    assert b"error" in bus.sent[0][1]
+    assert counters["refused: failed request, status"] == 1
+
+
+async def test_control_desk_with_a_failing_decision_rejects_and_goes_on() -> None:
+    published: list[tuple[str, bytes]] = []
+    callbacks: dict[str, Any] = {}
+
+    async def subscribe(subject: str, cb: Any) -> Any:
+        callbacks[subject] = cb
+        return SimpleNamespace(unsubscribe=lambda: asyncio.sleep(0))
+
+    async def publish(subject: str, payload: bytes) -> None:
+        published.append((subject, payload))
+
+    async def decide(request: Any, timeout_s: float) -> Any:
+        raise OverflowError("a defect")
+
+    connection: Any = SimpleNamespace(subscribe=subscribe, publish=publish, max_payload=1 << 20)
+    desk = ControlDesk(
+        connection, Subjects("ns"), InboxRule(("_INBOX.",)), lambda: True, decide, lambda _: None, lambda _: True,
+        ReplicationConfig(),
+    )  # fmt: skip
+    fatal: list[Exception] = []
+    restore = fatal_on(asyncio.get_running_loop(), fatal.append)
+    try:
+        await desk.open()
+        request = frames.sealed(pb.ControlRequest(describeCluster=pb.DescribeCluster()))
+        await callbacks["ns.info"](SimpleNamespace(subject="ns.info", reply="_INBOX.a", data=request))
+        async with asyncio.timeout(10):
+            while not published:
+                await asyncio.sleep(0)
+    finally:
+        restore()
+    assert not fatal
+    (subject, payload) = published[0]
+    assert subject == "_INBOX.a"
+    assert frames.decode(payload, pb.ControlResponse).error == pb.ControlResponse.INVALID
+    await desk.close()
