@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import io
+import logging
 import re
 import shutil
 import tempfile
@@ -43,6 +44,7 @@ def _replica_seed(seed: int) -> str:
 
 
 def _whole_seed(seed: int) -> str:
+    logging.disable(logging.CRITICAL)
     from tests.simulation.whole.run import run_seed
 
     outcome = run_seed(seed, WHOLE_EVENTS, trace=True)
@@ -51,6 +53,7 @@ def _whole_seed(seed: int) -> str:
 
 
 def _raft_seed(seed: int) -> str:
+    logging.disable(logging.CRITICAL)
     from tests.simulation.raft.group_simulation import Run
 
     base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -234,6 +237,7 @@ def _normal(text: str) -> str:
     text = re.sub(r"\b[0-9]{6}-[0-9a-f]{8,16}\b", "<uid>", text)
     text = re.sub(r"\b[0-9a-f]{16,32}\b", "<id>", text)
     text = re.sub(r"\bnats://[\w.:]+", "<nats>", text)
+    text = re.sub(r'"seconds": [\d.]+', '"seconds": <number>', text)
     return re.sub(r"\b\d+(?:\.\d+)? (ms|s)\b", r"<number> \1", text)
 
 
