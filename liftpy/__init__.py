@@ -23,10 +23,22 @@ if TYPE_CHECKING:
         Client,
         Consumer,
         Credentials,
+        Cursor,
+        Group,
+        GroupOptions,
+        GroupPart,
+        Job,
+        LeaseLostError,
+        ManyConsumer,
         PlacementWish,
+        Position,
+        Producer,
+        ProducerOptions,
         PublishAck,
         Publisher,
         PublishOptions,
+        Queue,
+        QueueOptions,
         ReadOptions,
         connect,
     )
@@ -57,18 +69,30 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "Credentials",
+    "Cursor",
     "FlushPolicy",
+    "Group",
+    "GroupOptions",
+    "GroupPart",
+    "Job",
+    "LeaseLostError",
     "LiftError",
     "LogTruncatedError",
+    "ManyConsumer",
     "NotAllowedError",
     "NotFoundError",
     "OffsetOutOfRangeError",
     "OutcomeUnknownError",
     "PlacementWish",
+    "Position",
+    "Producer",
+    "ProducerOptions",
     "PublishAck",
     "PublishOptions",
     "PublishRejectedError",
     "Publisher",
+    "Queue",
+    "QueueOptions",
     "ReadOptions",
     "StreamConfig",
     "UnavailableError",
@@ -78,9 +102,15 @@ __all__ = [
 _MODULES = ("liftpy.errors", "liftpy.config", "liftpy.client")
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for module in map(importlib.import_module, _MODULES):
-            if hasattr(module, name):
-                return getattr(module, name)
-    raise AttributeError(f"module 'liftpy' has no attribute {name!r}")
+if not TYPE_CHECKING:  # or mypy takes every name for one that is there
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            for module in map(importlib.import_module, _MODULES):
+                if hasattr(module, name):
+                    return getattr(module, name)
+        raise AttributeError(f"module 'liftpy' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

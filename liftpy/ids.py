@@ -31,6 +31,15 @@ def shown(text: str) -> str:
     return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
 
 
+def is_utf8(text: str) -> bool:
+    """Whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_name(name: str) -> bool:
     """Whether it may be a stream's, node's or service's."""
     return _NAME.fullmatch(name) is not None
@@ -45,6 +54,13 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if it is one token of ``[A-Za-z0-9_-]{1,64}``, else raise InvalidNameError naming ``what``."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidNameError(f"{what} {shown(name)} is not allowed: use 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    return name
+
+
+def check_new_stream(name: str) -> str:
+    """Return ``name`` if a new stream may have it, else raise InvalidNameError: ``-rf`` reads as an option of a command."""
+    if check_name(name, "stream").startswith("-"):
+        raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
     return name
 
 
@@ -71,6 +87,8 @@ def check_subject(subject: str) -> str:
     well_formed = all(
         t == "*" or (t == ">" and i == len(tokens) - 1) or _SUBJECT_TOKEN.fullmatch(t) for i, t in enumerate(tokens)
     )
+    if well_formed and not is_utf8(subject):
+        raise InvalidNameError(f"subject {shown(subject)} is not UTF-8 text")
     if not well_formed or len(subject) > MAX_SUBJECT_LENGTH:
         raise InvalidNameError(
             f"subject {shown(subject)} is not a NATS subject: non-empty tokens separated by dots, without spaces"

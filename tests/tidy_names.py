@@ -85,6 +85,8 @@ UNREFERENCED = {
     "sidecar.cli.main.LazyGroup.get_command": _CLICK,
     "sidecar.cli.main.LazyGroup.invoke": _CLICK,
     "sidecar.cli.main.LazyGroup.list_commands": _CLICK,
+    "sidecar.cli.main.TextType.convert": _CLICK,
+    "sidecar.cli.options.BytesType.convert": _CLICK,
     "sidecar.dev.under_test.ClusterUnderTest.restart_nats": _FAULTS,
     "sidecar.raft.journal.GroupJournal._destroy": _PYSYNCOBJ,
     "sidecar.raft.journal.GroupJournal.getRaftCommitIndex": _PYSYNCOBJ,

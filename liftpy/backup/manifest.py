@@ -66,13 +66,18 @@ class StoredPiece:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCopy:
     """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
-    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one."""
+    all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
+    where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
+    that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
+    were read [D30]."""
 
     partition: int
     start: int
     high_watermark: int
     pieces: tuple[StoredPiece, ...] = ()
     before: str = NO_CHAIN
+    compacted_end: int = 0
+    deletes_end: int = 0
 
     @property
     def chain(self) -> str:
@@ -246,7 +251,9 @@ def _partition_said(p: PartitionCopy) -> dict[str, Any]:
         {**_file_said(piece.file), "start": piece.start, "end": piece.end, "chain": piece.chain, "last_epoch": piece.last_epoch}
         for piece in p.pieces
     ]
+    compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
     return {
+        **{name: offset for name, offset in compaction.items() if offset},
         "partition": p.partition, "start": p.start, "high_watermark": p.high_watermark, "epoch": p.epoch, "before": p.before,
         "chain": p.chain, "pieces": pieces,
     }  # fmt: skip
@@ -295,7 +302,11 @@ def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
         high_watermark=whole_number(said["high_watermark"], -1, _MAX),
         pieces=pieces,
         before=_matched(_CHAIN, said["before"]),
+        compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
+        deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
     )
+    if found.compacted_end > found.high_watermark + 1:
+        raise ValueError(f"{stream}/{number} ends before what superseded some of its records")
     end = found.high_watermark + 1
     follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
     for piece, following in zip(pieces, follow, strict=False):

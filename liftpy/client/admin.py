@@ -35,7 +35,7 @@ from liftpy.errors import (
     StaleRequestError,
     UnavailableError,
 )
-from liftpy.ids import check_data_subject, check_name
+from liftpy.ids import check_data_subject, check_name, check_new_stream
 from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
@@ -169,7 +169,7 @@ class Admin:
     def _create(
         self, name: str, subject: str, partitions: int, replicas: int, config: StreamConfig | None, placement: PlacementWish
     ) -> cluster_pb2.CreateStream:
-        check_name(name, "stream")
+        check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
         return cluster_pb2.CreateStream(
             name=name,

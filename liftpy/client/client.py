@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from nats.aio.client import Client as NatsConnection
@@ -29,7 +30,8 @@ from liftpy.client.outgoing import Address
 from liftpy.client.parser import make_strict
 from liftpy.client.pausing import Pauses
 from liftpy.client.plans import PlacementPlan, PlacementWish
-from liftpy.client.positions import Bounds, Position, Start, Until, check_partition
+from liftpy.client.positions import Bounds, Position, Start, Until, check_partition, checked_until
+from liftpy.client.positions import resolved as _resolved
 from liftpy.client.producer import Partitioner, Producer
 from liftpy.client.producing import ProducerOptions, Source, check_answers, name_for
 from liftpy.client.progress import ReadProgress
@@ -325,7 +327,8 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         timedelta or ``-10m`` (so long ago), ``-1000`` (so many before the end), a Position or its text (``liftpy.client.positions``).
         Default: ``earliest``, ``backwards`` the end. ``subjects`` (with wildcards), ``keys``: only records that fit one of them, both
         where both are given; the others are not sent. ``backwards``: the newest first, down to ``until``, or the log start.
-        ``until``: ``end`` (what is committed now), the last offset wanted (inclusive), a datetime (records that the leader stamped
+        ``until``: ``end`` (what is committed now; in a compacted stream also what superseded some of it while it was read),
+        the last offset wanted (inclusive), a datetime (records that the leader stamped
         before it; one to come is waited for, by this machine's clock), None (follow). ``after_epoch``: to go on after
         a record that was read earlier, its ``leader_epoch``, with ``start`` the offset after it. Iterating raises
         OffsetOutOfRangeError (retention, or past the end: never a silent reset), LogTruncatedError (records that were read are
@@ -354,6 +357,10 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         ``many.batches()``. ``positions``: of an earlier one, ``positions_from`` its text; ``start`` is for the other partitions.
         """
 
+        Filter(tuple(subjects), tuple(keys))  # what can't be asked for is said here, not by a task later
+        begin_at = _resolved(start, datetime.now(UTC))
+        checked_until(until)
+
         def made(place: Place, begin: Start, ahead_bytes: int) -> Consumer:
             bounded = bounded_ahead(options or ReadOptions(), ahead_bytes)
             return self.consume(*place, start=begin, until=until, subjects=subjects, keys=keys, options=bounded)
@@ -361,7 +368,7 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         async def places() -> list[Place]:
             return [(stream.name, p.partition) for stream in await self.list_streams(internal=True) for p in stream.partitions]
 
-        return ManyConsumer(Places(places, made), names, start, positions)
+        return ManyConsumer(Places(places, made), names, begin_at, positions)
 
     def read_range(
         self,
@@ -371,16 +378,23 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         end_offset: int,
         *,
         uid: str = "",
+        exact: bool = False,
         options: ReadOptions | None = None,
     ) -> Iteration[BatchSlice]:
         """Exactly the records ``start_offset`` (inclusive) to ``end_offset`` (exclusive), which must be committed already.
 
         Only replicas whose HW covers the range answer, so that a range planned once reads the same every time [R5]; what
         can't be given whole is an error, never a short success. ``uid``: refuse a stream that was made again.
+
+        In a compacted stream a record of the range may be gone because a later one, past ``end_offset``, superseded it. Then the range
+        grows to where compaction has looked, so that no key is missing [R11]. ``exact``: it does not grow.
         """
-        if not 0 <= start_offset <= end_offset:
+        start_offset = positions.check_offset(start_offset, "start_offset")
+        end_offset = positions.check_offset(end_offset, "end_offset")
+        if start_offset > end_offset:
             raise ConfigError(f"a range needs 0 <= start <= end, not {start_offset}..{end_offset}")
         progress = ReadProgress(stream, partition, start_offset, end_offset, uid=uid, floor_high_watermark=end_offset - 1)
+        progress.moves_end = not exact
         return read_range(self._reader(stream, partition, options), progress, self._made_by.handing_on(stream, partition))
 
     async def bounds(self, stream: str, partition: int = 0, *, options: ReadOptions | None = None) -> Bounds:
@@ -388,8 +402,9 @@ class Client(GivingUp, Grouping, Internals, Levels, NodeViews, Pauses, Processin
         return (await self._reader(stream, partition, options).bounds())[0]
 
     async def offset_at(self, stream: str, partition: int, moment: Any, *, options: ReadOptions | None = None) -> int:
-        """Offset of the first record stamped at or after ``moment`` (a datetime, or ns since 1970), or HW + 1."""
-        return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment)))[1]
+        """Offset of the first record stamped at or after ``moment`` (a datetime, or ns since 1970), or HW + 1. Raises ConfigError for
+        what is no time of 64-bit nanoseconds (years 1678 to 2261)."""
+        return (await self._reader(stream, partition, options).bounds(at_ns=positions.timestamp_ns(moment, "moment")))[1]
 
     # ---- publishing --------------------------------------------------------------------------------------------------
     @overload

@@ -147,6 +147,9 @@ class PartitionReader:
             if progress.done:
                 return None
             slices = await self.fetch(progress)
+            if not slices and progress.moves_end and not progress.done:  # an end that nothing committed reaches is none
+                committed = (await self.bounds(progress.uid))[0].end_offset
+                progress.end_offset = max(progress.next_offset, min(progress.end_offset or 0, committed))
             return slices if until_ns is None or progress.end_offset is not None else _cut(slices, until_ns, progress)
 
         return fetch
@@ -395,6 +398,8 @@ class Consumer:
         start = positions.resolved(start, datetime.now(UTC))
         if isinstance(start, Position):
             after_epoch = 0 if backwards else start.leader_epoch
+        elif not isinstance(after_epoch, int) or not 0 <= after_epoch < 1 << 63:
+            raise ConfigError(f"after_epoch {after_epoch!r}: give the leader_epoch of a record, or 0")
         elif after_epoch and (not isinstance(start, int) or start < 1):
             raise ConfigError("after_epoch is of the record before an offset: start must be an offset above 0")
         if backwards and not reader.options.committed:
@@ -402,7 +407,7 @@ class Consumer:
         self._reader = reader
         self._start = start
         self._after_epoch = after_epoch
-        self._until = until
+        self._until = positions.checked_until(until)
         self._origin: ReadProgress | None = None
         """Where reading began; never moved."""
         self._fetched: ReadProgress | None = None
@@ -454,6 +459,7 @@ class Consumer:
             leader_epoch=last[1],
             wanted=self._wanted,
             committed=self._reader.options.committed,
+            moves_end=self._until == "end" and not self.backwards,
         )
 
     async def _lowest(self, bounds: Bounds) -> int | None:
@@ -506,7 +512,7 @@ class Consumer:
         takes nothing."""
         if max_records < 1:
             raise ConfigError(f"max_records = {max_records}: at least 1")
-        if self._one is None or not self._one.alive or self._one.replaced:
+        if self._one is None or not self._one.may_go_on:
             self._one = self.records()
         found: list[Record] = []
         with contextlib.suppress(StopAsyncIteration, TimeoutError):
@@ -549,7 +555,9 @@ class Consumer:
             await self.begin()
             by_time = isinstance(self._until, datetime) and not self.backwards
             until_ns = positions.timestamp_ns(self._until) if by_time else None  # type: ignore[arg-type]
-            self._fetched = self._position()
+            earlier, self._fetched = self._fetched, self._position()
+            if earlier is not None:
+                self._fetched.learn_compacted(earlier.compacted_end)
             return self._reader.fetching(self._fetched, until_ns)
 
         return self._reader.ahead(begin)

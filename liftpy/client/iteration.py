@@ -63,7 +63,7 @@ class ReadAhead:
         self._home.must_be_usable()
         if self._fetch is None:
             self._fetch = await self._begun()
-        if self.ended:  # closed meanwhile, by another task
+        if self.ended or self._fetch is None:  # closed meanwhile, by another task
             return None
         if self._fetching is None:
             self._start(self._fetch)
@@ -82,17 +82,17 @@ class ReadAhead:
         self._pieces.extend(found)
         return self._pieces.popleft()
 
-    async def _begun(self) -> Fetch:
-        """What fetches. Beginning asks a replica, which outlasts a short timeout of the caller."""
+    async def _begun(self) -> Fetch | None:
+        """What fetches; None: it was closed meanwhile. Beginning asks a replica, which outlasts a short timeout of the caller."""
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._begin())
             self._beginning.add_done_callback(lambda done: done.cancelled() or done.exception())
         beginning = self._beginning
-        try:
-            return await asyncio.shield(beginning)
-        finally:
-            if beginning.done() and self._beginning is beginning:
-                self._beginning = None
+        if not beginning.done():
+            await asyncio.wait((beginning,))
+        if self._beginning is beginning:
+            self._beginning = None
+        return None if beginning.cancelled() else beginning.result()
 
     async def _get(self) -> list[BatchSlice] | LiftError | None:
         self._getting = True
@@ -224,6 +224,11 @@ class Iteration(Generic[Item]):
     def alive(self) -> bool:
         """Whether another one would disturb it."""
         return not (self._ahead.ended or (self.interrupted and not self._waiting))
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether its next item is what follows the last one, also after a wait that was cancelled."""
+        return not (self._ahead.ended or self.replaced)
 
     @property
     def is_idle(self) -> bool:

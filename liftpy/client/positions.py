@@ -21,11 +21,11 @@ from __future__ import annotations
 import operator
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, OffsetOutOfRangeError
-from liftpy.ids import shown
+from liftpy.ids import NO_OFFSET, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class Position:
     uid: str
     offset: int
     leader_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        check_offset(self.offset, "the offset of a position")
+        if not 0 <= self.leader_epoch <= _MAX_INT64:
+            raise ConfigError(f"the leader epoch of a position, {self.leader_epoch}, is outside 0..2^63-1")
 
     def __str__(self) -> str:
         return f"{_POSITION}.{self.uid}.{self.offset}.{self.leader_epoch}"
@@ -75,6 +80,10 @@ _BEFORE = re.compile(r"-([1-9]\d{0,17})")
 _RELATIVE = re.compile(r"([+-])(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)")
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_INT64 = (1 << 63) - 1
+_MIN_INT64 = -(1 << 63)
+_MAX_INT32 = (1 << 31) - 1
+_TIME_RANGE = "times are 64-bit nanoseconds, 1677-09-21T00:12:43 to 2262-04-11T23:47:16 UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,32 +148,94 @@ def out_of_range(offset: int, log_start_offset: int, high_watermark: int) -> Off
     )
 
 
-def timestamp_ns(moment: datetime | int) -> int:
-    """Nanoseconds since 1970 of a datetime, or of themselves; one without a time zone is UTC."""
-    if isinstance(moment, int):
-        return moment
-    aware = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    delta = aware - _EPOCH
-    return ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
+def timestamp_ns(moment: datetime | SupportsIndex, name: str = "time") -> int:
+    """Return the nanoseconds since 1970 of a datetime (UTC if it has no time zone), or a number of nanoseconds as it is.
+
+    Args:
+        moment: The time.
+        name: What the user calls it, for the error.
+
+    Raises:
+        ConfigError: It is neither a datetime nor an integer, or it does not fit into 64 bits.
+    """
+    if isinstance(moment, datetime):
+        try:
+            delta = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+        except OverflowError:  # year 1 or 9999, and a time zone
+            raise ConfigError(f"{name} {shown(str(moment))}: {_TIME_RANGE}") from None
+        found = ((delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds) * _NS_PER_US
+    elif isinstance(moment, bool) or not hasattr(moment, "__index__"):
+        raise ConfigError(f"{name} {shown(repr(moment))}: give a datetime, or nanoseconds since 1970 as an int")
+    else:
+        found = operator.index(moment)
+    if not _MIN_INT64 <= found <= _MAX_INT64:
+        raise ConfigError(f"{name} {shown(str(moment))}: {_TIME_RANGE}")
+    return found
+
+
+def check_offset(offset: SupportsIndex, name: str = "offset") -> int:
+    """Return ``offset`` as an int if a log can have it; raise ConfigError that calls it ``name``."""
+    if isinstance(offset, bool) or not hasattr(offset, "__index__"):
+        raise ConfigError(f"{name} {shown(repr(offset))}: give an offset, an int from 0 on")
+    found = operator.index(offset)
+    if not 0 <= found < _MAX_INT64:
+        raise ConfigError(f"{name} {shown(str(found))}: offsets are 0 to 2^63-2")
+    return found
 
 
 def resolved(start: Start, now: datetime) -> Start:
-    """``start`` with texts read and times from ``now`` made times. Raises ConfigError; numpy's integers are as good as Python's."""
-    if isinstance(start, str) and start not in _WORDS:
-        return parse_start(start, now)
+    """Return ``start`` with texts read and durations made times, checked for range.
+
+    A negative number is as the text of it: so many offsets before the end. Integers of numpy are as good as those of Python.
+
+    Raises:
+        ConfigError: It is no start, or outside the range of offsets or times.
+    """
+    if isinstance(start, str):
+        return start if start in _WORDS else parse_start(start, now)
     if isinstance(start, timedelta):
-        return now - abs(start)
-    if not isinstance(start, str | int | datetime | Position | Before):
         try:
-            return operator.index(start)
-        except TypeError:
-            raise ConfigError(f"start {start!r}: use 'earliest', 'latest', 'new', an offset, {_TIMES}, or a Position") from None
-    return start
+            start = now - abs(start)
+        except OverflowError:
+            raise ConfigError(f"start {start!r}: {_TIME_RANGE}") from None
+    if isinstance(start, datetime):
+        timestamp_ns(start, "start")
+        return start
+    if isinstance(start, Position | Before):
+        return start
+    if isinstance(start, bool) or not hasattr(start, "__index__"):
+        raise ConfigError(
+            f"start {shown(repr(start))}: use 'earliest', 'latest', 'new', an offset, -1000 (so many before the end), {_TIMES}, "
+            "or a Position"
+        )
+    number = operator.index(start)
+    return check_offset(number, "start") if number >= 0 else Before(check_offset(-number, "start -"))
 
 
-def parse_start(text: str, now: datetime | None = None) -> Start:
-    """From a command line: a word, an offset, ``-1000``, a position's text, an ISO 8601 time, or one from ``now`` (-10m) if that is
-    given; else ConfigError."""
+def checked_until(until: Until) -> Until:
+    """Return ``until`` checked for type and range; raise ConfigError."""
+    if until is None or until == "end":
+        return until
+    if isinstance(until, datetime):
+        timestamp_ns(until, "until")
+        return until
+    if isinstance(until, bool | str) or not hasattr(until, "__index__"):
+        raise ConfigError(f"until {shown(repr(until))}: use 'end', the last offset wanted, a datetime, or None to follow")
+    number = operator.index(until)
+    return number if number == NO_OFFSET else check_offset(number, "until")
+
+
+def parse_start(text: str, now: datetime | None = None, name: str = "start") -> Start:
+    """Read where to begin from the text of a command line.
+
+    Args:
+        text: A word, an offset, ``-1000``, the text of a Position, an ISO 8601 time, or one from ``now`` (``-10m``).
+        now: The time that ``-10m`` is relative to. Without it such a text is an error.
+        name: What the user calls it (``--from``), for the error.
+
+    Raises:
+        ConfigError: The text is none of these, or a time outside 64-bit nanoseconds.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if _is_offset(text):
@@ -173,25 +244,28 @@ def parse_start(text: str, now: datetime | None = None) -> Start:
         return Before(int(before[1]))
     if text.startswith(f"{_POSITION}."):
         return Position.parse(text)
-    moment = _moment(text, now)
+    moment = _moment(text, now, name)
     if moment is None:
         raise ConfigError(
-            f"start {shown(text)}: use earliest, latest, new, an offset, -1000 (so many before the end), {_TIMES}"
+            f"{name} {shown(text)}: use earliest, latest, new, an offset, -1000 (so many before the end), {_TIMES}"
         )
     return moment
 
 
-def parse_until(text: str | None, now: datetime | None = None) -> Until:
-    """From a command line: ``end``, an offset, a time as of ``parse_start``, or nothing; ConfigError otherwise."""
+def parse_until(text: str | None, now: datetime | None = None, name: str = "until") -> Until:
+    """Read where to end from the text of a command line: ``end``, an offset, a time as of ``parse_start``, or nothing.
+
+    Raises ConfigError that calls it ``name``.
+    """
     if text is None:
         return None
     if text == "end":
         return "end"
     if _is_offset(text):
         return int(text)
-    moment = _moment(text, now)
+    moment = _moment(text, now, name)
     if moment is None:
-        raise ConfigError(f"until {shown(text)}: use end, an offset (the last one wanted), {_TIMES}")
+        raise ConfigError(f"{name} {shown(text)}: use end, an offset (the last one wanted), {_TIMES}")
     return moment
 
 
@@ -202,18 +276,27 @@ def _is_offset(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
 
 
-def _moment(text: str, now: datetime | None) -> datetime | None:
-    relative = _RELATIVE.fullmatch(text)
+def _moment(text: str, now: datetime | None, name: str) -> datetime | None:
+    """The time that the text is, None: it is none; ConfigError where it is out of range."""
+    relative = _RELATIVE.fullmatch(text) if now is not None else None
     try:
         if relative is None or now is None:
-            return datetime.fromisoformat(text)
-        seconds = float(relative[2]) * _UNITS_S[relative[3]]
-        return now + timedelta(seconds=-seconds if relative[1] == "-" else seconds)
-    except (ValueError, OverflowError):
+            moment = datetime.fromisoformat(text)
+        else:
+            seconds = float(relative[2]) * _UNITS_S[relative[3]]
+            moment = now + timedelta(seconds=-seconds if relative[1] == "-" else seconds)
+    except ValueError:
         return None
+    except OverflowError:
+        raise ConfigError(f"{name} {shown(text)}: {_TIME_RANGE}") from None
+    try:
+        timestamp_ns(moment, name)
+    except ConfigError:
+        raise ConfigError(f"{name} {shown(text)}: {_TIME_RANGE}") from None
+    return moment
 
 
 def check_partition(partition: int) -> None:
-    """Raise ConfigError where it is none."""
-    if partition < 0:
-        raise ConfigError(f"partition {partition}: partitions are numbered from 0")
+    """Raise ConfigError unless it is the number of a partition, 0 to 2^31-1."""
+    if isinstance(partition, bool) or not hasattr(partition, "__index__") or not 0 <= partition <= _MAX_INT32:
+        raise ConfigError(f"partition {shown(repr(partition))}: partitions are numbered from 0")

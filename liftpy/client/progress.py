@@ -95,6 +95,15 @@ class ReadProgress:
     """What the batches of the last answer take in the log; 0 where they came as they lie there."""
     committed: bool = True
     """Whether only committed records are wanted; else whatever the leader has, which may vanish."""
+    moves_end: bool = False
+    """Whether ``end_offset`` moves to where the compaction of a replica that answers has looked [R11]: a record below it may be gone
+    because of one below that. False: the range was named by whoever reads, and nothing past it may come."""
+    compacted_end: int = field(init=False, default=0)
+    """Exclusive: the greatest such place that an answer has named; what was read is complete, key by key, when all below it is read."""
+    deletes_end: int = field(init=False, default=-1)
+    """Exclusive: delete markers below it were gone from all logs that have answered. -1: none has."""
+    missed_deletes: bool = field(init=False, default=False)
+    """Whether delete markers went, of what was not read yet, after earlier records were read: those may have been deleted [D30]."""
     compacted: bool = False
     """Whether another answer has said that the stream is: one alone, which may be forged, makes nobody skip offsets."""
     assembly: Assembly = field(init=False, default_factory=Assembly)
@@ -156,6 +165,7 @@ class ReadProgress:
         if self.wanted and not head.selected:
             raise NotServedError(f"{head.node} does not know filters: it runs an older version", head.leader)
         self.looked_bytes = head.lookedBytes
+        self._learn_compaction(head)
         if not head.compacted:
             self.compacted = False
         piece = frames.piece_in(head, body)
@@ -188,6 +198,19 @@ class ReadProgress:
         self._move(head, position, epoch, all_taken)
         self.last_offset = last_offset
         return slices
+
+    def learn_compacted(self, compacted_end: int) -> None:
+        """Compaction had looked up to there (exclusive) when something below ``next_offset``, or of this answer, was read."""
+        self.compacted_end = max(self.compacted_end, compacted_end)
+        if self.moves_end and self.end_offset is not None:
+            self.end_offset = max(self.end_offset, self.compacted_end)
+
+    def _learn_compaction(self, head: client_pb2.ReadResponse) -> None:
+        """How far the replica that answers is compacted, before anything of its answer is handed on."""
+        self.learn_compacted(head.compactedEnd)
+        known = head.deletesEnd if self.deletes_end < 0 else self.deletes_end
+        self.missed_deletes = self.missed_deletes or head.deletesEnd > max(known, self.next_offset)
+        self.deletes_end = min(known, head.deletesEnd)
 
     def _split(self, body: memoryview, node: str) -> list[RecordBatch]:
         try:

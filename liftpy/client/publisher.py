@@ -47,7 +47,7 @@ from liftpy.wire.ordinary import Ordinary
 from liftpy.wire.runs import MAX_DIGITS
 
 _Ack = client_pb2.Ack
-_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA})
+_AGAIN = frozenset({_Ack.NOT_LEADER, _Ack.OVERLOADED, _Ack.WRONG_STREAM, _Ack.QUOTA, _Ack.BELOW_MIN_ISR})
 _SWEEP_S = 0.05
 _TICKS_PER_DEADLINE_CHECK = 10
 _FIRST_ATTEMPT_S = 2.0

@@ -32,11 +32,19 @@ from liftpy.client.queue_pace import TakePace
 from liftpy.client.settling import MAX_RANGES, Settlements, gaps, ranges_of, settlement
 from liftpy.cluster.image import StreamImage
 from liftpy.dataclass import dataclass
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import (
+    ConfigError,
+    LiftError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ProtocolError,
+    PublishRejectedError,
+    UnavailableError,
+)
 from liftpy.group import limits
 from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey, check_name
-from liftpy.ingest.recent_ids import MESSAGE_ID
+from liftpy.ingest.jetstream import asked_for
 from liftpy.wire._pb import group_pb2 as pb
 from liftpy.wire.batch import Record
 from liftpy.wire.headers import is_reserved
@@ -56,6 +64,14 @@ UNTOUCHED_S = 1.0
 """What was taken ahead and lies here so long, while nobody asks for it, is given back."""
 _LEAVE_S = 2.0
 _HEADER = "Dead-Letter-"
+_BURY_S = 5.0
+"""Patience with one publish to the dead letters, at most."""
+_BURY_AGAIN_S = 5.0
+"""After which a record comes again that could not be stored as a dead letter."""
+_BURY_AT_ONCE_S = 0.25
+"""So long a take that has nothing else waits for dead letters to be stored."""
+_MAX_SUBJECT = 256
+"""Bytes of the subject in a dead letter that has no room for all of the record."""
 
 
 class LeaseLostError(LiftError):
@@ -188,6 +204,9 @@ class Queue:
         self._settlements: Settlements[Job] = Settlements(self.name, self._settle_and_take)
         self._number = 0
         self._closed = False
+        self._burials: set[asyncio.Task[None]] = set()
+        self.problem = ""
+        """Why a record can't be stored as a dead letter now: the stream, the record and the reason; '': all could be."""
         self.counters: Counter[str] = Counter()
 
     # ---- life --------------------------------------------------------------------------------------------------------
@@ -224,7 +243,9 @@ class Queue:
             self._untouched.cancel()
         if self._coming is not None and not self._coming.done():
             await asyncio.wait({self._coming}, timeout=_LEAVE_S)
-        await end_tasks([self._coming, *(place.log.close() for place in self._places)])
+        if self._burials:
+            await asyncio.wait(self._burials, timeout=_LEAVE_S)
+        await end_tasks([self._coming, *self._burials, *(place.log.close() for place in self._places)])
         try:
             await self._give_back()
             await self._settlements.all_told()
@@ -442,21 +463,20 @@ class Queue:
             self._note_end(place, answer)
 
     async def _fetch(self, log: QueueLog, granted: list[pb.GrantedRange], over_ns: int) -> list[Job]:
-        """The records of what was granted. Those that compaction or retention has taken are done; dead ones are buried. Where reading
-        fails, everything is given back."""
-        key, found, done = log.key, list[Job](), list[pb.RecordRange]()
+        """The records of what was granted. Those that compaction or retention has taken are done; dead ones are stored as dead letters,
+        by a task of their own: no state of that stream keeps other records waiting. Where reading fails, everything is given back."""
+        key, found, done, dead = log.key, list[Job](), list[pb.RecordRange](), list[tuple[pb.GrantedRange, list[Job]]]()
         try:
             for part in granted:
                 records = await log.records(part.start, part.end)
                 log.granted_below = max(log.granted_below, part.end)
                 until_ns = over_ns - _now_ns() + time.monotonic_ns()
                 jobs = [Job(record, key, part.deliveries, part.lease, until_ns, over_ns, self) for record in records]
-                if part.dead:
-                    await self._bury(key, part, jobs)
-                    done.append(pb.RecordRange(start=part.start, end=part.end, lease=part.lease))
-                    continue
                 done += gaps(part, [record.offset for record in records])
-                found += jobs
+                if part.dead:
+                    dead.append((part, jobs))
+                else:
+                    found += jobs
         except BaseException:
             rest = [pb.RecordRange(start=part.start, end=part.end, lease=part.lease) for part in granted]
             self._settlements.tell((), [settlement(pb.SETTLE_RELEASE, key, rest)])
@@ -464,24 +484,70 @@ class Queue:
         if done:
             self.counters["gone or dead"] += sum(part.end - part.start for part in done)
             self._settlements.tell((), [settlement(pb.SETTLE_ACK, key, done)])
+        if dead:
+            burial = asyncio.create_task(self._bury_all(key, dead, over_ns), name=f"dead letters of {self.name}")
+            self._burials.add(burial)
+            burial.add_done_callback(self._burials.discard)
+            if not found:
+                await asyncio.wait((burial,), timeout=_BURY_AT_ONCE_S)
         return found
 
-    async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job]) -> None:
-        """To the dead letters, each once within their window of message ids; then it is done."""
+    async def _bury_all(self, key: PartitionKey, dead: Sequence[tuple[pb.GrantedRange, Sequence[Job]]], over_ns: int) -> None:
+        """Store them in order. After one that can't be stored the rest is not tried: these come again after ``_BURY_AGAIN_S``."""
+        left = deque((part, job) for part, jobs in dead for job in jobs)
+        stored: list[Job] = []
+        try:
+            while left:
+                part, job = left[0]
+                await self._bury(key, part, [job], min(_BURY_S, (over_ns - _now_ns()) / 1e9))
+                stored.append(left.popleft()[1])
+            self.problem = ""
+        except LiftError as error:
+            self.counters["not buried"] += 1
+            self.problem = (
+                f"queue {self.name}: the record at {key.stream}/{key.partition} offset {left[0][1].record.offset} is not stored in the "
+                f"dead-letter stream {self._options.dead_letters}: {error.code}: {error}"
+            )
+            logger.warning("%s; retrying in %g s", self.problem, _BURY_AGAIN_S)
+        finally:
+            self.counters["gone or dead"] += len(stored)
+            told = [(pb.SETTLE_ACK, stored, 0.0), (pb.SETTLE_NACK, [job for _, job in left], _BURY_AGAIN_S)]
+            for kind, jobs, delay_s in told:
+                self._begin_settling(kind, jobs, delay_s=delay_s)
+
+    async def _bury(self, key: PartitionKey, part: pb.GrantedRange, jobs: Sequence[Job], timeout_s: float = _BURY_S) -> None:
+        """To the dead letters, each once within their window of message ids. Raises what publishing raises.
+
+        A record that has no room for the headers of a dead letter is stored without its value, else as a reference alone."""
         for job in jobs:
             record = job.record
             said = {
                 "Group": self.name, "Stream": key.stream, "Partition": str(key.partition), "Offset": str(record.offset),
                 "Deliveries": str(part.deliveries), "Reason": part.reason or "delivered too often", "Subject": record.subject,
             }  # fmt: skip
-            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and pair[0] != MESSAGE_ID]
-            headers = [*kept, *((_HEADER + name, value.encode()) for name, value in said.items() if value)]
+            kept = [pair for pair in record.headers if not is_reserved(pair[0]) and not asked_for(pair[0])]
             name = f"{self.name}/{key.stream}/{key.uid}/{key.partition}/{record.offset}"
-            await self._client.publish(
-                self._options.dead_letters, record.value, key=record.key, headers=headers,
-                msg_id=sha256(name.encode()).hexdigest()[:32],
-            )  # fmt: skip
+            for omitted in ("", "value", "value headers", "value headers key"):
+                said["Omitted"] = omitted
+                if "headers" in omitted:
+                    said["Subject"] = record.subject.encode()[:_MAX_SUBJECT].decode(errors="ignore")
+                own = [(_HEADER + name, value.encode()) for name, value in said.items() if value]
+                try:
+                    await self._client.publish(
+                        self._options.dead_letters,
+                        b"" if "value" in omitted else record.value,
+                        key=None if "key" in omitted else record.key,
+                        headers=own if "headers" in omitted else [*kept, *own],
+                        msg_id=sha256(name.encode()).hexdigest()[:32],
+                        timeout_s=max(timeout_s, 0.1),
+                    )
+                    break
+                except (PublishRejectedError, ConfigError, ProtocolError) as error:
+                    too_large = not isinstance(error, PublishRejectedError) or error.reason == "TOO_LARGE"
+                    if not too_large or "key" in omitted:
+                        raise
             self.counters["buried"] += 1
+            self.counters["buried without value"] += bool(omitted)
 
     # ---- settling ----------------------------------------------------------------------------------------------------
     async def ack(self, jobs: Iterable[Job]) -> None:

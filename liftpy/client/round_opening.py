@@ -11,7 +11,7 @@ from liftpy.client.rounds import Round
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
 from liftpy.errors import ConfigError, NotFoundError, UnavailableError
-from liftpy.ids import check_name
+from liftpy.ids import check_published
 from liftpy.wire.subjects import data_subject
 
 
@@ -29,7 +29,7 @@ def open_producer(
 async def _open(
     transport: Transport, admin: Admin, stream: str, name: str, round: Round | None, options: ProducerOptions
 ) -> Producer:
-    known = await _described(admin, check_name(stream, "stream"))
+    known = await _described(admin, check_published(stream))
     check_answers(known)
     if known.waiting:
         raise UnavailableError(f"stream {stream} waits for more nodes")

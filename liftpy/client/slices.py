@@ -119,7 +119,7 @@ class BatchSlice:
 
     def to_arrow(self) -> Any:
         """A ``pyarrow.RecordBatch`` of the records: offset, timestamp, key, value, headers, subject, leader_epoch. Values of a batch
-        that is not compressed are not copied."""
+        that is not compressed are not copied. Bytes of subjects and header names that are not UTF-8 become ``\\xe9``."""
         from liftpy.log.arrow import Rows, rows_to_arrow
 
         return rows_to_arrow([Rows(self.batch, self.first_index, self.end_index)])

@@ -19,6 +19,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
@@ -60,6 +61,7 @@ class _Loop:
     """An event loop in a thread that ends with the program, or by ``end``."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="liftpy-client", daemon=True)
         self._thread.start()
@@ -69,7 +71,10 @@ class _Loop:
         self.ended = False
 
     def run(self, work: Coroutine[Any, Any, _T], timeout_s: float | None = None) -> _T:
-        """What it gives or raises; who is interrupted here cancels it."""
+        """What it gives or raises; who is interrupted here cancels it. Raises ConfigError in a forked child, which has no loop."""
+        if os.getpid() != self._process:  # before the lock: whoever held it when the process was forked is not here
+            work.close()
+            raise ConfigError("this client was opened before a fork, and its thread is in the parent: open one in the child")
         with self._lock:
             if self.ended or threading.current_thread() is self._thread:
                 work.close()
@@ -86,7 +91,9 @@ class _Loop:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the last piece of work, then stop; once."""
+        """Run the last piece of work, then stop; once. A forked child has nothing to end."""
+        if os.getpid() != self._process:
+            return
         with self._ending:
             if self.ended:
                 return

@@ -17,7 +17,7 @@ from dataclasses import replace
 from immutables import Map
 
 from liftpy.cluster.controller_list import ControllerList
-from liftpy.cluster.image import ClusterImage, Counters
+from liftpy.cluster.image import ClusterImage
 from liftpy.partition import PartitionState, PartitionStatus
 
 LEAP = 1 << 20
@@ -26,7 +26,7 @@ LEAP = 1 << 20
 
 def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> ClusterImage:
     """``image``, as the surviving log gives it, for the controllers ``voters``; its index leaps too."""
-    index = image.index + LEAP
+    index, empty = image.index + LEAP, ClusterImage()
     was = image.counters
     epoch, leader_epoch = was.next_epoch + LEAP, was.next_leader_epoch + LEAP
     streams = []
@@ -37,16 +37,27 @@ def rescued_image(image: ClusterImage, voters: tuple[str, ...], now_ns: int) -> 
             partitions.append(_leaderless(partition, leader_epoch, epoch))
             epoch, leader_epoch = epoch + 1, leader_epoch + 1
         streams.append(replace(stream, partitions=tuple(partitions)))
-    begun = ClusterImage(
+    begun = replace(  # of the image: a field that is new later is kept, not forgotten
+        image,
         index=index,
         time_ns=max(image.time_ns, now_ns),
         nodes=Map((node_id, replace(node, fenced=True)) for node_id, node in image.nodes.items()),
-        counters=Counters(was.next_incarnation + LEAP, was.next_stream_uid + LEAP, leader_epoch, epoch, was.placement_index),
-        operations=image.operations,
+        counters=replace(
+            was,
+            next_incarnation=was.next_incarnation + LEAP,
+            next_stream_uid=was.next_stream_uid + LEAP,
+            next_leader_epoch=leader_epoch,
+            next_epoch=epoch,
+        ),
         controllers=ControllerList(tuple(sorted(voters)), index=index),
-        feature_level=image.feature_level,
-        rules=image.rules,
-        digest=image.digest,
+        reports=empty.reports,  # of leaders that there are no more
+        streams=empty.streams,
+        hosted=empty.hosted,
+        replica_counts=empty.replica_counts,
+        leader_counts=empty.leader_counts,
+        answering=empty.answering,
+        waiting=empty.waiting,
+        trail=empty.trail,
     )
     return begun.with_streams(streams)
 

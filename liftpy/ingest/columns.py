@@ -13,7 +13,7 @@ from dataclasses import field
 from liftpy.config import AckPolicy, Codec
 from liftpy.dataclass import dataclass
 from liftpy.errors import ProtocolError
-from liftpy.ids import PartitionKey
+from liftpy.ids import PartitionKey, is_internal
 from liftpy.ingest import jetstream
 from liftpy.ingest.acks import Envelope, Publishers
 from liftpy.ingest.digest import RollingDigest
@@ -50,6 +50,7 @@ _NO_OFFSET = Unfit(
     RejectReason.INCORRECT_OFFSET,
     "wrong last sequence: this stream wants to be told the last one with every publish (Nats-Expected-Last-Sequence)",
 )
+_NO_PRODUCERS = "internal, the cluster's own: it takes single commands, and nothing of producers"
 _NO_TOMBSTONE = Unfit(RejectReason.MALFORMED, "a tombstone has no value; its header is Lift-Tombstone: 1")
 
 
@@ -266,8 +267,8 @@ class MessageReader:
                 elif len(value) > MAX_ID_BYTES and self._policy is not AckPolicy.NONE:
                     columns.unfit = jetstream.ID_TOO_LONG
                     return
-            elif name == jetstream.EXPECTED_LAST_SEQUENCE:
-                columns.expected[index] = jetstream.number_of(value)
+            elif name == jetstream.EXPECTED_LAST_SEQUENCE and value:  # of several the first counts
+                columns.expected.setdefault(index, jetstream.number_of(value))
         if headers:
             _column(columns, "headers")[index] = headers
 
@@ -383,6 +384,8 @@ class MessageReader:
         self._note_wanted(columns, 0, wanted)
         if not self._is_ours(head):
             columns.unfit = self._misaddressed(head)
+        elif is_internal(self._key.stream):
+            columns.unfit = Unfit(RejectReason.UNSUPPORTED, f"stream {self._key.stream} is {_NO_PRODUCERS}")
         elif message[3]:
             detail = "a batch has its headers in its records: none beside it would be heeded"
             columns.unfit = Unfit(RejectReason.MALFORMED, detail)

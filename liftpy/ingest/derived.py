@@ -26,7 +26,7 @@ from liftpy.ingest.jetstream import OF_SUBJECT
 from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
 from liftpy.ingest.producers import Producers, count_for
 from liftpy.ingest.recent_ids import ID_NAME, RecentIds, ids_of, is_id
-from liftpy.ingest.state_file import State, Unwritten
+from liftpy.ingest.state_file import State, Unwritten, epoch_before
 from liftpy.invariants import check
 from liftpy.log.log import Log
 from liftpy.log.reading import offset_before, offset_some_bytes_before
@@ -73,6 +73,14 @@ class DerivedState:
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Of the log's batches, ever, replayed ones included."""
+        self.covered = -1
+        """Exclusive: the newest state that is stored beside the log holds what the log below it says; -1: there is none."""
+        self.awaited: State | None = None
+        """A state that is used when the log has grown to its end: it is the leader's, and this log is a copy that began later."""
+        self.fresh_starts = 0
+        """Times that the log was thrown away, and began somewhere else."""
+        self.states_left_out = 0
+        """Awaited ones that did not fit when the log got there, ever."""
         self.replayed_bytes = 0
         """Read again of the log, ever."""
         self._begin(log.log_end_offset if log.log_end_offset == log.log_start_offset else None)
@@ -114,7 +122,7 @@ class DerivedState:
 
     def fetched(self, batches: Iterable[RecordBatch]) -> None:
         """Fetched batches are in the log; while earlier ones are still to be replayed, those will be too."""
-        if self.producers.can_be_whole:
+        if self.producers.can_be_whole and not self._log.log_start_offset:
             self._begin(None)  # there is room again for what was let go: the log has it
         for batch in batches:
             if batch.base_offset != self.end_offset:
@@ -129,6 +137,34 @@ class DerivedState:
         self.end_offset = batch.last_offset + 1
         for part in self.parts:
             part.take(batch)
+        if self.awaited is not None and self.end_offset >= self.awaited.end_offset:
+            self._take_over(batch)
+
+    def _take_over(self, batch: NewBatch) -> None:
+        """``batch`` has brought the log to the end of the awaited state, which says more than the log: use the state."""
+        state, self.awaited = self.awaited, None
+        assert state is not None
+        end_offset, fits = batch.last_offset + 1, self._log.epochs.epoch_at(state.end_offset - 1) == state.leader_epoch
+        if fits and (end_offset == state.end_offset or not batch.record_count) and self.restore(state):
+            self.end_offset = end_offset  # behind it there is a filler at most
+        else:
+            self.states_left_out += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no message id and no producer went before its time."""
+        return self.ids.is_whole and self.producers.is_whole
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing of the log that was taken is to be known when its records are gone."""
+        return self.end_offset is not None and not len(self.ids) and not len(self.producers) and self.awaited is None
+
+    def catch_up(self) -> None:
+        """Take what was not taken of the log, beside everything else."""
+        if not self.is_complete and not self._is_behind:
+            self._is_behind = True
+            self.on_lacking()
 
     def committed(self, high_watermark: int) -> None:
         """HW has risen."""
@@ -137,11 +173,19 @@ class DerivedState:
             for part in self.parts:
                 part.committed(high_watermark)
 
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else: nothing is known. What is to be known of records before, its leader knows."""
+        self.awaited, self.covered = None, -1
+        self.fresh_starts += 1
+        self._begin(self._log.log_end_offset)
+
     def cut(self) -> None:
-        """The log was cut, or begun afresh. Below what was committed here nothing is known any more."""
+        """The log was cut. Below what was committed here nothing is known any more."""
         log = self._log
         end_offset = log.log_end_offset
-        if end_offset == log.log_start_offset:
+        if end_offset < self.covered:
+            self.covered = -1
+        if end_offset == log.log_start_offset and end_offset <= self._high_watermark:
             self._begin(end_offset)
         elif self.end_offset is None or end_offset >= self.end_offset:
             self.committed(log.high_watermark)
@@ -157,16 +201,30 @@ class DerivedState:
         """What is known of the log up to HW, to be written beside it behind a checkpoint of HW; None: that is nothing that a file could
         say, or it is not on this disk yet. ``of``: whose it is."""
         log, end_offset = self._log, self._high_watermark + 1
-        if self.end_offset is None or not log.log_start_offset < end_offset <= min(self.end_offset, log.durable_end_offset):
+        if self.end_offset is None or not log.log_start_offset <= end_offset <= min(self.end_offset, log.durable_end_offset):
             return None
-        if not (self.ids.is_whole and self.producers.is_whole):
+        if not end_offset or self.awaited is not None:
+            return None
+        if not self.is_whole:
             return None  # who begins with it would not know that some are missing
         parts = {part.name: (part.version, part.snapshot()) for part in self.parts}
-        return Unwritten(of, end_offset, log.epochs.epoch_at(end_offset - 1), parts)
+        return Unwritten(of, end_offset, epoch_before(log, end_offset), parts)
+
+    def begin_with(self, state: State) -> bool:
+        """Use a state that is stored beside the log: now, or where the log is a copy that does not reach its end yet, then. False: it
+        can't be used."""
+        can_be_used = True
+        if state.end_offset > self._log.log_end_offset:
+            self.awaited = state
+        else:
+            can_be_used = self.restore(state)
+        self.covered = state.end_offset if can_be_used else -1
+        return can_be_used
 
     def restore(self, state: State) -> bool:
         """Begin with what a file says, which fits this log (``load_state``): a replay goes on from there. Whether it could be used."""
         self._begin(state.end_offset)
+        self.ids.takes_shorter_window = self._log.log_start_offset > 0  # the records that would say more are gone
         try:
             for part in self.parts:
                 version, data = state.parts.get(part.name, (part.version, None))
@@ -183,10 +241,12 @@ class DerivedState:
         log = self._log
         if self.is_complete:
             return True
-        at = self._first_needed() if self.end_offset is None else self.end_offset
-        if at < log.log_start_offset or self.end_offset is None:  # or retention was faster
-            self._begin(max(at, log.log_start_offset))
+        if self.end_offset is None:
+            self._begin(max(self._first_needed(), log.log_start_offset))
         assert self.end_offset is not None
+        self.end_offset = max(self.end_offset, log.log_start_offset)  # retention was faster
+        if self.is_complete:
+            return True
         result = log.read(self.end_offset, max_bytes, end_offset=log.log_end_offset)
         self.replayed_bytes += result.size_bytes
         for chunk in result.chunks:

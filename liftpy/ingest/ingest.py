@@ -27,7 +27,7 @@ from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.overload import IDS_LOST, KnownIds, Overload
 from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
-from liftpy.ingest.published_batch import body_after
+from liftpy.ingest.published_batch import body_after, largest_record_bytes
 from liftpy.ingest.quota import Quota, quota_for
 from liftpy.ingest.recent_ids import Stored
 from liftpy.ingest.sorting import TakenOver
@@ -308,7 +308,7 @@ class Ingest:
         if columns.ids and (repeats := self._repeats(columns, now_wall_ns)):
             self._leave_out(repeats, columns, messages)
             return
-        if columns.unfit_then is not None and not (columns.claim is not None and self._is_known(columns.claim, columns)):
+        if columns.unfit_then is not None and not self._has_nothing_unfit_to_store(columns):
             if self._alone(messages):
                 self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
             return
@@ -397,6 +397,23 @@ class Ingest:
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
         return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, claim.name, claim.position)
+
+    def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
+        """Whether what the stream's settings have against a producer's batch is about records that are stored already. If not, its
+        publisher is told which sequence is due."""
+        if columns.claim is None or columns.batch is None:
+            return False
+        ruling = self._desk.judge(columns.claim, columns.batch.columns)
+        if ruling.finding is Finding.DUPLICATE:
+            return True
+        if ruling.finding is not Finding.APPEND or not ruling.known:
+            return False
+        most = self.reader.max_message_bytes
+        is_bound = not self.reader.wants_offsets or bool(columns.expected)
+        if is_bound and (not most or largest_record_bytes(columns.batch.columns, ruling.known) <= most):
+            return True
+        envelope_of(columns.publishers).producer = client_pb2.ProducerState(nextSequence=ruling.next_sequence)
+        return False
 
     def _is_known(self, claim: Claim, columns: MessageColumns) -> bool:
         """Whether some of it is stored already."""

@@ -15,6 +15,7 @@ Source: nats-server 2.15, ``jetstream_batching.go``, ``stream.go``, ``errors.jso
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -35,6 +36,11 @@ LAST_MSG_ID = "Nats-Expected-Last-Msg-Id"
 _EXPECTED_STREAM = "Nats-Expected-Stream"
 _TTL = "Nats-TTL"
 _SCHEDULE = "Nats-Schedule"
+_INCR = "Nats-Incr"
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,400}")
+_UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"s": 1.0, b"m": 60.0, b"h": 3600.0}
+_PART = re.compile(rb"([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(ns|us|\xc2\xb5s|ms|s|m|h)")
+_DURATION = re.compile(rb"[+-]?(?:(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:ns|us|\xc2\xb5s|ms|s|m|h)){1,16}")
 
 
 class Unfit(NamedTuple):
@@ -56,15 +62,19 @@ ID_TOO_LONG = Unfit(RejectReason.TOO_LARGE, f"a {MESSAGE_ID} has at most {MAX_ID
 _ATOMIC_BATCH = _unsupported(10174, "atomic publish is disabled")
 _OTHER_STREAM = Unfit(RejectReason.WRONG_STREAM, "expected stream does not match")
 _NO_SEQUENCE = _unsupported(10193, "missing sequence for expected last sequence per subject")
+_NO_TTL = _unsupported(10165, "invalid per-message TTL")
+_NO_INCR = _unsupported(10171, "message counter increment is invalid")
+_STREAM_SOURCE = "Nats-Stream-Source"
 _FIRST = {
     "Nats-Batch-Id": _ATOMIC_BATCH,
     "Nats-Batch-Sequence": _ATOMIC_BATCH,
     "Nats-Batch-Commit": _ATOMIC_BATCH,
-    "Nats-Incr": _unsupported(10168, "message counters is disabled"),
+    _INCR: _unsupported(10168, "message counters is disabled"),
     _TTL: _unsupported(10166, "per-message TTL is disabled"),
 }
 """Before the expected sequence; the stream's name stands before ``Nats-TTL``."""
 _THEN = {
+    _STREAM_SOURCE: _unsupported(10227, "message stream source header is not allowed"),
     OF_SUBJECT_NAMED: _NO_SEQUENCE,
     _SCHEDULE: _unsupported(10188, "message schedules is disabled"),
     "Nats-Rollup": _unsupported(10111, "rollup not permitted", 500),
@@ -93,19 +103,35 @@ def asks(block: bytes) -> bool:
 
 def why_not_first(headers: Headers, stream: str, partition: int) -> Unfit | None:
     """Why a publish with ``headers`` is refused whatever sequence it expects; None: it is not."""
-    given = {name: value for name, value in headers if name.startswith(_PREFIX)}
+    given = {
+        name: value for name, value in reversed(headers) if name.startswith(_PREFIX) and value
+    }  # of several the first counts
     for name, unfit in _FIRST.items():
+        if name == _INCR and name in given and not _INTEGER.fullmatch(given[name]):
+            return _NO_INCR
         if name in given and name != _TTL:
             return unfit
     expected = given.get(_EXPECTED_STREAM)
     if expected is not None and expected not in (stream.encode(), stream_of(stream, partition).encode()):
         return _OTHER_STREAM
-    return _FIRST[_TTL] if _TTL in given else None
+    return _ttl_refused(given[_TTL]) if _TTL in given else None
+
+
+def _ttl_refused(value: bytes) -> Unfit | None:
+    """``never``, a duration as Go writes it, or whole seconds. 0 in digits alone asks for nothing, unless it is Go's ``0``."""
+    if value == b"never":
+        return _FIRST[_TTL]
+    if value != b"0" and value.isdigit():
+        return _FIRST[_TTL] if value.strip(b"0") else None
+    if not _DURATION.fullmatch(value) or value.startswith(b"-"):
+        return _NO_TTL
+    parts = _PART.findall(value)
+    return _FIRST[_TTL] if sum(float(number) * _UNITS[unit] for number, unit in parts) >= 1 else _NO_TTL
 
 
 def why_not_then(headers: Headers) -> Unfit | None:
     """Why a publish with ``headers`` is refused even if it expects the right sequence; None: it is not."""
-    names = [name for name, value in headers if name.startswith(_PREFIX) and (value or name != OF_SUBJECT)]
+    names = [name for name, value in headers if name.startswith(_PREFIX) and value]
     for name, unfit in _THEN.items():
         if name == OF_SUBJECT_NAMED and OF_SUBJECT in names:
             continue

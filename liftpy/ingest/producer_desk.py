@@ -12,6 +12,11 @@ which sequence it goes on: that counts where the log holds nothing of the produc
 Worked example: the log holds p in epoch 4. A asks, and is given 5; the leader dies. B asks the next one, is given 5 too, and sends:
 stored. What A sends then in epoch 5 is not by whom it was given to here: fenced. One leader later nobody remembers that; but A's
 first batch lies where B's lies in the log, and is another: A has diverged (``producers.py``).
+
+A new leader of a stream with standby asks the questions again that it heard while it followed, for it does not know which of them its
+predecessor has answered. So the newest process of a producer may be given an epoch twice, and go on with the first one. The process
+that asked last is never fenced: where the log knows the epoch that it claims, sequence and digest judge its batch. Otherwise it asks
+again.
 """
 
 from __future__ import annotations
@@ -148,10 +153,10 @@ class ProducerDesk:
         ahead = 1 if state is None else epoch_distance(claim.epoch, state.epoch)
         if ahead < 0:
             return Ruling(Finding.FENCED, next_sequence=due)
-        if ahead > 0 and given != (claim.epoch, claim.instance):
-            return Ruling(Finding.UNKNOWN if given is None else Finding.FENCED, next_sequence=due)
-        if ahead == 0 and given is not None and given != (claim.epoch, claim.instance):
+        if given is not None and given[1] != claim.instance:
             return Ruling(Finding.FENCED, next_sequence=due)
+        if ahead > 0 and (given is None or given[0] != claim.epoch):
+            return Ruling(Finding.UNKNOWN, next_sequence=due)
         if state is None:
             return self._judge_the_first(claim)
         ruling = self._producers.judge(claim, columns)

@@ -125,14 +125,14 @@ def _sizes(column: BytesColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return sizes
 
 
-def largest_record_bytes(columns: ColumnSet) -> int:
-    """Value, key and headers of one record, at most."""
+def largest_record_bytes(columns: ColumnSet, first: int = 0) -> int:
+    """Value, key and headers of one record, at most, of those from index ``first`` on."""
     sizes = _sizes(columns.values)
     if columns.keys is not None:
         sizes = sizes + _sizes(columns.keys)
     if columns.headers is not None:
         sizes = sizes + _header_bytes(columns.headers)
-    return int(sizes.max())
+    return int(sizes[first:].max())
 
 
 def _header_bytes(headers: HeadersColumn) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -89,6 +89,8 @@ class RecentIds:
         """Of those that a leader has taken, and that are not in the log yet."""
         self.forgotten = 0
         """Ids that went before their time, for want of room, ever."""
+        self.takes_shorter_window = False
+        """Whether ``restore`` takes a file that was written under a shorter window: nothing else knows more."""
         self.begin(None)
 
     def begin(self, offset: int | None) -> None:
@@ -215,7 +217,7 @@ class RecentIds:
             window_ns, self._time_ns, size_bytes = _HEAD.unpack_from(data or b"")
         except struct.error:
             raise CorruptionError("ids: there are none") from None
-        if window_ns < self.window_ns:
+        if window_ns < self.window_ns and not self.takes_shorter_window:
             raise CorruptionError("ids: of a shorter window")
         data = data or b""
         self._last_id = data[_HEAD.size : _HEAD.size + size_bytes]

@@ -47,7 +47,7 @@ class StandbyCounters:
     """Of those: told from equal ones by their number alone."""
     passed_over: int = 0
     undecided: int = 0
-    """Bound to a condition that the leader before may have judged: told no."""
+    """Bound to a condition that the leader before may have judged, or heard when settings changed: told no."""
     lost: int = 0
     """Not heard, or not kept, for want of room while the log stood still."""
 
@@ -183,6 +183,8 @@ class Sorting:
     ends: Seen
     answered_through: int
     wall_ns: int
+    refused_until_ns: int = -1
+    """The leader before may have rejected what was heard until then by settings that do not hold any more, monotonic."""
     counters: StandbyCounters = field(default_factory=StandbyCounters)
 
     def run(self, blocks: list[Block], taken: TakenOver) -> Generator[None, None, None]:
@@ -269,7 +271,7 @@ class Sorting:
                 taken.fresh.append(step.messages[index])  # where it repeats what is stored, it is answered as that
             elif step.passed[index]:
                 counters.passed_over += 1
-            elif step.is_bound(index):
+            elif step.is_bound(index) or (step.heard_ns < self.refused_until_ns and columns.publishers.replies[index]):
                 counters.undecided += 1
                 taken.undecided.append(step.messages[index])
             else:

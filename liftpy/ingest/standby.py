@@ -72,6 +72,8 @@ class Standby:
     """That it stands by for: node, LeaderEpoch, and the incarnation as of when that was seen first."""
     _settings: tuple[bool, int, bool, int] | None = None
     """Of the stream: for which publishes are refused; and how often the partition was paused, or they were altered."""
+    _altered_ns: int | None = None
+    """When this replica was told that they changed; its leader may be told up to a lease later."""
     _doubt_ns: int = field(init=False)
     """The longest lease that anybody may hold, as of the last ``review``."""
     _waits: int = 0
@@ -107,6 +109,8 @@ class Standby:
         stream = self.log.config
         settings = stream.read_only, stream.max_message_bytes, stream.optimistic_concurrency, replica.state.pauses
         if settings != self._settings:
+            if self._settings is not None:
+                self._altered_ns = self.now_ns()
             self._settings = settings
             self._reading = []
             self.heard.clear()  # its leader may have refused any of it for what does not hold any more [A2]
@@ -256,4 +260,5 @@ class Standby:
             ends=self._ends,
             answered_through=marks.last if lives else marks.at(marks.last_ns - self._doubt_ns),
             wall_ns=self.wall_ns(),
+            refused_until_ns=-1 if self._altered_ns is None else self._altered_ns + self._doubt_ns,
         )

@@ -6,8 +6,12 @@ than it should be, or come from another folder; the log alone is the truth, so t
 
 Algorithm: a state covers the log below ``end_offset``, which is never above HW + 1, and is written after the HW that covers it.
 It names the partition and the LeaderEpoch of the last record that it covers: the same epoch at the same offset means the same log
-below [D5], so a log that was cut there and written anew, or another's, does not fit. One CRC covers all. The newest that fits is
+below [D5], so a log that was cut there and written again, or another's, does not fit. One CRC covers all. The newest that fits is
 taken.
+
+Producers and message ids outlive their records [A16]. So no replica drops records before a state that covers them is durable
+(``state_writer.py``), and a state still fits a log that begins at its end. A copy whose log begins above 0 first gets the state of
+its leader (``state_transfer.py``). That state covers more than the copy holds: it waits beside the log until the copy gets there.
 
     magic "LFDS", version, then: u16 size and the partition's name; i64 end_offset; u64 LeaderEpoch; u32 parts; of each u16 size and its
     name, u32 version, u64 size and its bytes; CRC-32C. Little endian. A part that is not known here is passed over.
@@ -95,6 +99,12 @@ def encode_state(state: State) -> bytes:
     return b"".join(_pieces(state.of, state.end_offset, state.leader_epoch, parts))
 
 
+def encode_parts(unwritten: Unwritten) -> bytes:
+    """The bytes of the file that ``unwritten`` would be written to. In any thread."""
+    parts = {name: (version, encode()) for name, (version, encode) in unwritten.parts.items()}
+    return b"".join(_pieces(unwritten.of, unwritten.end_offset, unwritten.leader_epoch, parts))
+
+
 def _pieces(of: str, end_offset: int, leader_epoch: int, parts: Mapping[str, tuple[int, Sequence[bytes]]]) -> list[bytes]:
     pieces = [_text(of), _HEAD.pack(end_offset, leader_epoch, len(parts))]
     for name, (version, data) in parts.items():
@@ -136,20 +146,27 @@ def _text_at(body: bytes, at: int) -> tuple[str, int]:
     return body[at + _SIZE.size : end].decode(), end
 
 
+def epoch_before(log: Log, end_offset: int) -> int:
+    """LeaderEpoch of the record before ``end_offset``, of the newest one that was dropped too; 0: it is not known."""
+    below = end_offset <= log.log_start_offset
+    return log.epochs.before_start if below else log.epochs.epoch_at(end_offset - 1)
+
+
 def why_not(state: State, name: str, of: str, log: Log) -> str:
-    """Why ``state``, of the file ``name``, is none of this log, which is that of the partition ``of``; '': it is."""
+    """Why ``state``, of the file ``name``, is none of this log, which is that of the partition ``of``; '': it is, or will be when the
+    log gets there."""
     end_offset = state.end_offset
     if state.of != of or state_name(end_offset) != name:
         return f"it is of {state.of} at {end_offset}"
-    if not log.log_start_offset < end_offset <= log.log_end_offset:
+    if end_offset < max(log.log_start_offset, 1):
         return f"the log is {log.log_start_offset}..{log.log_end_offset}"
-    if end_offset - 1 > log.high_watermark:
-        return f"HW is {log.high_watermark}"
-    if log.epochs.epoch_at(end_offset - 1) != state.leader_epoch:
-        return f"the record before it is of epoch {log.epochs.epoch_at(end_offset - 1)}, not {state.leader_epoch}"
+    if end_offset > log.log_end_offset:
+        return ""
+    if end_offset > log.log_start_offset and epoch_before(log, end_offset) != state.leader_epoch:
+        return f"the record before it is of epoch {epoch_before(log, end_offset)}, not {state.leader_epoch}"
     if end_offset < log.log_end_offset:
         chunks = log.read(end_offset, 1, end_offset=log.log_end_offset).chunks
-        if not chunks or parse_header(chunks[0]).base_offset != end_offset:
+        if not chunks or parse_header(chunks[0]).base_offset != end_offset:  # of a filler, the part that follows is given
             return "no batch begins there"
     return ""
 

@@ -28,7 +28,7 @@ SCHEMA = pa.schema(
         pa.field("leader_epoch", pa.int64(), nullable=False),
     ]
 )
-"""Columns of ``to_arrow``: one row a record."""
+"""Columns of ``to_arrow``: one row a record. Bytes of subjects and header names that are not UTF-8 become ``\\xe9``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,21 @@ def _bytes_array(parts: Sequence[_Part], kind: pa.DataType) -> pa.Array:
             data.append(part.column.data[start:stop])
             size_bytes += stop - start
         row += rows
-    return pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
+    found = pa.Array.from_buffers(kind, count, [_validity(parts), pa.py_buffer(offsets), _one_buffer(data)])
+    return _as_text(found) if pa.types.is_string(kind) else found
+
+
+def _as_text(found: pa.Array) -> pa.Array:
+    """An array of strings whose bytes are whatever publishers sent: bytes that are not UTF-8 become ``\\xe9``."""
+    try:
+        found.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([_text(entry) for entry in found.cast(pa.binary()).to_pylist()], pa.string())
+    return found
+
+
+def _text(entry: bytes | None) -> str | None:
+    return None if entry is None else entry.decode("utf-8", "backslashreplace")
 
 
 def _one_buffer(pieces: Sequence[memoryview]) -> pa.Buffer:
@@ -192,7 +206,7 @@ def _headers(group: Sequence[Rows]) -> pa.Array:
 def _subjects(group: Sequence[Rows]) -> pa.Array:
     """The subject of every record; empty where none was stored."""
     if (subject := _only_subject(group)) is not None:
-        return pa.repeat(pa.scalar(subject, pa.string()), sum(rows.record_count for rows in group))
+        return pa.repeat(pa.scalar(_text(subject), pa.string()), sum(rows.record_count for rows in group))
     entries: list[_Part] = []
     indices: list[NDArray[np.int64]] = []
     entry_count = 0

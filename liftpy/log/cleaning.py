@@ -2,8 +2,11 @@
 
 A run reads all sealed, committed segments, so it comes when enough of them is new, or when a purge (``liftpy/purge.py``) waits that it
 can finish: all that lies below the purge's end is sealed, flushed and committed, and nothing of it stays any more because it may have
-a message id. A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a
-replica that is not done.
+a message id. What a run kept for its message id alone goes with a run when the dedup window is over, also in a stream that nobody
+publishes to any more.
+
+A purge that is done is undone where the log is cut below its end, or begins afresh: what comes in its place may be from a replica
+that is not done.
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ class Cleaning:
     """Numbers of those that this log is done with."""
     _seen_end_offset: int = 0
     """Exclusive: what a run has looked at since the log was opened."""
+    _ids_held_until_ns: int = 0
+    """Wall clock: records that are superseded stay until then for their message ids; 0: none does."""
+    _lacks_replicas: bool = False
+    """A replica is copied, or is not in the ISR."""
     _not_before_ns: dict[int, int] = field(default_factory=dict)
     """By number: wall clock; records of it stay until then for their message ids."""
 
     def told(self, state: PartitionState) -> bool:
         """What the metadata says; whether a purge is new."""
         before, self.purges = self.purges, state.purges
+        self._lacks_replicas = bool(state.joining) or not set(state.replicas) <= set(state.isr)
         numbers = {purge.number for purge in self.purges}
         self.purged &= numbers
         self._not_before_ns = {number: at_ns for number, at_ns in self._not_before_ns.items() if number in numbers}
@@ -78,8 +86,9 @@ class Cleaning:
             config=config,
             inputs=tuple(worth),
             now_wall_ns=now_wall_ns,
-            ids_from_ns=newest_ns - window_ns if window_ns else 1 << 63,
+            ids_from_ns=max(newest_ns, now_wall_ns) - window_ns if window_ns else 1 << 63,
             purges=self.purges,
+            keeps_deletes_longer=self._lacks_replicas,
         )
 
     def _worth(self, inputs: Sequence[Segment], now_wall_ns: int, min_dirty_ratio: float | None) -> Sequence[Segment]:
@@ -90,6 +99,8 @@ class Cleaning:
         ends = [purge.end_offset for purge in due if purge.end_offset <= inputs[-1].next_offset]
         if min_dirty_ratio is None:
             return tuple(segment for segment in inputs if segment.base_offset < max(ends, default=0))
+        if 0 < self._ids_held_until_ns < now_wall_ns:
+            return inputs
         dirty_bytes = sum(s.size_bytes for s in inputs if s.next_offset > self._seen_end_offset)
         least_bytes = min_dirty_ratio * sum(s.size_bytes for s in inputs)
         return inputs if ends or (dirty_bytes >= least_bytes and (dirty_bytes or not min_dirty_ratio)) else ()
@@ -98,6 +109,7 @@ class Cleaning:
         """A run is over, and its outputs are in their places."""
         end_offset = run.covered[-1].next_offset if run.covered else 0
         self._seen_end_offset = max(self._seen_end_offset, run.inputs[-1].next_offset)
+        self._ids_held_until_ns = run.rules.ids_held_until_ns
         for purge in run.purges:
             if purge.end_offset > end_offset or purge not in self.purges:
                 continue

@@ -57,7 +57,9 @@ class Compaction:
     inputs: tuple[Segment, ...]
     now_wall_ns: int
     ids_from_ns: int
-    """Log time: what is younger and has headers stays, for it may have a message id."""
+    """What is younger and has headers stays, for it may have a message id."""
+    keeps_deletes_longer: bool = False
+    """See ``Superseded``."""
     producer_expiry_ns: int = 0
     """After so much log time without a batch a producer is forgotten; 0: never."""
     purges: tuple[Purge, ...] = ()
@@ -70,7 +72,13 @@ class Compaction:
 
     def __post_init__(self) -> None:
         config, now_ns, ids_ns = self.config, self.now_wall_ns, self.ids_from_ns
-        self.rules = Superseded(config=config, now_wall_ns=now_ns, ids_from_ns=ids_ns, purges=self.purges)
+        self.rules = Superseded(
+            config=config,
+            now_wall_ns=now_ns,
+            ids_from_ns=ids_ns,
+            purges=self.purges,
+            keeps_deletes_longer=self.keeps_deletes_longer,
+        )
 
     def run(self) -> None:
         """Write the outputs, flushed, under temporary names. Raises StorageError; nothing is changed or left behind then."""

@@ -11,6 +11,12 @@ The horizon is durable before what it tells of: stored before a compaction's out
 is appended. Where the file is gone or damaged, a log that shows traces of compaction (fewer records than offsets) counts as compacted
 to the end of what compaction can have seen: its sealed segments, and the active one where that shows traces itself.
 
+The horizon also says how far delete markers are gone [D30]: ``deletes_end``. Compaction drops a delete marker together with the older
+records of its key. A follower that fetched such an older record before, and asks for what follows now, would never hear of the delete.
+The leader refuses its fetch, and it starts afresh. An empty log takes the leader's ``deletes_end`` over before it fetches: all that it
+gets from this leader is from a log that had dropped these markers already. Another leader may not have, so it counts for one
+LeaderEpoch.
+
 Worked example: a=1 at 0, a=2 at 9, HW 9. Compaction drops offset 0, the horizon is 10. A new leader's log ends at 5: cut to 5, this log
 would hold no a at all, and the leader's holds a=1. It starts afresh.
 """
@@ -27,14 +33,19 @@ from liftpy.log.storage import Storage
 
 HORIZON_NAME = "compaction-horizon"
 _MAGIC = b"LFCH"
-_BODY = struct.Struct("<qQ")
+_BODY = struct.Struct("<qQq")
+_BODY_WITHOUT_DELETES = struct.Struct("<qQ")
+"""Of files that were written before ``deletes_end`` was."""
+_NOT_KNOWN = -1
 
 
 class Horizon(NamedTuple):
-    """``end_offset``: exclusive, 0: never compacted. ``leader_epoch``: no record below it was written in a later one."""
+    """``end_offset``: exclusive, 0: never compacted. ``leader_epoch``: no record below it was written in a later one. ``deletes_end``:
+    exclusive, 0: none; below it the newest record of a key may be gone, as a delete marker goes when it is old."""
 
     end_offset: int = 0
     leader_epoch: int = 0
+    deletes_end: int = 0
 
 
 NEVER = Horizon()
@@ -48,6 +59,8 @@ def encode_horizon(horizon: Horizon) -> bytes:
 def decode_horizon(data: bytes | None) -> Horizon | None:
     """The horizon, or None where there is none that can be trusted."""
     body = open_small_file(_MAGIC, data)
+    if body is not None and len(body) == _BODY_WITHOUT_DELETES.size:
+        return Horizon(*_BODY_WITHOUT_DELETES.unpack(body))._replace(deletes_end=_NOT_KNOWN)
     return Horizon(*_BODY.unpack(body)) if body is not None and len(body) == _BODY.size else None
 
 
@@ -59,23 +72,31 @@ class CompactionHorizon:
         self._storage = storage
         stored = decode_horizon(file)
         self.value = stored if stored is not None else inferred(segments)
+        if self.value.deletes_end == _NOT_KNOWN:
+            self.value = self.value._replace(deletes_end=min(self.value.end_offset, segments[-1].next_offset))
         if segments[-1].next_offset == segments[0].base_offset:
-            self.value = NEVER  # an empty log lacks nothing
+            self.value = NEVER._replace(deletes_end=self.value.deletes_end)  # an empty log lacks nothing
 
     def rise(self, horizon: Horizon) -> bool:
         """Store, durably, that the log is compacted up to ``horizon``; whether that is news. Raises StorageError."""
-        if horizon.end_offset <= self.value.end_offset:
+        held = self.value
+        raised = held
+        if horizon.end_offset > held.end_offset:
+            raised = Horizon(horizon.end_offset, max(held.leader_epoch, horizon.leader_epoch))
+        raised = raised._replace(deletes_end=max(held.deletes_end, horizon.deletes_end))
+        if raised == held:
             return False
-        raised = Horizon(horizon.end_offset, max(horizon.leader_epoch, self.value.leader_epoch))
         self._storage.replace(HORIZON_NAME, encode_horizon(raised))
         self.value = raised
         return True
 
-    def forget(self) -> None:
-        """The log is empty: nothing of it has been compacted. Raises StorageError."""
-        if self.value != NEVER:
-            self._storage.replace(HORIZON_NAME, encode_horizon(NEVER))
-            self.value = NEVER
+    def forget(self, deletes_end: int = 0) -> None:
+        """The log is empty: nothing of it has been compacted. ``deletes_end``: of the leader from which it will be fetched. Raises
+        StorageError."""
+        value = NEVER._replace(deletes_end=deletes_end)
+        if self.value != value:
+            self._storage.replace(HORIZON_NAME, encode_horizon(value))
+            self.value = value
 
 
 def inferred(segments: Sequence[Segment]) -> Horizon:
@@ -85,7 +106,7 @@ def inferred(segments: Sequence[Segment]) -> Horizon:
     active = segments[-1]
     end_offset = active.next_offset if shows_traces(active) else active.base_offset
     epochs = [epoch for segment in segments for epoch, start in segment.epochs if start < end_offset]
-    return Horizon(end_offset, max(epochs, default=0))
+    return Horizon(end_offset, max(epochs, default=0), end_offset)
 
 
 def shows_traces(segment: Segment) -> bool:

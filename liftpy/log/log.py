@@ -36,7 +36,7 @@ from liftpy.log.rechecks import Recheck, Rechecks
 from liftpy.log.recovery import OpenReport, Recovered, recover
 from liftpy.log.retention import asked_start, held_start, is_below, is_too_old, retained_start
 from liftpy.log.segment import Segment, index_name, log_name
-from liftpy.log.small_files import EPOCHS_NAME, Checkpoint, encode_index
+from liftpy.log.small_files import EPOCHS_NAME, STATE_PREFIX, Checkpoint, encode_index
 from liftpy.log.storage import Bytes, Storage
 from liftpy.partition import PartitionState
 from liftpy.wire.batch import BatchHeader, RecordBatch, parse_batch
@@ -199,8 +199,11 @@ class Log:
             active.made_wall_ns = now_wall_ns
 
     def roll(self, now_wall_ns: int = 0) -> None:
-        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush."""
+        """Seal the active segment and begin another. The sealed one is flushed, and its index written, by the next Flush. An empty
+        one goes on: two segments never begin at one offset."""
         active, base = self.segments[-1], self.log_end_offset
+        if active.base_offset == base:
+            return
         file = self.storage.create(log_name(base))
         active.sealed = active.awaits_scrub = True
         self._unsynced.append(SealJob(active.file, index_name(active.base_offset), active.summary()))
@@ -410,10 +413,14 @@ class Log:
         kept.made_wall_ns = segment.made_wall_ns
         self.segments[-1] = kept
 
-    def start_afresh(self, start_offset: int) -> None:
-        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26]."""
+    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+        """Throw everything away and begin anew at ``start_offset``: this replica is behind the leader's log start [D26], or behind
+        delete markers that the leader has dropped [D30]. ``deletes_end``: of the leader's horizon."""
         self._must_be_open()
         self._join_flush()
+        for name in self.storage.names():
+            if name.startswith(STATE_PREFIX):
+                self.storage.remove(name)  # it covers the log that is thrown away
         self.truncated_records += self.log_end_offset - self.log_start_offset
         self.log_start_offset = start_offset
         self.high_watermark = start_offset - 1
@@ -427,7 +434,7 @@ class Log:
         self.storage.sync_folder()
         self._forget_flushes(start_offset)
         self._new_names = False
-        self._horizon.forget()
+        self._horizon.forget(deletes_end)
         self.cleaning.cut(0)
         self._advanced()
 
@@ -464,9 +471,15 @@ class Log:
             self.met_damage(error)
             raise
 
-    def apply_retention(self, now_wall_ns: int, held_from: int | None = None, hold_bytes: int = 0) -> bool:
+    def apply_retention(
+        self,
+        now_wall_ns: int,
+        held_from: int | None = None,
+        hold_bytes: int = 0,
+        may_drop: Callable[[int], bool] = lambda log_start_offset: True,
+    ) -> bool:
         """Drop the whole segments that retention gives up (``held_start``), and what lies below ``asked_start``, needed or not; whether
-        the log start moved."""
+        the log start moved. ``may_drop``: whether the log may begin there now; if not, ask again later."""
         self._must_be_open()
         before, active, high = self.log_start_offset, self.segments[-1], self.high_watermark
         given_up = is_too_old(active, self.config, high, now_wall_ns) or is_below(active, self.asked_start, high)
@@ -474,7 +487,9 @@ class Log:
             self.roll(now_wall_ns)  # a stream that has gone quiet keeps to its age too
         wanted = retained_start(self.segments, self.config, high, now_wall_ns)
         asked = asked_start(self.segments, self.asked_start)
-        self.drop_prefix(max(held_start(self.segments, wanted, held_from, hold_bytes), asked))
+        start = min(max(held_start(self.segments, wanted, held_from, hold_bytes), asked), high + 1)
+        if start > before and may_drop(start):
+            self.drop_prefix(start)
         self.cleaning.passed(self.log_start_offset, high + 1)
         return self.log_start_offset > before
 
@@ -531,7 +546,7 @@ class Log:
         end_offset = compaction.inputs[-1].next_offset
         try:
             if compaction.outputs:
-                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1)))
+                self._compacted_to(Horizon(end_offset, self.epochs.epoch_at(end_offset - 1), compaction.rules.deletes_end))
             for output in compaction.outputs:
                 self._put_in_place(output)
         except StorageError as error:

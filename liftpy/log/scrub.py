@@ -18,7 +18,7 @@ from liftpy.errors import CorruptionError
 from liftpy.log.log import Log
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile
-from liftpy.wire.batch import MAX_BATCH_BYTES, parse_batch
+from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_batch, parse_header
 
 
 @dataclass(slots=True)
@@ -31,6 +31,8 @@ class Scan:
     next_offset: int = 0
     """The first offset that has not been checked: where the fault is, when ``step`` raises."""
     leader_epoch: int = 0
+    read_bytes: int = 0
+    """Of the file so far: a batch that is larger than a step is read once more."""
 
     @property
     def name(self) -> str:
@@ -43,11 +45,16 @@ class Scan:
         return self.position >= self.end
 
     def step(self, file: LogFile, max_bytes: int) -> int:
-        """Check the next batches, about ``max_bytes`` of them, one at least; how many bytes. Raises CorruptionError, StorageError."""
-        block = file.reread(self.position, min(max(max_bytes, 1), self.end - self.position))
+        """Check the next batches, about ``max_bytes`` of them, one at least; how many bytes are checked. ``read_bytes`` grows by
+        what was read for that. Raises CorruptionError, StorageError."""
+        block = file.reread(self.position, min(max(max_bytes, HEADER_SIZE_BYTES), self.end - self.position))
+        self.read_bytes += len(block)
         done = self._check(block)
         if not done and not self.done:  # one batch that is larger, or a size that is wrong
-            done = self._check(file.reread(self.position, min(MAX_BATCH_BYTES, self.end - self.position)), whole=True)
+            wanted = parse_header(block).size_bytes
+            whole = file.reread(self.position, min(wanted, MAX_BATCH_BYTES, self.end - self.position))
+            self.read_bytes += len(whole)
+            done = self._check(whole, whole=True)
             if not done:
                 raise CorruptionError(f"{self.name}: ends at {self.position}, not at {self.end}")
         return done

@@ -146,10 +146,13 @@ class CutLog:
 @value
 class StartLogAfresh:
     """Throw the local log away and begin an empty one: it ends behind the leader's log start [D26], has nothing in
-    common with the leader's, or was compacted by records that are to be cut. Answer LogCut when that is on the disk."""
+    common with the leader's, was compacted by records that are to be cut, or lacks delete markers that the leader has dropped [D30].
+    Answer LogCut when that is on the disk."""
 
     start_offset: int
     """Inclusive: log start and log end of the new one."""
+    deletes_end: int = 0
+    """Exclusive: up to where the leader's log, which is fetched next, may lack delete markers."""
 
 
 @value
@@ -192,6 +195,8 @@ class SendFetch:
     """What the last flush took, in ns; 0: not known."""
     copy_epoch: int = 0
     """Of a learner: which copy it makes (``PartitionState.copy_epoch``); 0: it is a replica."""
+    deletes_end: int = 0
+    """Exclusive: delete markers below it were gone from the log of this leader when the fetches of this log began."""
 
 
 @value
@@ -297,7 +302,9 @@ class SendFetchRefusal:
     leader_epoch: int
     """In which this replica acts, whatever its role."""
     log_start_offset: int
-    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START begins its log there."""
+    """Inclusive: of this log; a follower that is refused with BEFORE_LOG_START or DELETES_GONE begins its log there."""
+    deletes_end: int = 0
+    """Exclusive: ``Horizon.deletes_end`` of this log; the follower takes it over."""
 
 
 @value

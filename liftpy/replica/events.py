@@ -41,6 +41,8 @@ class LogCompacted:
     """Exclusive: below it the log may lack what later records below it superseded; 0: never compacted."""
     leader_epoch: int
     """No record below ``end_offset`` was written in a later LeaderEpoch."""
+    deletes_end: int = 0
+    """Exclusive: below it delete markers may be gone from this log; 0: none is [D30]."""
 
 
 @value
@@ -131,6 +133,9 @@ class FetchReceived:
     """What the flush took that made ``offset`` durable, in ns; 0: it does not say."""
     copy_epoch: int = 0
     """Of a learner: which copy it makes; 0: it takes itself for a replica."""
+    deletes_end: int | None = None
+    """Exclusive: what it holds was fetched in this LeaderEpoch, after delete markers below it were gone; 0: not all of it was. None: an
+    older node, which does not say."""
 
 
 @value
@@ -202,6 +207,7 @@ class RefusalReason(Enum):
     BEFORE_LOG_START = 5
     NOT_A_REPLICA = 6
     WRONG_STREAM = 7
+    DELETES_GONE = 8
 
 
 @value
@@ -216,6 +222,8 @@ class FetchRefused:
     """Of who refuses; DIVERGED and BEFORE_LOG_START count only from the leader that is followed."""
     log_start_offset: int
     """Inclusive: of the leader's log."""
+    deletes_end: int = 0
+    """Exclusive, with DELETES_GONE and BEFORE_LOG_START: up to where the leader's log may lack delete markers."""
 
 
 @value

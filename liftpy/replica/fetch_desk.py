@@ -247,7 +247,15 @@ class FetchDesk:
         live = self._shared.live.get(event.replica)
         if live is not None and event.incarnation not in (live, 0):
             return RefusalReason.STALE_INCARNATION
-        return self._position_refusal(event.offset, event.offset_epoch)
+        reason = self._position_refusal(event.offset, event.offset_epoch)
+        return RefusalReason.DELETES_GONE if reason is None and self._lacks_deletes(event) else reason
+
+    def _lacks_deletes(self, event: FetchReceived) -> bool:
+        """Whether delete markers that the follower has not fetched are gone from this log since it began to fetch: it may hold what
+        they deleted [D30]. A member of the ISR holds all that is committed, and nothing else is compacted."""
+        if event.deletes_end is None or event.replica in self._shared.held.isr:
+            return False
+        return self._log.horizon.deletes_end > max(event.offset + 1, event.deletes_end)
 
     def _position_refusal(self, offset: int, offset_epoch: int) -> RefusalReason | None:
         """Whether (offset, offset_epoch) lies on this log. Epoch 0: the follower's log is empty and begins after it."""

@@ -9,7 +9,8 @@
         |  \\-> PACED -> FETCHING              a learner that is behind: when its node may copy more
         \\-> FETCH_BACKOFF -> FETCHING         an error never leads into the idle sleep
     FETCHING -> RECONCILE_BACKOFF              the leader says that the logs diverge
-    FETCHING -> CUTTING                        the leader's log starts behind this log's end: start afresh [D26]
+    FETCHING -> CUTTING                        the leader's log starts behind this log's end [D26], or the leader dropped delete
+                                               markers that this log lacks [D30]: start afresh
 
 ``phases.FOLLOWS_ON`` is the same as a table, and every step is held against it.
 
@@ -84,6 +85,9 @@ class FollowerRole(ReplicaRole):
         self._asked_epoch = 0  # of the outstanding epoch query
         self._asks_for_horizon = False  # that query is about the horizon, not the log's end
         self._horizon_reached = False  # the leader holds what compaction here has seen
+        self._deletes_end = (
+            0  # exclusive: delete markers below it were gone from the leader's log when this one was empty [D30]
+        )
         self._copy: LearnerCopy | None = None  # of a learner that has asked for something
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -213,11 +217,12 @@ class FollowerRole(ReplicaRole):
         log went back in time [S15]: it must make way, and its answer cuts nothing that only this log may hold [D9]."""
         return end_offset <= self.log.high_watermark and not self.shared.state.unclean_elected
 
-    def _start_afresh(self, start_offset: int, out: Effects) -> None:
+    def _start_afresh(self, start_offset: int, out: Effects, deletes_end: int = 0) -> None:
         self._asks_again = False
+        self._deletes_end = deletes_end
         self._waits_for(Following.CUTTING)
-        self.log.start_afresh(start_offset)
-        out.append(StartLogAfresh(start_offset=start_offset))
+        self.log.start_afresh(start_offset, deletes_end)
+        out.append(StartLogAfresh(start_offset=start_offset, deletes_end=deletes_end))
 
     def log_cut(self, now_ns: int, out: Effects) -> None:
         """The cut is durable: go on."""
@@ -255,6 +260,7 @@ class FollowerRole(ReplicaRole):
                 bad_offset=self._bad_offset,
                 flush_ns=self.shared.flush_ns,
                 copy_epoch=copy_epoch,
+                deletes_end=self._deletes_end,
             )
         )
 
@@ -457,12 +463,18 @@ class FollowerRole(ReplicaRole):
             self._heard(now_ns)
             self._waits_for(Following.RECONCILE_BACKOFF)
             self._failed(now_ns, out)
-        elif fetching and event.reason is RefusalReason.BEFORE_LOG_START and event.log_start_offset >= self.log.log_end_offset:
+        elif fetching and self._is_of_no_use(event):
             self._heard(now_ns)
             self._request_ended(out)
-            self._start_afresh(event.log_start_offset, out)
+            self._start_afresh(event.log_start_offset, out, event.deletes_end)
         else:
             self._failed(now_ns, out)
+
+    def _is_of_no_use(self, event: FetchRefused) -> bool:
+        """Whether the log has to be thrown away: it ends before the leader's log start, or lacks delete markers [D26, D30]."""
+        if event.reason is RefusalReason.BEFORE_LOG_START:
+            return event.log_start_offset >= self.log.log_end_offset
+        return event.reason is RefusalReason.DELETES_GONE and event.deletes_end > self._deletes_end
 
     # ---- the leader's health ---------------------------------------------------------------------------------------
     def notice_received(self, event: NoticeReceived, now_ns: int, out: Effects) -> None:

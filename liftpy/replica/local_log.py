@@ -96,11 +96,12 @@ class LocalLog:
         if self.is_empty:
             self.horizon = NEVER
 
-    def start_afresh(self, start_offset: int) -> None:
-        """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]."""
+    def start_afresh(self, start_offset: int, deletes_end: int = 0) -> None:
+        """Empty, beginning at ``start_offset``: all below it is gone on the leader too, and was committed [D26]. ``deletes_end``: of
+        the leader's horizon."""
         self.log_start_offset = self.log_end_offset = self.flushed_end_offset = start_offset
         self.high_watermark = start_offset - 1
-        self.epochs, self.horizon = EpochCache(), NEVER
+        self.epochs, self.horizon = EpochCache(), NEVER._replace(deletes_end=deletes_end)
 
     def start_moved(self, log_start_offset: int) -> None:
         """Retention moved the start; it only grows and never passes HW + 1 [D26]."""

@@ -480,6 +480,8 @@ class Reads(Generic[Asker]):
             nextOffset=next_offset,
             compacted=source.compacted,
             leader=source.leader,
+            compactedEnd=source.log.horizon.end_offset,
+            deletesEnd=source.log.horizon.deletes_end,
         )
 
     def _refuse(self, asker: Asker, request: pb.ReadRequest, error: int, detail: str) -> None:

@@ -319,7 +319,7 @@ class Replica:
             case ev.LogOpened():
                 self._log_opened(event, now_ns)
             case ev.LogCompacted():
-                self._shared.log.compacted(Horizon(event.end_offset, event.leader_epoch))
+                self._shared.log.compacted(Horizon(event.end_offset, event.leader_epoch, event.deletes_end))
             case ev.StorageFailed():
                 self._storage_failed(event, now_ns, out)
             case ev.StopRequested():

@@ -174,7 +174,11 @@ class ReplicaRole:
         """Answer a request with a refusal."""
         out.append(
             SendFetchRefusal(
-                token=token, reason=reason, leader_epoch=self.leader_epoch, log_start_offset=self.log.log_start_offset
+                token=token,
+                reason=reason,
+                leader_epoch=self.leader_epoch,
+                log_start_offset=self.log.log_start_offset,
+                deletes_end=self.log.horizon.deletes_end,
             )
         )
 

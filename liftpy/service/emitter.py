@@ -186,7 +186,7 @@ class Emitter:
 
     async def _read(self, start: int, end: int, take: Callable[[Record], None]) -> None:
         try:
-            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._address.uid)
+            pieces = self._client.read_range(self._stream, self._partition, start, end, uid=self._address.uid, exact=True)
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     for record in piece.records():

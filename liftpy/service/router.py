@@ -91,7 +91,9 @@ class Router:
             self._next = bounds.log_start_offset
         while self._next < bounds.end_offset and self._leads():
             end = min(bounds.end_offset, self._next + _CHUNK_RECORDS)
-            pieces = self._client.read_range(settings.output_stream, settings.partition, self._next, end, uid=bounds.uid)
+            pieces = self._client.read_range(
+                settings.output_stream, settings.partition, self._next, end, uid=bounds.uid, exact=True
+            )
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
                     sort_in(piece.records(), self.route, self._places)
@@ -113,7 +115,9 @@ class Router:
             end_offset = (await self._client.bounds(target.name, partition)).end_offset
             places[partition] = Place(end_offset)
             if end_offset:
-                async for piece in self._client.read_range(target.name, partition, end_offset - 1, end_offset, uid=target.uid):
+                async for piece in self._client.read_range(
+                    target.name, partition, end_offset - 1, end_offset, uid=target.uid, exact=True
+                ):
                     for record in piece.records():
                         number = number_of(record, self._source, self._settings.service, self.route)
                         places[partition].last_number = number

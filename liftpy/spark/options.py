@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, NotFoundError
-from liftpy.ids import check_name
+from liftpy.ids import check_name, shown
 from liftpy.spark.offsets import EARLIEST, LATEST, OffsetSpec, parse_spec, parse_times, relative
-from liftpy.spark.schema import check_columns, default_columns
+from liftpy.spark.schema import check_columns, default_columns, did_you_mean
 from liftpy.strict_json import load_json
 
 OPTIONS = {
@@ -88,11 +88,17 @@ _FILES = {
     "nats.tlsKey": "tls_key_file",
     "nats.inboxPrefix": "inbox_prefix",
 }
+NO_TABLES = (
+    "A table of the catalog (CREATE TABLE ... USING liftpy, saveAsTable) can't be a stream: Spark gives a Python source none of the "
+    "table's options: use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'), and to write save or start"
+)
 _READ_FROM = ("nearest", "files", "leader")
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
 _NS_PER_MS = 1_000_000
 _MAX_DIGITS = 19
+_LAST_MS = 1 << 43
+"""In nanoseconds still a number of 64 bits: the year 2248."""
 _LONGEST_NS = 30 * 86_400 * 10**9
 MAX_PARTITIONS = 100_000
 DEFAULT_TRIGGER_DELAY_S = 900.0
@@ -239,10 +245,7 @@ def _known(name: str) -> str:
             raise ConfigError(f"{name} is an option of Kafka's source: use {KAFKA[name.lower()]} here")
         if name.lower().startswith("kafka."):
             raise ConfigError(f"{name} is an option of Kafka's clients and means nothing here. Known are: {', '.join(OPTIONS)}")
-        near = difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)
-        raise ConfigError(
-            f"unknown option {name!r}; did you mean {_SPELLING[near[0]]!r}? Known are: {', '.join(OPTIONS)}",
-        )
+        raise ConfigError(f"unknown option {shown(name)}{did_you_mean(name, OPTIONS)}. Known are: {', '.join(OPTIONS)}")
     return spelled
 
 
@@ -264,7 +267,8 @@ def access_of(values: Mapping[str, str]) -> Access:
 def _selection(values: Mapping[str, str]) -> Selection:
     given = [name for name in ("stream", "subscribe", "subscribePattern", "assign") if name in values]
     if len(given) != 1:
-        raise ConfigError("say what to read: exactly one of the options stream, subscribe, subscribePattern and assign")
+        text = "say what to read: exactly one of the options stream, subscribe, subscribePattern and assign"
+        raise ConfigError(text if given else f"{text}. {NO_TABLES}")
     text = values[given[0]]
     if given == ["subscribePattern"]:
         try:
@@ -303,7 +307,7 @@ def _position(values: Mapping[str, str], which: str, *, words: tuple[str, ...], 
     strategy = f"{which}OffsetsByTimestampStrategy"
     must_match = strategy in _SPELLING.values() and choice_of(values, strategy, ("latest", "error")) == "error"
     if f"{which}Timestamp" in values:
-        since_ns = whole_number_of(values, f"{which}Timestamp", 1 << 43) * _NS_PER_MS
+        since_ns = whole_number_of(values, f"{which}Timestamp", _LAST_MS, lowest=0) * _NS_PER_MS
         return OffsetSpec(timestamp_ns=since_ns, must_match=must_match)
     if f"{which}OffsetsByTimestamp" in values:
         return parse_times(values[f"{which}OffsetsByTimestamp"], f"{which}OffsetsByTimestamp", must_match=must_match)
@@ -324,13 +328,13 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...]:
     return columns
 
 
-def whole_number_of(values: Mapping[str, str], name: str, highest: int) -> int:
-    """From 1 to ``highest``; 0: not given."""
+def whole_number_of(values: Mapping[str, str], name: str, highest: int, lowest: int = 1) -> int:
+    """From ``lowest`` to ``highest``; 0 where it is not given."""
     text = values.get(name, "")
     if name not in values:
         return 0
-    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and 1 <= int(text) <= highest):
-        raise ConfigError(f"{name} = {text!r}: use a whole number from 1 to {highest}")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and lowest <= int(text) <= highest):
+        raise ConfigError(f"{name} = {shown(text)}: use a whole number from {lowest} to {highest}")
     return int(text)
 
 

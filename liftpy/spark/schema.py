@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from liftpy.errors import ConfigError
+from liftpy.ids import shown
 from liftpy.wire.batch_columns import Columns
 from liftpy.wire.narrow import LEAVABLE
 
@@ -32,6 +33,9 @@ COLUMNS: dict[str, pa.DataType] = {
 """Column -> Arrow type, in the order of the schema; Spark's types follow from them."""
 
 
+_CLOSE = 0.7
+"""How much two names must have in common, from 0 to 1, to be taken for each other."""
+_LONGEST_NAME = 100
 _BITS = {"key": Columns.KEYS, "headers": Columns.HEADERS, "subject": Columns.SUBJECTS}
 
 
@@ -41,13 +45,20 @@ def default_columns(*, include_headers: bool, topic: bool) -> tuple[str, ...]:
     return tuple(name for name in COLUMNS if name not in left_out)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'KNOWN'?`` for an error about ``name``; '' where nothing is close to it. Case does not matter."""
+    spelling = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name.lower()[:_LONGEST_NAME], spelling, n=1, cutoff=_CLOSE)
+    return f"; did you mean {spelling[near[0]]!r}?" if near else ""
+
+
 def check_columns(names: Iterable[str]) -> tuple[str, ...]:
     """``names`` in the given order if all are known, once each and at least one; else ConfigError naming the nearest."""
     checked = tuple(names)
     for name in checked:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"columns: there is no column {name!r}; did you mean {near!r}? There are: {', '.join(COLUMNS)}")
+            near = did_you_mean(name, COLUMNS)
+            raise ConfigError(f"columns: there is no column {shown(name)}{near}. There are: {', '.join(COLUMNS)}")
     if not checked or len(set(checked)) != len(checked):
         raise ConfigError(f"columns: name each of the wanted columns once, of: {', '.join(COLUMNS)}")
     return checked

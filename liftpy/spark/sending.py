@@ -6,13 +6,15 @@ of their content. Without one, rows are sent as they come, and who runs the task
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from liftpy.client.admin import Admin
+from liftpy.client.backwards import BackwardProgress
+from liftpy.client.consumer import PartitionReader, ReadOptions
 from liftpy.client.producer import Producer
 from liftpy.client.producing import ManyReceipt, ProducerOptions
 from liftpy.client.round_opening import open_producer
@@ -22,6 +24,14 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.spark.sink_options import SinkOptions
 from liftpy.spark.sink_rows import as_binary, by_stream, check_rows, in_order, places_of, shares_of
+from liftpy.wire.batch import RecordBatch
+from liftpy.wire.batch_columns import Columns
+from liftpy.wire.producer_note import ProducerNote, SourcePosition
+from liftpy.wire.subjects import Subjects
+
+_LOOK_BYTES = 4 << 20
+"""Of a partition, read for what an earlier run of a micro-batch has stored, where nothing says that there was one."""
+_LOOK_AGAIN_BYTES = 256 << 20
 
 
 class Range(NamedTuple):
@@ -106,6 +116,64 @@ class _Sender:
                     had.record_count + one.record_count,
                 )
         return [found[partition] for partition in sorted(found)]
+
+
+class StrangeTask(NamedTuple):
+    """``part``: of a task that the newest run of a round did not have, and that has stored records of the round in a partition."""
+
+    stream: str
+    partition: int
+    part: int
+
+
+async def strange_task(
+    transport: Transport, admin: Admin, subjects: Subjects, options: SinkOptions, done: Round, tasks: int, sent: Sequence[Sent]
+) -> StrangeTask | None:
+    """A task of an earlier run of the round ``done`` that is none of the newest run's, of which ``tasks`` have ``sent``, or None.
+
+    What it has stored is there twice, for the newest run's tasks have all rows.
+    Looks at what lies below the first record that the newest run has stored in each partition, back to the round before. Raises
+    UnavailableError, NotFoundError, NotAllowedError.
+    """
+    starts: dict[tuple[str, int], int] = {}
+    for one in (found for task in sent for found in task.ranges):
+        key = (one.stream, one.partition)
+        starts[key] = min(one.start_offset, starts.get(key, one.start_offset))
+    most_bytes = _LOOK_AGAIN_BYTES if any(task.known for task in sent) else _LOOK_BYTES
+    for name in sorted({stream for stream, _ in starts} | ({options.stream} - {""})):
+        known = await admin.stream(name)
+        for place in known.partitions:
+            reader = PartitionReader(transport, subjects, name, place.partition, ReadOptions(patience_s=options.patience_s))
+            start = starts.get((name, place.partition))
+            if start is None:
+                start = (await reader.bounds(known.uid))[0].end_offset
+            part = await _strange_part(reader, known.uid, start, done, tasks, most_bytes)
+            if part is not None:
+                return StrangeTask(name, place.partition, part)
+    return None
+
+
+async def _strange_part(reader: PartitionReader, uid: str, below: int, done: Round, tasks: int, most_bytes: int) -> int | None:
+    progress = BackwardProgress(reader.stream, reader.partition, below, uid=uid)
+    looked_bytes = 0
+    while not progress.done and looked_bytes < most_bytes:
+        for piece in await reader.fetch(progress):
+            looked_bytes += piece.batch.header.size_bytes
+            position = _position_of(piece.batch)
+            if position is None or position.stream_uid != done.run:
+                continue
+            if position.generation < done.position.generation:
+                return None
+            if position.generation == done.position.generation and position.partition >= tasks:
+                return position.partition
+    return None
+
+
+def _position_of(batch: RecordBatch) -> SourcePosition | None:
+    if not batch.header.column_bits & Columns.NOTE.value:
+        return None
+    note = batch.columns.note
+    return None if note is None else ProducerNote.decode(note).position
 
 
 class Appending:

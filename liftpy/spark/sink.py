@@ -3,7 +3,7 @@
 Who runs where: writers are made on the driver and pickled; ``write`` runs in the executors' Python workers, where TaskContext says
 whose task it is; in ``commit`` and ``abort``, on the driver, there is no TaskContext, so that all they need travels in the messages.
 ``abort`` does nothing: it may run after a commit, gets None for every message, and what a failed task has stored is what its next
-attempt leaves out. Nothing depends on ``commit`` either.
+attempt leaves out. ``commit`` stores nothing either: it looks whether the number of tasks stayed the same.
 
 A task's input comes over a socket from the JVM. When the input fails, whatever the reason (a Python function before this one, an
 expression, a killed task or executor), the JVM ends the stream where it is, and pyarrow takes that for the end of the data. Only an
@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyspark
@@ -35,7 +35,7 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.spark.failures import SourceError, coded
 from liftpy.spark.link import Link, link_to
-from liftpy.spark.sending import Appending, Range, Sent, gathered, send_round
+from liftpy.spark.sending import Appending, Range, Sent, StrangeTask, gathered, send_round, strange_task
 from liftpy.spark.sink_options import SinkOptions
 from liftpy.spark.sink_rows import check_schema
 
@@ -45,6 +45,7 @@ END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
 """What the JVM writes behind a task's input that was complete, and only then."""
 _MARK_BYTES = len(END_OF_INPUT)
 _SLOWEST_BYTES_S = 100_000
+_LOOK_S = 600.0
 _logger = logging.getLogger(__name__)
 
 
@@ -195,7 +196,8 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
         return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Everything is stored already; it is said what."""
+        """Everything is stored already; it is said what. Raises SourceError where the tasks were others than in an earlier run."""
+        check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("micro-batch %d: %s", batchId, summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -217,11 +219,38 @@ class LiftWriter(DataSourceArrowWriter):
         return write_round(link, options, iterator, Round(f"write:{options.write_id}", task.partitionId(), 0), attempt)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Everything is stored already; it is said what."""
+        """Everything is stored already; it is said what. Raises SourceError as of a streaming query, under a ``writeId``."""
+        check_tasks(link_to(self.options.access), self.options, messages)
         _logger.info("batch write: %s", summary(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Nothing: what is stored stays."""
+
+
+def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Raise SourceError if an earlier run of this micro-batch had more tasks, and those have stored records: they are there twice, for
+    the tasks of ``messages`` have all rows [A17]. What is the number of tasks only the driver knows, when all are done."""
+    written = [message for message in messages if isinstance(message, Written)]
+    if not written or not written[0].run:
+        return
+    done = Round(written[0].run, 0, written[0].number)
+
+    async def ask() -> StrangeTask | None:
+        transport = await link.transport(options.patience_s)
+        admin = Admin(transport, link.subjects, options.patience_s)
+        return await strange_task(transport, admin, link.subjects, options, done, len(messages), [one.sent for one in written])
+
+    with coded():
+        found = link.call(ask(), 4 * options.patience_s + _LOOK_S)
+    if found is not None:
+        raise SourceError(
+            f"[TASKS_CHANGED] batch {done.number} of {done.run} was begun with {found.part + 1} tasks or more, and run again "
+            f"with {len(messages)}: records that its task {found.part} had stored are in {found.stream}/{found.partition} twice, and "
+            "perhaps others. The number of tasks must stay: set spark.sql.adaptive.streaming.stateless.enabled=false (adaptive "
+            'execution goes by the number of cores), or name it, repartition(8, "key"), and keep spark.sql.shuffle.partitions and '
+            "minPartitions. Then begin with a new checkpoint (or writeId) and a new stream, or drop the records that are there twice",
+            "TASKS_CHANGED",
+        )
 
 
 def summary(messages: Iterable[WriterCommitMessage | None]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name
+from liftpy.ids import check_published, shown
 from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, choice_of, seconds_of, whole_number_of
+from liftpy.spark.schema import did_you_mean
 
 SINK_OPTIONS = {
     "stream": "the stream to append to, the same as save(NAME) and start(NAME); without it the column stream says it, row by row",
@@ -49,11 +49,13 @@ class SinkOptions:
         if path and values.setdefault("stream", path) != path:
             raise ConfigError(f"save or start({path!r}) and the option stream = {values['stream']!r} name two streams")
         write_id = values.get("writeId", "")
-        if "writeId" in values and not 0 < len(write_id.encode()) <= _MAX_ID_BYTES:
+        if "writeId" in values and not 0 < len(write_id.encode(errors="replace")) <= _MAX_ID_BYTES:
             raise ConfigError(f"writeId has 1 to {_MAX_ID_BYTES} bytes")
+        if not write_id.isprintable():
+            raise ConfigError(f"writeId = {shown(write_id)}: use characters that can be printed")
         return cls(
             access=access_of(values),
-            stream=check_name(values["stream"], "option stream: stream") if "stream" in values else "",
+            stream=check_published(values["stream"]) if "stream" in values else "",
             write_id=write_id,
             by_content=choice_of(values, "order", ("content", "plan")) == "content",
             tombstones=choice_of(values, "nullValues", ("error", "tombstone")) == "tombstone",
@@ -77,6 +79,6 @@ def _known(name: str) -> str:
         )
     if name.lower() in KAFKA:
         raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
-    near = _SPELLING[difflib.get_close_matches(name.lower(), _SPELLING, n=1, cutoff=0.0)[0]]
+    near = did_you_mean(name, SINK_OPTIONS)
     whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
-    raise ConfigError(f"unknown option {name!r}{whose}; did you mean {near!r}? Known are: {', '.join(SINK_OPTIONS)}")
+    raise ConfigError(f"unknown option {shown(name)}{whose}{near}. Known are: {', '.join(SINK_OPTIONS)}")

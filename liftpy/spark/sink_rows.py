@@ -7,7 +7,6 @@ that the same rows are in the same order whatever the order was that they came i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,7 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from liftpy.errors import ConfigError
-from liftpy.ids import check_name
+from liftpy.ids import check_published, shown
+from liftpy.spark.options import NO_TABLES
+from liftpy.spark.schema import did_you_mean
 from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns
 from liftpy.wire.keyed import partitions_of_column
 
@@ -46,8 +47,8 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     """Raise ConfigError unless rows of ``schema`` can be written. ``stream``: to which; '': a column says it."""
     for field in schema:
         if field.name not in WRITTEN:
-            near = difflib.get_close_matches(field.name, WRITTEN, n=1, cutoff=0.0)[0]
-            text = f"a stream has no column {field.name!r} to write; did you mean {near!r}? Select what is written, of:"
+            near = did_you_mean(field.name, WRITTEN)
+            text = f"a stream has no column {shown(field.name)} to write{near}. Select what is written, of:"
             raise ConfigError(f"{text} {', '.join(WRITTEN)}")
         words, fits = WRITTEN[field.name]
         if not fits(field.type):
@@ -60,7 +61,7 @@ def check_schema(schema: pa.Schema, *, stream: str) -> None:
     if "stream" in names and "topic" in names:
         raise ConfigError("the columns stream and topic are the same: drop one of them")
     if not stream and "stream" not in names and "topic" not in names:
-        raise ConfigError("say where to: by save(NAME) or start(NAME), the option stream, or a column stream")
+        raise ConfigError(f"say where to: by save(NAME) or start(NAME), the option stream, or a column stream. {NO_TABLES}")
 
 
 def as_binary(batch: pa.RecordBatch) -> pa.Table:
@@ -92,7 +93,7 @@ def by_stream(rows: pa.Table, stream: str) -> Iterator[tuple[str, pa.Table]]:
         yield stream, rows
         return
     for name in sorted(pc.unique(rows["stream"]).to_pylist()):
-        check_name(name, "column stream: stream")
+        check_published(name)
         yield name, rows.filter(pc.equal(rows["stream"], name))
 
 

@@ -20,11 +20,11 @@ from liftpy.partition import PartitionState, PartitionStatus
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
 from liftpy.replica.phases import Leading, RoleName
-from liftpy.testing.cleaning_checks import gone_for_good, kept_the_newest
+from liftpy.testing.cleaning_checks import gone_for_good, kept_the_newest, newest_of_each_key
 from liftpy.testing.clock_checks import ClockChecks
 from liftpy.testing.ghost import PartitionGhost, Shadow
 from liftpy.testing.holding import others_hold_enough
-from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish, value_in
+from liftpy.testing.messages import Ack, EpochRequest, FetchRequest, Publish, ids_in, value_in
 from liftpy.testing.world import Copy, Life, World
 from liftpy.wire.batch import parse_header, split_batches
 
@@ -56,7 +56,9 @@ class Checkers:
 
     def ghost(self, key: PartitionKey) -> PartitionGhost:
         """The ghost of one partition."""
-        return self.ghosts.setdefault(key, PartitionGhost())
+        if key not in self.ghosts:
+            self.ghosts[key] = PartitionGhost(deletes=self.cluster.plan.has_deletes(key.stream))
+        return self.ghosts[key]
 
     def shadow(self, replica: Copy) -> Shadow:
         """The shadow of one replica's log."""
@@ -107,23 +109,34 @@ class Checkers:
         if led:
             check(replica.replica.role is RoleName.LEADER, "C1", where, "appends")
             (batch,) = split_batches(data)
-            ids = tuple(int(value or b"") for value in batch.values())
+            ids = ids_in(batch)
         self._push(replica, data, ids, where)
 
-    def cut(self, replica: Copy) -> None:
-        """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]."""
+    def newest_is_newest(self, replica: Copy) -> None:
+        """Of each key a replica holds the newest record as its newest, or none where that is a delete [D29]."""
+        ghost, log = self.ghost(replica.key), replica.log
+        unknown = self.lost_by_command(replica.key) or replica.process.node.went_back or replica.failed or bool(log.closed)
+        if ghost.deletes and not unknown and not replica.is_busy:
+            newest_of_each_key(self._where(replica), log, ghost)
+            self.cluster.counters["newest of each key compared"] += 1
+
+    def cut(self, replica: Copy, *, afresh: bool = False) -> None:
+        """A follower cut its log: nothing committed is gone [D9, D10], and no leader does that [D25]. ``afresh``: it threw all away,
+        and is no member of the ISR."""
         ghost, shadow, log, where = self.ghost(replica.key), self.shadow(replica), replica.log, self._where(replica)
         check(replica.replica.role is not RoleName.LEADER, "D25", where, "cut to", log.log_end_offset)
-        afresh = log.log_start_offset != shadow.log_start_offset
-        gone = shadow.cut(-1 if afresh else log.log_end_offset)
+        member = replica.node_id in self._truth(replica.key).isr and not self.lost_by_command(replica.key)
+        check(not (afresh and member), "D3", where, "throws its log away and is in the ISR")
+        at_another = log.log_start_offset != shadow.log_start_offset
+        gone = shadow.cut(-1 if afresh or at_another else log.log_end_offset)
         for key in gone:
-            still_needed = not afresh or key[1] >= log.log_start_offset
+            still_needed = not afresh and (not at_another or key[1] >= log.log_start_offset)
             if still_needed and not self._truth(replica.key).unclean_elected:
                 unknown = (
                     ghost.led_by_older and key[1] > log.high_watermark
                 )  # to itself: what it knows to be committed it keeps
                 check(unknown or ghost.committed.get(key[1]) != key, "D9", where, "cut the committed", key)
-        if afresh:
+        if afresh or at_another:
             shadow.log_start_offset, shadow.base_chain = log.log_start_offset, ghost.chain_below(log.log_start_offset)
             check(log.log_start_offset <= ghost.log_start_offset, "D26", where, "starts afresh at", log.log_start_offset)
         shadow.durable_end_offset = log.log_end_offset
@@ -167,15 +180,15 @@ class Checkers:
         check(len(core.state.isr) >= core.min_isr, "D20", where, "commits with ISR", sorted(core.state.isr))
         self._complete_members(replica.key, "D6")
         for key in fresh:
-            self._committed_publish(ghost, key, where)
+            self._committed_publish(replica.key, ghost, key, where)
             if not self.expected.keys().isdisjoint(ghost.spans[key][1]):
                 self._as_expected(replica.key, ghost, *ghost.spans[key], where)
 
-    def _committed_publish(self, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
+    def _committed_publish(self, of: PartitionKey, ghost: PartitionGhost, key: tuple[int, int], where: str) -> None:
         """Order per publisher [A4]; what was refused stays invisible [A2]."""
         base, ids = ghost.spans[key]
         if not self.repeated.isdisjoint(ids):
-            self._once(ghost, base, ids, where)
+            self._once(of, ghost, base, ids, where)
         check(not self.rejected_ids.intersection(ids), "A2", where, "commits what was refused", ids)
         self.committed_ids.update(ids)
         for message_id in ids:
@@ -311,13 +324,16 @@ class Checkers:
         self.cluster.counters["duplicate of an earlier leader's record"] += key[0] != effect.leader_epoch
         ghost.acked_all[key[1]] = key
 
-    def _once(self, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
-        """What is sent again under one message id is committed once, while retention has not taken it [A3]."""
+    def _once(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
+        """What is sent again under one message id is committed once [A3], also when retention has taken its record [A16]."""
         for place, message_id in enumerate(ids):
             if message_id in self.repeated:
                 before = self._stored.get(message_id, -1)
-                gone = before < ghost.log_start_offset or ghost.message_at(before) != message_id
-                check(before < 0 or gone, "A3", where, "commits", message_id, "at", base + place, "and at", before)
+                dropped = before < ghost.log_start_offset
+                gone = self.lost_by_command(key) if dropped else ghost.message_at(before) != message_id
+                self.cluster.counters["sent again, its record dropped"] += dropped and before >= 0
+                code = "A16" if dropped else "A3"
+                check(before < 0 or gone, code, where, "commits", message_id, "at", base + place, "and at", before)
                 self._stored[message_id] = base + place
 
     def _as_expected(self, key: PartitionKey, ghost: PartitionGhost, base: int, ids: tuple[int, ...], where: str) -> None:
@@ -597,3 +613,4 @@ class Checkers:
                 state = self._truth(replica.key)
                 if not self.lost_by_command(replica.key) and node_id in state.holders and not replica.log.closed:
                     gone_for_good(self._where(replica), replica.log, self.ghost(replica.key), state)
+                    self.newest_is_newest(replica)

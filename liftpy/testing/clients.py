@@ -11,8 +11,20 @@ from liftpy.client.progress import NotServedError, ReadProgress
 from liftpy.config import AckPolicy
 from liftpy.errors import DamagedBatchError, LiftError, LogTruncatedError, OffsetOutOfRangeError, ProtocolError
 from liftpy.invariants import check
+from liftpy.testing.cleaning_checks import read_all_keys
 from liftpy.testing.clock import MS, S
-from liftpy.testing.messages import KEYS, Ack, AckFrame, Message, Publish, ReadAnswer, ReadFrame
+from liftpy.testing.messages import (
+    DELETED_TO,
+    Ack,
+    AckFrame,
+    Message,
+    Publish,
+    ReadAnswer,
+    ReadFrame,
+    ids_in,
+    is_delete,
+    key_of,
+)
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.runs import answered_by, counted
@@ -72,7 +84,10 @@ class SimPublisher:
         plain = policy is AckPolicy.NONE or (self.plain_every and number % self.plain_every == 0)
         message = Publish(self.name, number, ids, policy, ())
         message = replace(
-            message, messages=tuple((self._plain if plain else self._enveloped)(message, i) for i in range(count))
+            message,
+            messages=tuple(
+                (self._plain if plain and not self._deletes(message, i) else self._enveloped)(message, i) for i in range(count)
+            ),
         )
         if policy is AckPolicy.NONE:
             self.cluster.network.publish(self.name, self.subject, message)
@@ -85,7 +100,14 @@ class SimPublisher:
         return number
 
     def _key(self, message_id: int) -> bytes | None:
-        return b"%d" % (message_id % KEYS) if self.cluster.stream_configs[self.key.stream].is_cleaned else None
+        if not self.cluster.stream_configs[self.key.stream].is_cleaned:
+            return None
+        return b"%d" % key_of(message_id, deletes=self.cluster.plan.has_deletes(self.key.stream))
+
+    def _deletes(self, publish: Publish, index: int) -> bool:
+        """Whether it is a delete marker; one that waits for no answer could not be told from others."""
+        has_deletes = self.cluster.plan.has_deletes(self.key.stream)
+        return has_deletes and publish.policy is not AckPolicy.NONE and is_delete(publish.ids[index])
 
     def _plain(self, publish: Publish, index: int) -> Message:
         key, wants_answer = self._key(publish.ids[index]), publish.policy is not AckPolicy.NONE
@@ -97,17 +119,18 @@ class SimPublisher:
         return publish.inbox(index) if wants_answer else b"", b"%d" % publish.ids[index], block + b"\r\n"
 
     def _enveloped(self, publish: Publish, index: int) -> Message:
-        key, of = self._key(publish.ids[index]), self.key
-        if self.counts_every and publish.number % self.counts_every == 0 and publish.ids[index] % _COUNTED:
+        key, of, deletes = self._key(publish.ids[index]), self.key, self._deletes(publish, index)
+        if not deletes and self.counts_every and publish.number % self.counts_every == 0 and publish.ids[index] % _COUNTED:
             ack, inbox = AckPolicy(publish.policy), publish.inbox(index)
             payload = enveloped(of.stream, of.partition, of.uid, b"%d" % publish.ids[index], key, None, ack, runs=True)
             return inbox, payload, b""
         message = client_pb2.Message(
-            value=b"%d" % publish.ids[index], key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
+            value=b"" if deletes else b"%d" % publish.ids[index], tombstone=deletes,
+            key=key or b"", keyed=key is not None, ackInbox=publish.inbox(index).decode(),
             correlationId=f"{publish.number}.{index}", ackPolicy=_PB_POLICY[publish.policy],
             stream=of.stream, streamUid=of.uid, partition=of.partition,
         )  # fmt: skip
-        return b"", frames.encode(message), b""
+        return b"", frames.encode(message), DELETED_TO + b"%d" % publish.ids[index] if deletes else b""
 
     def _answered(self, number: int, policy: AckPolicy, answer: Any) -> None:
         left = self.waiting.get(number)
@@ -237,3 +260,59 @@ class SimReader:
             self.progress.next_offset,
         )
         check(position <= head.highWatermark + 1 or not handed_on, "R1", self.name, position, head)
+
+
+class SimTable:
+    """Reads a compacted stream from its start to the end as of when it began, again and again, of any replica: of each key it has the
+    newest record below where its reading ended [R11]. What delete markers took while it read makes a reading worth nothing [D30]."""
+
+    def __init__(self, cluster: World, name: str, key: PartitionKey, interval_ns: int) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.key = key
+        self.interval_ns = interval_ns
+        self._rng = random.Random(f"{cluster.seed}/{name}")
+        self._progress: ReadProgress | None = None
+        self._found: dict[int, tuple[int, int]] = {}
+        cluster.clock.after(interval_ns, self._turn)
+
+    def _turn(self) -> None:
+        self.cluster.clock.after(MS + int(self._rng.random() * 2 * self.interval_ns), self._turn)
+        ghost = self.cluster.checkers.ghost(self.key)
+        if self.cluster.checkers.lost_by_command(self.key) or ghost.high_watermark < 0:
+            self._progress = None
+            return
+        if self._progress is None:
+            start, end = ghost.log_start_offset, ghost.high_watermark + 1
+            self._progress = ReadProgress(self.key.stream, self.key.partition, start, end, floor_high_watermark=end - 1)
+            self._progress.moves_end, self._found = True, {}
+        progress, node = self._progress, self._rng.choice(sorted(self.cluster.nodes))
+        request, subject = progress.request(self._rng.choice((500, 2000)), 0), f"{self.key.stream}.{self.key.partition}"
+        asked = progress.next_offset
+        self.cluster.network.request(
+            self.name, f"{subject}.read.{node}", ReadFrame(frames.encode(request)), lambda a: self._answered(progress, asked, a)
+        )
+
+    def _answered(self, progress: ReadProgress, asked: int, answer: Any) -> None:
+        if progress is not self._progress or asked != progress.next_offset or not isinstance(answer, ReadAnswer):
+            return
+        try:
+            slices = progress.accept(answer.frame)
+        except (NotServedError, DamagedBatchError, ProtocolError):
+            return
+        except LiftError:
+            self._progress = None
+            return
+        deletes = self.cluster.checkers.ghost(self.key).deletes
+        for piece in slices:
+            ids = ids_in(piece.batch)[piece.first_index : piece.end_index]
+            for offset, message_id in zip(piece.offsets().tolist(), ids, strict=True):
+                self._found[key_of(message_id, deletes=deletes)] = offset, message_id
+        if progress.missed_deletes:
+            self.cluster.counters["table: deletes went while it was read"] += 1
+            self._progress = None
+        elif progress.done:
+            config, ghost = self.cluster.stream_configs[self.key.stream], self.cluster.checkers.ghost(self.key)
+            read_all_keys(self.name, self._found, ghost, progress.next_offset, config.max_per_subject)
+            self.cluster.counters["table: read"] += 1
+            self._progress = None

@@ -20,7 +20,7 @@ from liftpy.invariants import check
 from liftpy.partition import PartitionStatus
 from liftpy.replica.phases import Leading
 from liftpy.testing.checkers import Checkers
-from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader
+from liftpy.testing.clients import PUBLISH_TIMEOUT_NS, SimPublisher, SimReader, SimTable
 from liftpy.testing.clock import MS, Clock, S
 from liftpy.testing.contending import SimContender
 from liftpy.testing.disk import Disk
@@ -56,6 +56,8 @@ class Cluster:
         for other in plan.streams:
             own = replace(self.stream_config, compaction=other.compaction, max_per_subject=other.max_per_subject)
             own = replace(own, segment_bytes=_SMALL_SEGMENTS_BYTES)
+            if other.deletes:
+                own = replace(own, delete_retention_s=other.delete_retention_s, dedup_window_s=other.dedup_window_s)
             age_s, size_bytes = other.retention_age_s, other.retention_bytes
             self.stream_configs[other.name] = replace(own, retention_age_s=age_s, retention_bytes=size_bytes)
         self.min_isr = plan.min_isr
@@ -233,6 +235,8 @@ class Cluster:
             if self.plan.derives:
                 self.publishers.append(SimDerivation(self, f"derived{place}", self.plan.publish_interval_ns * len(keys), key))
             self.readers.append(SimReader(self, f"r{place}", key, 80 * MS * len(keys)))
+            if self.plan.has_deletes(key.stream):
+                SimTable(self, f"table{place}", key, 30 * MS)
 
     def crash(self, node_id: str, *, power: bool) -> None:
         """The process is gone at once; with ``power``, what was not flushed too."""

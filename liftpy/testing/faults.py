@@ -12,7 +12,7 @@ from liftpy.testing import aimed, draining, pausing
 from liftpy.testing.clock import MS, S
 from liftpy.testing.cluster import Cluster
 from liftpy.testing.ghost import GhostPurge
-from liftpy.testing.messages import KEYS
+from liftpy.testing.messages import key_of
 from liftpy.testing.moving import move
 from liftpy.testing.network import SILENT_NS
 from liftpy.testing.plan import (
@@ -430,7 +430,8 @@ def _purge(cluster: Cluster, fault: Fault) -> bool:
     for stream_key, replica in sorted(process.replicas.items()):
         log = replica.log
         end_offset = round((log.high_watermark + 1) * (0.5 + fault.draw / 2))
-        key = int(fault.draw * 1000) % KEYS if log.config.is_cleaned else -1
+        deletes = cluster.plan.has_deletes(stream_key.stream)
+        key = key_of(int(fault.draw * 1000), deletes=deletes) if log.config.is_cleaned else -1
         request = pb.PurgeRecords(
             stream=stream_key.stream, uid=stream_key.uid, partition=stream_key.partition, endOffset=end_offset,
             subjects=[replica.subject] if key < 0 else [], keys=[b"%d" % key] if key >= 0 else [],
@@ -440,7 +441,7 @@ def _purge(cluster: Cluster, fault: Fault) -> bool:
         if response.error == pb.ControlResponse.OK and response.partition.purges:
             ghost, numbers = cluster.checkers.ghost(stream_key), {p.number for p in response.partition.purges}
             ghost.purges = [purge for purge in ghost.purges if purge.number not in before - numbers]  # this one took its place
-            ghost.purges.append(GhostPurge(max(numbers), key, end_offset))
+            ghost.purges.append(GhostPurge(max(numbers), key, end_offset, deletes))
             cluster.counters["purges"] += 1
     return bool(process.replicas)
 

@@ -11,7 +11,7 @@ from dataclasses import field
 
 from liftpy.dataclass import dataclass
 from liftpy.invariants import check
-from liftpy.testing.messages import KEYS
+from liftpy.testing.messages import key_of
 from liftpy.wire.batch import BatchHeader
 
 Key = tuple[int, int]
@@ -70,15 +70,16 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class GhostPurge:
-    """A purge of the messages whose id modulo ``KEYS`` is ``key`` (-1: of all), below ``end_offset`` (exclusive)."""
+    """A purge of the messages whose key is ``key`` (-1: of all), below ``end_offset`` (exclusive). ``deletes``: see ``key_of``."""
 
     number: int
     key: int
     end_offset: int
+    deletes: bool = False
 
     def gives_up(self, offset: int, message_id: int) -> bool:
         """Whether that message is purged."""
-        return offset < self.end_offset and self.key in (-1, message_id % KEYS)
+        return offset < self.end_offset and self.key in (-1, key_of(message_id, deletes=self.deletes))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +118,12 @@ class PartitionGhost:
     """By host."""
     purges: list[GhostPurge] = field(default_factory=list)
     """What operators gave up."""
+    deletes: bool = False
+    """Whether the stream has delete markers."""
+    of_key: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    """Key -> (offset, message id) of its committed records, ascending: see ``records_of_keys``."""
+    _of_key_through: list[Key] = field(default_factory=list)
+    """The committed batches that ``of_key`` has."""
     newest_ids: dict[str, int] = field(default_factory=dict)
     """Publisher -> id of its newest committed message [A4]."""
 
@@ -177,6 +184,20 @@ class PartitionGhost:
             else:
                 check(held == key, "D4", where, "has", key, "where the committed log has", held)
         return fresh
+
+    def records_of_keys(self) -> dict[int, list[tuple[int, int]]]:
+        """Key -> (offset, message id) of its committed records, ascending."""
+        known = len(self._of_key_through)
+        if known > len(self.lasts) or (known and self.committed[self.lasts[known - 1]] != self._of_key_through[-1]):
+            self.of_key, self._of_key_through, known = {}, [], 0  # an unclean election has taken some of them
+        for last in self.lasts[known:]:
+            key = self.committed[last]
+            base, ids = self.spans[key]
+            for place, message_id in enumerate(ids):
+                of = self.of_key.setdefault(key_of(message_id, deletes=self.deletes), [])
+                of.append((base + place, message_id))
+            self._of_key_through.append(key)
+        return self.of_key
 
     def message_at(self, offset: int) -> int:
         """The committed message at ``offset``; -1: none is."""

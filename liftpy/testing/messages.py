@@ -6,10 +6,12 @@ import json
 
 from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
+from liftpy.ingest.state_transfer import StatePiece, StateQuestion
 from liftpy.replica.effects import RejectReason
 from liftpy.replica.quiet import QuietFetch
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
+from liftpy.wire.batch import RecordBatch
 from liftpy.wire.envelope import MAGIC, MessageType
 from liftpy.wire.pieces import NOTHING, Held, Piece
 
@@ -17,6 +19,11 @@ _TYPE = 7
 """Where an envelope says its type."""
 KEYS = 4
 """On a compacted stream the key of a message is its id modulo this."""
+_BURST, _GROUPS = 40, 8
+"""Where there are deletes: so many messages in a row are of the same ``KEYS`` keys, then come those of the next group, so that a key is
+left alone for long."""
+DELETED_TO = b"Sim-Delete: "
+"""In the place of a header block: below which subject a delete marker is published, which tells its id."""
 Message = tuple[bytes, bytes, bytes]
 """(reply subject or b"", payload, header block or b"") as an application publishes it."""
 
@@ -46,10 +53,39 @@ class Publish:
         )
 
 
+def key_of(message_id: int, *, deletes: bool) -> int:
+    """On a compacted stream, with or without delete markers; modulo ``KEYS`` it is the id's."""
+    group = message_id // _BURST % _GROUPS if deletes else 0
+    return group * KEYS + message_id % KEYS
+
+
+def is_delete(message_id: int) -> bool:
+    """Whether a message is one, in a stream that has some: now and then, and most at the end of every other burst."""
+    return message_id % 11 == 3 or (message_id // _BURST % 2 == 0 and message_id % _BURST >= _BURST - 3 * KEYS)
+
+
+def id_in(value: bytes | None, subject: str | bytes) -> int:
+    """The number of a record; that of a delete marker stands in its subject."""
+    if value is not None:
+        return int(value)
+    name = subject if isinstance(subject, str) else subject.decode()
+    return int(name.rpartition(".d")[2])
+
+
+def ids_in(batch: RecordBatch) -> tuple[int, ...]:
+    """The numbers of all records."""
+    values, column = batch.values(), batch.columns.subjects
+    subjects = column.to_list() if column is not None else [""] * len(values)
+    return tuple(id_in(value, subject or "") for value, subject in zip(values, subjects, strict=True))
+
+
 def value_in(message: tuple[bytes, bytes, bytes, bytes]) -> int:
     """The number that a message (subject, reply, payload, header block) carries, plain or enveloped."""
     payload = message[2]
-    return int(frames.decode(payload, client_pb2.Message).value if payload.startswith(MAGIC) else payload)
+    if not payload.startswith(MAGIC):
+        return int(payload)
+    sent = frames.decode(payload, client_pb2.Message)
+    return id_in(None if sent.tombstone else sent.value, message[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +140,7 @@ class FetchRequest:
     held: Held = NOTHING
     flush_ns: int = 0
     copy_epoch: int = 0
+    deletes_end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +171,22 @@ class EpochRequest:
     asked_epoch: int
     current_epoch: int
     uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRequest:
+    """StateRequest."""
+
+    replica: str
+    uid: str
+    question: StateQuestion
+
+
+@dataclass(frozen=True, slots=True)
+class StateAnswer:
+    """StateResponse; None: later."""
+
+    piece: StatePiece | None
 
 
 @dataclass(frozen=True, slots=True)

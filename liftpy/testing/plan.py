@@ -61,6 +61,10 @@ class StreamPlan:
     partitions: int
     compaction: bool = False
     max_per_subject: int = 0
+    deletes: bool = False
+    """Some of its messages are delete markers; they and message ids are kept for short."""
+    delete_retention_s: float = 0.0
+    dedup_window_s: float = 0.0
     retention_age_s: float = 0.0
     retention_bytes: int = 0
 
@@ -105,6 +109,10 @@ class Plan:
     """Replicas move: somebody names the learners that targets ask for."""
     housekeeping_ns: int = 0
     """How often each node looks after retention and compaction; 0: never."""
+
+    def has_deletes(self, stream: str) -> bool:
+        """Whether some messages of a stream are delete markers."""
+        return any(other.name == stream and other.deletes for other in self.streams)
 
     def own_config(self, host: str) -> ReplicationConfig:
         """What the settings of a machine say."""
@@ -274,7 +282,9 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
         publisher_count=1 if lasting else drawn("publishers").choice((1, 2)),
         max_payload_bytes=drawn("max_payload").choice((1 << 20,) * 5 + (148,)),
         partitions=3 if many else 1 if lasting else drawn("partitions").choice((1, 1, 1, 2, 3)),
-        streams=_STREAMS_OF[profile] if profile in _STREAMS_OF else () if lasting else _draw_streams(drawn("streams")),
+        streams=_with_deletes(
+            seed, _STREAMS_OF[profile] if profile in _STREAMS_OF else () if lasting else _draw_streams(drawn("streams"))
+        ),
         clock_ppm=_draw_clocks(drawn("clocks"), nodes, 1.0 if profile == _EDGES else _CLOCKS_SHARE),
         moves=moving,
         times=profile == _TIMES,
@@ -286,6 +296,7 @@ def draw_plan(seed: int, profile: str | None = None, horizon_s: float = 600.0) -
 _LITTLE: dict[str, Any] = {"unreplicated_bytes": 512, "node_unreplicated_bytes": 512, "max_lag_time_s": 5.0}
 _NO_BOUNDS: dict[str, Any] = {"unreplicated_bytes": 1 << 24, "node_unreplicated_bytes": 1 << 26}
 _CLOCKS_SHARE = 0.3
+_DELETES_SHARE = 0.7
 _STREAMS_OF = {
     _MANY: (StreamPlan("accounts", 1, compaction=True), StreamPlan("clicks", 1, retention_age_s=4.0)),
     _EDGES: (StreamPlan("clicks", 1, retention_age_s=2.0), StreamPlan("latest", 1, retention_bytes=6000)),
@@ -314,6 +325,22 @@ def _draw_streams(rng: random.Random) -> tuple[StreamPlan, ...]:
     if rng.random() < 0.2:
         streams.append(StreamPlan("states", 1, max_per_subject=rng.choice((1, 5, 40))))
     return tuple(streams)
+
+
+def _with_deletes(seed: int, streams: tuple[StreamPlan, ...]) -> tuple[StreamPlan, ...]:
+    """The compacted ones with delete markers, in most plans."""
+    rng = random.Random(f"{seed}/deletes")
+    if rng.random() >= _DELETES_SHARE:
+        return streams
+    return tuple(
+        replace(
+            stream, deletes=True, max_per_subject=rng.choice((0, 0, 25)), delete_retention_s=rng.choice((0.5, 2.0, 8.0)),
+            dedup_window_s=rng.choice((0.5, 2.0, 8.0)),
+        )
+        if stream.compaction
+        else stream
+        for stream in streams
+    )  # fmt: skip
 
 
 def _draw_config(seed: int) -> ReplicationConfig:

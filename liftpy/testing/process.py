@@ -481,6 +481,7 @@ class Process:
         self._ask_clocks()
         wall_ns = self.time_of_age_ns()
         for replica in self.replicas.values():
+            self.cluster.checkers.newest_is_newest(replica)
             replica.apply_retention(wall_ns)
             replica.begin_compaction(wall_ns)
 

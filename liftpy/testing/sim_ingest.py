@@ -21,12 +21,13 @@ from liftpy.ingest.node_room import PartitionRoom
 from liftpy.ingest.sorting import SortingRules, TakenOver
 from liftpy.ingest.standby import Standby
 from liftpy.ingest.state_file import state_owner
+from liftpy.ingest.state_transfer import StateGiver, StateTaker
 from liftpy.ingest.state_writer import Pace, StateWriter, restore_state
 from liftpy.invariants import check
 from liftpy.partition import Pause
 from liftpy.replica import effects as do
 from liftpy.replica import events as ev
-from liftpy.testing.messages import Ack, AckFrame, Publish
+from liftpy.testing.messages import DELETED_TO, Ack, AckFrame, Publish
 from liftpy.testing.network import Reply
 from liftpy.testing.world import Copy
 from liftpy.wire.batch import RecordBatch
@@ -95,9 +96,9 @@ class SimIngest:
         with suppress(StorageError):
             for why in restore_state(self.derived, replica.log, owner).values():
                 self._cluster.counters[f"derived state left out: {why.partition(' ')[0]}"] += 1
-        log, known = replica.log, self.derived.end_offset is not None
-        self._cluster.counters["derived states restored"] += known and log.log_end_offset > log.log_start_offset
+        self._cluster.counters["derived states restored"] += self.derived.covered > 0
         self.states = StateWriter(self.derived, replica.log, owner, STATE_PACE, replica.now_ns)
+        self.giver, self.taker = StateGiver(self.derived, owner, replica.now_ns), StateTaker(self.derived, replica.log, owner)
         self.derived.first_look_bytes = 0  # these logs are too short for a first look to leave anything
         self.ingest = Ingest(
             shell=self,
@@ -141,7 +142,9 @@ class SimIngest:
         )
 
     def _publisher(self, reply: bytes, value: bytes | None) -> bytes:
-        return self._cluster.publishes[int(value or b"")][0].encode()
+        if value is None:  # a delete marker
+            return reply.partition(b".")[2].rsplit(b".", 2)[0]
+        return self._cluster.publishes[int(value)][0].encode()
 
     def open(self) -> None:
         """It leads: go on with what it heard while it stood by."""
@@ -166,6 +169,18 @@ class SimIngest:
         """The log is cut."""
         self.derived.cut()
         self.standby.cut()
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else."""
+        self.derived.started_afresh()
+        self.taker.started_afresh()
+        self.standby.cut()
+
+    def store_state(self) -> None:
+        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
         """HW has risen."""
@@ -292,6 +307,9 @@ class SimIngest:
         own, self._reads = self._replica.subject.encode(), True
         for index, (inbox, payload, block) in enumerate(publish.messages):
             self._askers[publish.inbox(index)] = publish, index, reply
+            subject = own
+            if block.startswith(DELETED_TO):
+                subject, block = b"%b.d%b" % (own, block[len(DELETED_TO) :]), b""
             if self._sink is None:
                 continue
             refuser = self._refuser
@@ -300,7 +318,7 @@ class SimIngest:
                 refuser.refuse([inbox])
             else:
                 _, mark, rest = block.partition(_TO)
-                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else own, inbox, payload, block)
+                self._sink(b"%b.%b" % (own, rest.split(b"\r\n", 1)[0]) if mark else subject, inbox, payload, block)
         self._reads = False
         behind, self._behind = self._behind, []
         for callback in behind:

@@ -28,7 +28,7 @@ from liftpy.replica.quiet import QuietFetch
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.replica.replica import Replica
 from liftpy.testing.clock import MS, SimTimer
-from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer
+from liftpy.testing.messages import EpochRequest, FetchRequest, FetchResponse, ReadAnswer, StateAnswer, StateRequest
 from liftpy.testing.network import NO_RESPONDERS, Reply
 from liftpy.testing.sim_asking import Asking
 from liftpy.testing.sim_flusher import SimFlusher
@@ -43,6 +43,8 @@ _REPLAY_NS = 3 * MS
 _REPLAY_BYTES = 2048
 """In one slice: a few batches, so that a replay has several."""
 _DIRTY_RATIO = 0.5
+_STATE_PIECE_BYTES = 256
+"""Of a derived state: so that there are several."""
 
 
 class SimReplica(Asking):
@@ -82,6 +84,8 @@ class SimReplica(Asking):
         self._kept: dict[str, tuple[FetchRequest, Reply]] = {}
         """By replica: the way back to a fetch that was answered with nothing."""
         self._assembly = FetchAssembly()
+        self._waiting: do.SendFetch | None = None
+        """The fetch that leaves when the leader's state is here."""
         self.publishers = SimIngest(self)
         self.commit = SimFlusher(
             log,
@@ -211,26 +215,43 @@ class SimReplica(Asking):
         self.cluster.counters[f"dropped answer: {effect.why}"] += 1
 
     def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_after(effect.end_offset - 1))
+        self._cut(lambda: self.log.cut_after(effect.end_offset - 1), self.publishers.cut)
         self.cluster.counters["truncation"] += 1
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset))
+        start, deletes_end = effect.start_offset, effect.deletes_end
+        self.cluster.counters["started afresh behind deletes"] += deletes_end > 0
+        self._cut(
+            lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh, behind_deletes=deletes_end > 0
+        )
         self.cluster.counters["fresh start"] += 1
 
-    def _cut(self, cut: Callable[[], Any]) -> None:
+    def _cut(self, cut: Callable[[], Any], then: Callable[[], None], *, behind_deletes: bool = False) -> None:
         def cut_and_tell() -> None:
             cut()
-            self.publishers.cut()
-            self.cluster.checkers.cut(self)
+            then()
+            self.cluster.checkers.cut(self, afresh=behind_deletes)
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
         self._stored(lambda: self.commit.alone(cut_and_tell))
 
     def drop_prefix(self, log_start_offset: int) -> None:
         """Retention."""
-        if not self.failed and self._stored(lambda: self.commit.alone(lambda: self.log.drop_prefix(log_start_offset))):
+        start = min(log_start_offset, self.log.high_watermark + 1)
+        if self.failed or not self._may_drop(start):
+            return
+        if self._stored(lambda: self.commit.alone(lambda: self.log.drop_prefix(log_start_offset))):
             self._prefix_dropped()
+
+    def _may_drop(self, log_start_offset: int) -> bool:
+        """Whether what the records say of producers and message ids is stored, if need be now."""
+        states = self.publishers.states
+        if not states.may_drop(log_start_offset):
+            self.log.checkpoint()
+            self.publishers.store_state()
+        may_drop = states.may_drop(log_start_offset)
+        self.cluster.counters["records dropped later, for a state"] += not may_drop
+        return may_drop
 
     def _prefix_dropped(self) -> None:
         self.cluster.checkers.prefix_dropped(self)
@@ -241,7 +262,7 @@ class SimReplica(Asking):
         before, config = self.log.log_start_offset, self.log.config
         if not self.log.may_give_up or self.failed:
             return
-        done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns)))
+        done = self._stored(lambda: self.commit.alone(lambda: self.log.apply_retention(now_wall_ns, may_drop=self._may_drop)))
         if done and self.log.log_start_offset != before:
             asked = before < self.log.asked_start
             self.cluster.counters[
@@ -303,9 +324,8 @@ class SimReplica(Asking):
         if not self.failed and self.commit.begin_checkpoint():
             stored = self._stored(self.log.checkpoint)
             self.commit.checkpoint_ended()
-            unwritten = self.publishers.states.begin() if stored else None
-            if unwritten is not None:
-                self.publishers.states.write(unwritten)
+            if stored:
+                self.publishers.store_state()
 
     def _stored(self, change: Callable[[], Any], token: int = 0) -> bool:
         """Whether the log did it; if not, the replica is told. ``token``: of the publishes that were to be appended."""
@@ -379,12 +399,19 @@ class SimReplica(Asking):
 
     # ---- a follower's requests -------------------------------------------------------------------------------------------
     def send_fetch(self, effect: do.SendFetch) -> None:
+        question = self.publishers.taker.asks(effect.leader_epoch)
+        self._waiting = None if question is None else effect
+        if question is not None:
+            asked = StateRequest(self.node_id, self.key.uid, question)
+            self._request(f"{self.subject}.offset", asked, effect.request_id, lambda answer: self._state_came(effect, answer))
+            return
         request = FetchRequest(
             replica=self.node_id, incarnation=self.process.incarnation, request_id=effect.request_id,
             offset=effect.offset, offset_epoch=effect.offset_epoch, leader_epoch=effect.leader_epoch,
             max_bytes=effect.max_bytes, uid=self.key.uid, ghost_chain=self.cluster.checkers.chain_at(self, effect.offset),
             awaits_more=self.process.node.awaits_more, bad_offset=effect.bad_offset,
             held=self._assembly.asks(effect), flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+            deletes_end=effect.deletes_end,
         )  # fmt: skip
         self._request(f"{self.subject}.replicate", request, effect.request_id)
 
@@ -403,8 +430,28 @@ class SimReplica(Asking):
         request = EpochRequest(self.node_id, effect.asked_epoch, effect.current_epoch, self.key.uid)
         self._request(f"{self.subject}.offset", request, effect.request_id)
 
-    def _request(self, subject: str, request: Any, request_id: int) -> None:
-        self.cluster.network.request(self.host, subject, request, lambda answer: self._answered(answer, request_id))
+    def _state_came(self, effect: do.SendFetch, answer: Any) -> None:
+        """The leader's answer to what goes before a fetch; of an earlier question it is late."""
+        if self.process.dead or self.gone or self._waiting is not effect:
+            return
+        self._waiting = None
+        if answer is NO_RESPONDERS:
+            self.publishers.taker.nobody_listens()
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="no responders"))
+            return
+        try:
+            goes_on = self.publishers.taker.answered(answer.piece)
+        except StorageError as error:
+            self._storage_failed(error)
+            return
+        if goes_on:
+            self.send_fetch(effect)
+        else:
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="not ready"))
+
+    def _request(self, subject: str, request: Any, request_id: int, answered: Callable[[Any], None] | None = None) -> None:
+        answered = answered or (lambda answer: self._answered(answer, request_id))
+        self.cluster.network.request(self.host, subject, request, answered)
 
     def _answered(self, answer: Any, request_id: int) -> None:
         if self.process.dead:
@@ -419,6 +466,7 @@ class SimReplica(Asking):
                     reason=answer.reason,
                     leader_epoch=answer.leader_epoch,
                     log_start_offset=answer.log_start_offset,
+                    deletes_end=answer.deletes_end,
                 )
             )
         elif isinstance(answer, do.SendEpochAnswer):
@@ -437,6 +485,7 @@ class SimReplica(Asking):
             self._fetched(answer, request_id)
 
     def _fetched(self, answer: FetchResponse, request_id: int) -> None:
+        self.publishers.taker.fetched()
         data = memoryview(answer.batches)
         if answer.piece is not None:
             whole = self._assembly.take(answer.piece) if self._assembly.is_asked(request_id) else None
@@ -482,11 +531,15 @@ class SimReplica(Asking):
                 token=self._keep((request, reply)), replica=r.replica, offset=r.offset, leader_epoch=r.leader_epoch,
                 offset_epoch=r.offset_epoch, incarnation=r.incarnation, request_id=r.request_id, max_bytes=r.max_bytes,
                 stream_uid=r.uid, awaits_more=r.awaits_more, bad_offset=r.bad_offset, flush_ns=r.flush_ns,
-                copy_epoch=r.copy_epoch,
+                copy_epoch=r.copy_epoch, deletes_end=r.deletes_end,
             )
         )  # fmt: skip
 
-    def _epoch_query_received(self, request: EpochRequest, reply: Reply) -> None:
+    def _epoch_query_received(self, request: EpochRequest | StateRequest, reply: Reply) -> None:
+        if isinstance(request, StateRequest):
+            if not self.failed:
+                reply(StateAnswer(self.publishers.giver.give(request.question, _STATE_PIECE_BYTES)))
+            return
         self.feed(
             ev.EpochQueryReceived(
                 token=self._keep((request, reply)), replica=request.replica, asked_epoch=request.asked_epoch,
@@ -600,4 +653,5 @@ class SimReplica(Asking):
     def role_changed(self, effect: do.RoleChanged) -> None:
         self.cluster.counters[f"role {effect.role} {effect.phase}"] += 1
         self._assembly.forget()
+        self._waiting = None
         self.cluster.checkers.role_changed(self, effect)

@@ -205,8 +205,11 @@ class Witness(Protocol):
     def appended(self, replica: Copy, data: bytes | memoryview, *, led: bool) -> None:
         """Batches are in the log."""
 
-    def cut(self, replica: Copy) -> None:
+    def cut(self, replica: Copy, *, afresh: bool = False) -> None:
         """The log was cut, or begun afresh."""
+
+    def newest_is_newest(self, replica: Copy) -> None:
+        """Housekeeping comes to the log."""
 
     def prefix_dropped(self, replica: Copy) -> None:
         """The log start moved."""

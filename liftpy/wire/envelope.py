@@ -71,6 +71,8 @@ class MessageType(IntEnum):
     SNAPSHOT_REQUEST = 39
     PEER_SNAPSHOT_REQUEST = 44
     PEER_SNAPSHOT_ANSWER = 45
+    STATE_REQUEST = 46
+    STATE_RESPONSE = 47
 
 
 class EnvelopeError(ProtocolError):
@@ -101,6 +103,11 @@ def sealed_payload(frame: bytes | memoryview, expected: MessageType) -> memoryvi
     if len(frame) - len(payload) != CRC_HEADER_SIZE_BYTES or not frame[6] & _FLAG_CRC:
         raise EnvelopeError("an envelope without a CRC-32C where one has to be")
     return payload
+
+
+def is_of(frame: bytes | memoryview, message_type: MessageType) -> bool:
+    """Whether ``frame`` says that it is of that type; it may still be none."""
+    return len(frame) >= HEADER_SIZE_BYTES and frame[7] == message_type
 
 
 def header(message_type: MessageType) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
-from liftpy.ids import check_subject
+from liftpy.ids import check_subject, shown
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import BytesColumn, Mask
 from liftpy.wire.subjects import matcher
@@ -40,11 +40,14 @@ class Filter:
     def __post_init__(self) -> None:
         if len(self.subjects) > MAX_SUBJECTS or len(self.keys) > MAX_KEYS:
             raise ConfigError(f"a filter has at most {MAX_SUBJECTS} subjects and {MAX_KEYS} keys: read with several consumers")
-        size_bytes = sum(len(subject.encode(*_TEXT)) for subject in self.subjects) + sum(map(len, self.keys))
-        if size_bytes > MAX_FILTER_BYTES:
-            raise ConfigError(f"the subjects and keys of a filter have {size_bytes} bytes, more than {MAX_FILTER_BYTES}")
         for subject in self.subjects:
             check_subject(subject)
+        for key in self.keys:
+            if not isinstance(key, bytes | bytearray | memoryview):
+                raise ConfigError(f"key {shown(repr(key))} is no bytes: keys are bytes, encode text first")
+        size_bytes = sum(len(subject.encode()) for subject in self.subjects) + sum(map(len, self.keys))
+        if size_bytes > MAX_FILTER_BYTES:
+            raise ConfigError(f"the subjects and keys of a filter have {size_bytes} bytes, more than {MAX_FILTER_BYTES}")
 
     def __bool__(self) -> bool:
         return bool(self.subjects or self.keys)

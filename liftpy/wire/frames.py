@@ -35,6 +35,8 @@ _TYPES: dict[type[Message], MessageType] = {
     replication_pb2.ReplicationRefusal: MessageType.REPLICATION_REFUSAL,
     replication_pb2.LeaderEpochOffsetRequest: MessageType.LEADER_EPOCH_OFFSET_REQUEST,
     replication_pb2.LeaderEpochOffsetResponse: MessageType.LEADER_EPOCH_OFFSET_RESPONSE,
+    replication_pb2.StateRequest: MessageType.STATE_REQUEST,
+    replication_pb2.StateResponse: MessageType.STATE_RESPONSE,
     replication_pb2.PartitionNotification: MessageType.PARTITION_NOTIFICATION,
     replication_pb2.LeaderNotice: MessageType.LEADER_NOTICE,
     replication_pb2.QuietFetches: MessageType.QUIET_FETCHES,

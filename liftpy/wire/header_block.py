@@ -10,12 +10,13 @@ _TEXT = ("utf-8", "surrogateescape")
 
 
 def parse_headers(block: bytes) -> Headers:
-    """Names and values of a NATS header block, in order, repeated names kept; a malformed line is left out."""
+    """Names and values of a NATS header block, in order, repeated names kept; a malformed line is left out.
+    Blanks before a value are none of it, those behind it are, as nats-server has it."""
     found: Headers = []
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")
         if colon and name:
-            found.append((name.decode(*_TEXT), value.strip(b" \t")))
+            found.append((name.decode(*_TEXT), value.lstrip(b" \t")))
     return found
 
 

@@ -42,13 +42,15 @@ NOWHERE = Until()
 @dataclass(frozen=True, slots=True)
 class StagedLog:
     """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
-    without those of the protocol."""
+    without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost
+    records to what lies between; None: it ends where it was asked to."""
 
     start: int
     end: int
     digest: str
     records: int
     size_bytes: int
+    asked_end: int | None = None
 
 
 class LogDigest:
@@ -80,7 +82,8 @@ def stage(
     digest = LogDigest()
     begun = False
     unflushed = 0
-    for batches in _parts(_wanted(store, copy, until, tell)):
+    asked_ends: list[int] = []
+    for batches in _parts(_wanted(store, copy, until, tell, asked_ends)):
         if not begun:
             begun = True
             if batches[0].base_offset:
@@ -88,7 +91,9 @@ def stage(
         for batch in batches:
             digest.add(batch)
         data = b"".join(batch.view for batch in batches)
-        seen = Horizon(copy.high_watermark + 1, copy.epoch) if any(b.header.is_compacted for b in batches) else NEVER
+        compacted_end = copy.compacted_end or copy.high_watermark + 1
+        is_compacted = any(batch.header.is_compacted for batch in batches)
+        seen = Horizon(compacted_end, copy.epoch, compacted_end) if is_compacted else NEVER
         log.append_batches(memoryview(data), batches, time.time_ns(), compacted=seen)
         unflushed += len(data)
         if unflushed >= _FLUSH_BYTES:
@@ -99,25 +104,35 @@ def stage(
     log.flush()
     log.raise_high_watermark(log.newest_offset)
     log.checkpoint()
-    staged = StagedLog(log.log_start_offset, log.log_end_offset, digest.hexdigest(), digest.records, digest.size_bytes)
+    asked_end = next((end for end in asked_ends if end < log.log_end_offset), None)
+    staged = StagedLog(
+        log.log_start_offset, log.log_end_offset, digest.hexdigest(), digest.records, digest.size_bytes, asked_end
+    )
     log.close()
     return staged
 
 
-def _wanted(store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None]) -> Iterator[RecordBatch]:
-    """The batches from the log start on, up to where it is to end; all pieces are read and checked, whatever is wanted of them."""
+def _wanted(
+    store: Store, copy: PartitionCopy, until: Until, tell: Callable[[str], None], asked_ends: list[int]
+) -> Iterator[RecordBatch]:
+    """The batches from the log start on, up to where it is to end; all pieces are read and checked, whatever is wanted of them.
+    ``asked_ends``: is given the offset that ``until`` comes to."""
     before, epoch, ended = copy.before, 0, False
+    last_end: int | None = None
     for piece in copy.pieces:
         tell(piece.file.path)
         for batch in checked_batches(piece, store.read(piece.file.path), before, epoch):
             if ended or batch.next_offset <= copy.start:
                 continue
-            end = end_of(batch, until.offset, until.time_ns)
-            if end is None:
+            end = end_of(batch, until.offset, until.time_ns) if last_end is None else None
+            if end is not None:
+                asked_ends.append(end)
+                last_end = max(end, copy.compacted_end)  # below it keys would be missing [R11]
+            if last_end is None or batch.next_offset <= last_end:
                 yield batch
                 continue
             ended = True
-            rest = cut_batch(batch, end)
+            rest = cut_batch(batch, last_end)
             if rest is not None:
                 yield rest
         before, epoch = piece.chain, piece.last_epoch

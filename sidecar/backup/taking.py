@@ -2,7 +2,9 @@
 
 Goal: every record that was committed at the barrier, byte for byte, and the metadata and cursors that belong to it. The barrier is a
 description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
-partition: so no cursor points past what is kept. Constraint: a death at any moment leaves all earlier backups whole. So nothing
+partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
+because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
+went that it has not read yet [D30]. Constraint: a death at any moment leaves all earlier backups whole. So nothing
 of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
 """
 
@@ -57,7 +59,9 @@ _ROUNDS = 3
 """So often all replicas of a partition are asked before it is given up."""
 _AGAIN_S = 0.5
 _MOVED = 5
-"""So often a partition is begun again because retention took what was about to be read."""
+"""So often a partition is begun again because retention took what was about to be read, or compaction took delete markers."""
+_LEAST_PAST_S = 60.0
+"""So long, or twice as long as up to the barrier, a compacted partition is read past the barrier at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,39 +266,65 @@ class _PartitionTaking:
         followers = [node for node in partition.isr if node != partition.leader]
         self._nodes = [*followers, *filter(None, (partition.leader,))] or list(partition.replicas)
         self._nodes_tried = number % len(self._nodes)
+        self._compacted_end = 0
+        """Exclusive: where the compaction of any replica that was asked had looked."""
+        self._deletes_end: int | None = None
+        """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
 
     async def run(self, bounds: Bounds, before: PartitionCopy | None) -> PartitionCopy:
         start = bounds.log_start_offset
         for _ in range(_MOVED):
             chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
+            self._compacted_end, self._deletes_end = 0, None
+            if kept and before is not None:
+                self._compacted_end, self._deletes_end = before.compacted_end, before.deletes_end
             if kept and not await self._goes_on(kept[-1]):
+                self._compacted_end, self._deletes_end = 0, None
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
                 return await self._read(start, bounds.high_watermark, chain, kept)
+            except _DeletesGoneError:
+                before = None
             except _TakenAwayError:
                 found = await self._home.client.bounds(self._stream.name, self._number)
                 if found.uid != self._stream.uid:
                     raise NotFoundError(f"stream {self._stream.name} was deleted while it was copied") from None
                 start = found.log_start_offset
-        raise UnavailableError(f"{self._stream.name}/{self._number}: retention takes records faster than they are copied")
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: retention, or compaction, takes records faster than they are copied: raise the bytes "
+            "per second of the backup, or delete_retention of the stream"
+        )
 
     async def _goes_on(self, last: StoredPiece) -> bool:
         """Whether the log still holds what the kept pieces end with: the same LeaderEpoch at an offset is the same log up to
         there."""
         try:
             batches = await self._batches(last.end - 1)
-        except _TakenAwayError:
+        except (_TakenAwayError, _DeletesGoneError):
             return False
         return any(batch.next_offset == last.end and batch.leader_epoch == last.last_epoch for batch in batches)
 
     async def _read(self, start: int, high_watermark: int, before: str, kept: tuple[StoredPiece, ...]) -> PartitionCopy:
-        position = kept[-1].end if kept else start
+        position, barrier = kept[-1].end if kept else start, high_watermark
         chain = bytes.fromhex(kept[-1].chain if kept else before)
         pieces = list(kept)
         writer: _PieceWriter | None = None
+        began_s, compacted_end, latest_s = time.monotonic(), self._compacted_end, 0.0
         with ExitStack() as files:
             while position <= high_watermark:
                 found = await self._batches(position)
+                if self._compacted_end > max(high_watermark + 1, compacted_end):
+                    compacted_end = self._compacted_end
+                    committed = (await self._home.client.bounds(self._stream.name, self._number)).high_watermark
+                    high_watermark = max(high_watermark, min(compacted_end - 1, committed))
+                if position > barrier:
+                    now_s = time.monotonic()
+                    latest_s = latest_s or now_s + max(_LEAST_PAST_S, 2 * (now_s - began_s))
+                    if now_s > latest_s:
+                        raise UnavailableError(
+                            f"{self._stream.name}/{self._number}: compaction goes on faster than records are copied: raise the bytes "
+                            "per second of the backup"
+                        )
                 batches = [b for b in found if b.next_offset > position and b.base_offset <= high_watermark]
                 data = b"".join(batch.view for batch in batches)
                 if writer is None:
@@ -302,7 +332,8 @@ class _PartitionTaking:
                 for batch in batches:
                     chain = chained(chain, batch)
                 await asyncio.to_thread(writer.write, data)
-                await self._home.pace.spent(len(data))
+                if position <= barrier:  # what lies past it is caught up with, or the copy might never end
+                    await self._home.pace.spent(len(data))
                 position = batches[-1].next_offset
                 done = position > high_watermark
                 if done or writer.size_bytes >= self._home.options.piece_bytes:
@@ -316,6 +347,8 @@ class _PartitionTaking:
             high_watermark=max(high_watermark, position - 1 if pieces else -1),
             pieces=tuple(pieces),
             before=before,
+            compacted_end=min(self._compacted_end, max(high_watermark + 1, position)),
+            deletes_end=self._deletes_end or 0,
         )
 
     async def _batches(self, offset: int) -> list[RecordBatch]:
@@ -329,7 +362,9 @@ class _PartitionTaking:
             )
             reads = ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
             try:
-                return (await reads.batches(offset))[0]
+                batches = (await reads.batches(offset))[0]
+                self._learn_compaction(reads, offset)
+                return batches
             except Damaged as error:
                 said, damaged = f"{node}: {error}", error
             except Away as error:
@@ -344,9 +379,21 @@ class _PartitionTaking:
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
 
+    def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
+        """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""
+        self._compacted_end = max(self._compacted_end, reads.compacted_end)
+        known = reads.deletes_end if self._deletes_end is None else self._deletes_end
+        self._deletes_end = min(known, reads.deletes_end)
+        if reads.deletes_end > max(known, offset):
+            raise _DeletesGoneError
+
 
 class _TakenAwayError(Exception):
     """What was wanted lies below the log start by now."""
+
+
+class _DeletesGoneError(Exception):
+    """Delete markers that were not read yet are gone: what was read before may have been deleted."""
 
 
 class _PieceWriter:

@@ -95,6 +95,13 @@ def restore(
     for one in done.streams:
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
+        for number, log in enumerate(one.logs):
+            if log.asked_end is not None:
+                click.echo(
+                    f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "
+                    "is compacted, and the backup no longer has what the records between superseded",
+                    err=True,
+                )
     _say_cursors(done.cursors)
     if any(done.cursors.values()):
         click.echo("set them later: liftpy backup cursors URL", err=True)
@@ -114,7 +121,7 @@ def _wish(image: ClusterImage, manifest: Manifest, name: str, into: str, subject
 
 def until_of(text: str | None) -> Until:
     """From a command line: an offset, or a time. Raises ConfigError."""
-    found = parse_until(text, datetime.now(UTC))
+    found = parse_until(text, datetime.now(UTC), "--until")
     if found is None:
         return Until()
     if isinstance(found, int):

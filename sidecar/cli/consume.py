@@ -17,7 +17,7 @@ from liftpy.client.ending import end_tasks
 from liftpy.wire.batch import Record
 from sidecar.cli.consume_group import ENDING_S, consume_as_member, member_of
 from sidecar.cli.consume_output import Bar, output_to, record_json, suffixes
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.pipes import reader_gone
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
@@ -52,7 +52,7 @@ from sidecar.tasks import attended
 @click.option("--follow", is_flag=True, help="Go on at the end, until Ctrl-C: the default but with --output.")
 @click.option("--reverse", is_flag=True, help="The newest first.")
 @click.option("--filter", "subjects", multiple=True, metavar="SUBJECT", help="Only records of it; with wildcards; repeatable.")
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="Only records with it; repeatable.")
+@click.option("--key", "keys", type=BYTES, multiple=True, metavar="KEY", help="Only records with it; repeatable.")
 @click.option("--format", "form", type=click.Choice(["text", "value", "json"]), default="text", show_default=True)
 @click.option(
     "--output",
@@ -71,7 +71,7 @@ def consume(
     follow: bool,
     reverse: bool,
     subjects: tuple[str, ...],
-    keys: tuple[str, ...],
+    keys: tuple[bytes, ...],
     form: str,
     output: Path | None,
     as_json: bool,
@@ -85,14 +85,13 @@ def consume(
     if output is not None and not ends and not follow and not reverse:
         until = "end"
     form = "json" if as_json else form
-    by_key = [key.encode() for key in keys]
     member = None
     if group is not None:
         refused = {"--partition": partition is not None, "--until": ends, "--reverse": reverse}
-        how = {"subjects": subjects, "keys": by_key, "form": form}
+        how = {"subjects": subjects, "keys": keys, "form": form}
         member = member_of(group, name, start=start, refused=refused, output=output, **how)
-    begin = parse_start(start, now) if start is not None else ("new" if reverse else "earliest")
-    last = parse_until(until, now)
+    begin = parse_start(start, now, "--from") if start is not None else ("new" if reverse else "earliest")
+    last = parse_until(until, now, "--until")
 
     async def work(client: Client) -> None:
         await client.stream(name)  # says at once when there is no such stream
@@ -100,7 +99,7 @@ def consume(
             doing = consume_as_member(client, member)
         else:
             consumer = client.consume(
-                name, partition or 0, start=begin, until=last, subjects=subjects, keys=by_key, backwards=reverse
+                name, partition or 0, start=begin, until=last, subjects=subjects, keys=keys, backwards=reverse
             )
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
         await _until_nobody_reads(client, doing, 0.0 if member is None else ENDING_S)

@@ -159,10 +159,15 @@ def record_json(record: Record) -> dict[str, Any]:
     if record.key is not None:
         found.update(_text_or_base64("key", record.key))
     if record.headers:
-        found["headers"] = [{"name": n, **_text_or_base64("value", v)} for n, v in record.headers]
+        found["headers"] = [{**_name_or_base64("name", n), **_text_or_base64("value", v)} for n, v in record.headers]
     if record.subject:
-        found["subject"] = record.subject
+        found.update(_name_or_base64("subject", record.subject))
     return found
+
+
+def _name_or_base64(name: str, text: str) -> dict[str, str | None]:
+    """Of a subject, or the name of a header: bytes that are not UTF-8 are surrogates in the client."""
+    return _text_or_base64(name, text.encode("utf-8", "surrogateescape"))
 
 
 def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:

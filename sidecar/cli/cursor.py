@@ -70,7 +70,7 @@ def show(name: str, as_json: bool, target: Target) -> None:
 @connection_options
 def set_(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
     """Set cursor NAME, or make it; whoever holds it commits nothing any more."""
-    start = parse_start(where, datetime.now(UTC))
+    start = parse_start(where, datetime.now(UTC), "--to")
 
     async def work(client: Client) -> None:
         known = await client.stream(stream)

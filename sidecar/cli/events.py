@@ -44,7 +44,7 @@ def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
     With the setting events_stream they are kept in the stream _liftpy-events for 30 days. Without it controllers keep the newest
     10,000 in memory; where that does not reach back far enough, the first line says so.
     """
-    since_ns = max(0, time.time_ns() - round(seconds(since) * NS_PER_S))
+    since_ns = max(0, time.time_ns() - round(seconds(since, "--since") * NS_PER_S))
 
     async def work(client: Client) -> None:
         gone = attended(reader_gone(sys.stdout))
@@ -95,7 +95,7 @@ class EventPages:
         try:
             bounds = await client.bounds(EVENTS_STREAM)
             start = max(await client.offset_at(EVENTS_STREAM, 0, max(0, since_ns - _SKEW_NS)), bounds.log_start_offset)
-            async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid):
+            async for part in client.read_range(EVENTS_STREAM, 0, start, bounds.high_watermark + 1, uid=bounds.uid, exact=True):
                 kept = [load_json(value) for value in part.values() if value]
                 if kept:
                     self._place = (kept[-1]["index"], kept[-1]["number"])

@@ -113,7 +113,7 @@ async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[Part
 @connection_options
 def reset(name: str, stream: str, partition: int | None, where: str, yes: bool, target: Target) -> None:
     """Set where group NAME, which must have no members, goes on."""
-    start = parse_start(where, datetime.now(UTC))
+    start = parse_start(where, datetime.now(UTC), "--to")
 
     async def work(client: Client) -> None:
         known = await client.stream(stream)

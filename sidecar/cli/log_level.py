@@ -19,11 +19,11 @@ from sidecar.settings import Target
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def seconds(text: str) -> float:
-    """``90s``, ``5m``, ``1h``. Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+def seconds(text: str, option: str) -> float:
+    """Read a duration: ``90s``, ``5m``, ``1h``. Raises click.BadParameter that names ``option``."""
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", text, re.ASCII)
     if found is None:
-        raise click.BadParameter(f"{text!r}: such as 90s, 5m, 1h", param_hint="--for")
+        raise click.BadParameter(f"{text!r}: such as 90s, 5m, 1h", param_hint=option)
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -36,7 +36,7 @@ def seconds(text: str) -> float:
 def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Target) -> None:
     """Have NODE log from LEVEL on, for a time; needs the rights of an operator."""
     check_name(node_id, "node")
-    for_s = seconds(how_long)
+    for_s = seconds(how_long, "--for")
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.node_log_level(node_id, level, for_s)

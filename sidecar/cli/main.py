@@ -19,6 +19,7 @@ import click
 
 from liftpy import __version__
 from liftpy.errors import ConfigError, LiftError, UnavailableError
+from liftpy.ids import is_utf8
 from sidecar.cli.pipes import nobody_reads
 
 EXIT_FAILED = 1
@@ -69,6 +70,29 @@ COMMANDS = {
 """Command -> module that holds a click command of the same name, and its line in ``liftpy --help``."""
 
 
+class TextType(click.types.StringParamType):
+    """Text that a user gives. What can't be UTF-8 is rejected here, once for all commands."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        text = super().convert(value, param, ctx)
+        if isinstance(text, str) and not is_utf8(text):
+            self.fail(f"{text!r} is not UTF-8 text", param, ctx)
+        return text
+
+
+TEXT = TextType()
+
+
+def check_texts(command: click.Command) -> click.Command:
+    """Have each option and argument of text of ``command``, and of its subcommands, checked as TEXT."""
+    for param in command.params:
+        if type(param.type) is click.types.StringParamType:
+            param.type = TEXT
+    for one in command.commands.values() if isinstance(command, click.Group) else ():
+        check_texts(one)
+    return command
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and imports each only when it is called. ``rows``: as COMMANDS."""
 
@@ -86,7 +110,7 @@ class LazyGroup(click.Group):
             return None
         command = getattr(importlib.import_module(self._rows[cmd_name][0]), cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command)
-        return command
+        return check_texts(command)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; when nobody reads what it writes (``| head``) that is its end and no failure."""

@@ -7,6 +7,7 @@ the environment (LIFTPY_NATS, LIFTPY_NAMESPACE, LIFTPY_CREDS...), which wins ove
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -27,6 +28,19 @@ _CREDENTIALS = {
     "inbox_prefix": ("--inbox-prefix", "Where NATS's rights let this user be answered.  [default: _INBOX]"),
     "principal": ("--principal", "Under which name changes are asked for, where NATS's rights tie this user to one."),
 }
+
+
+class BytesType(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """The bytes of an argument as they were typed: keys are bytes, and need not be UTF-8."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        return value if isinstance(value, bytes) else os.fsencode(value)
+
+
+BYTES = BytesType()
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")
 

@@ -71,14 +71,20 @@ def elect(
     """Elect a leader of STREAM's PARTITION (0), which is Offline."""
     if yes_lose_data and not unclean:
         raise click.UsageError("--yes-lose-data is for --unclean only: a clean election loses nothing")
-    if unclean and not yes_lose_data:
-        click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
-    async def work(client: Client) -> tuple[PartitionState, float]:
+    async def look(client: Client) -> StreamImage:
         image = await client.stream(stream)
         if _find(image, number).status is PartitionStatus.ONLINE:
             raise ConfigError(f"{stream}/{number} is led by {_find(image, number).leader}: liftpy partition transfer moves it")
-        return await _moved(client, image, number, node, timeout_s=timeout_s, unclean=unclean)
+        return image
+
+    async def work(client: Client) -> tuple[PartitionState, float]:
+        return await _moved(client, confirmed or await look(client), number, node, timeout_s=timeout_s, unclean=unclean)
+
+    confirmed = None
+    if unclean and not yes_lose_data:
+        confirmed = with_client(target, look)
+        click.confirm(f"committed records of {stream}/{number} may be lost for good: go on?", abort=True, err=True)
 
     _say(stream, *with_client(target, work), as_json)
 

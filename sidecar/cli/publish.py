@@ -16,7 +16,7 @@ from liftpy.config import AckPolicy
 from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, ProtocolError
 from sidecar.cli.main import exit_code
-from sidecar.cli.options import connection_options, json_option
+from sidecar.cli.options import BYTES, connection_options, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -75,7 +75,7 @@ class _Manner:
 
     ack: AckPolicy
     key: bytes | None
-    headers: dict[str, bytes]
+    headers: tuple[tuple[str, bytes], ...]
     keep_going: bool
 
 
@@ -92,7 +92,7 @@ class _Manner:
     help="What to wait for: all in-sync replicas, the leader, nothing.",
 )
 @click.option("--window", type=click.IntRange(1, 1 << 20), default=4096, show_default=True, help="Messages in flight.")
-@click.option("--key", default=None, help="The key of every message.")
+@click.option("--key", type=BYTES, default=None, help="The key of every message.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of every message; may be repeated.")
 @click.option("--keep-going", is_flag=True, help="Go on behind a line that is refused, and tell at the end how many were.")
 @json_option
@@ -104,7 +104,7 @@ def publish(
     subject: str,
     ack: str,
     window: int,
-    key: str | None,
+    key: bytes | None,
     headers: tuple[str, ...],
     keep_going: bool,
     as_json: bool,
@@ -114,7 +114,7 @@ def publish(
 
     The first line that is refused ends it: it is named, and what was sent before it is counted. Exit code 1 if any was.
     """
-    manner = _Manner(AckPolicy(ack), None if key is None else key.encode(), _headers(headers), keep_going)
+    manner = _Manner(AckPolicy(ack), key, _headers(headers), keep_going)
 
     async def work(client: Client) -> tuple[_Report, float]:
         publisher = await client.publisher(name, partition, subject=subject, options=PublishOptions(window=window))
@@ -138,14 +138,14 @@ def publish(
     return exit_code(report.first_error)
 
 
-def _headers(given: tuple[str, ...]) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def _headers(given: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
+    found: list[tuple[str, bytes]] = []
     for text in given:
         header, equals, value = text.partition("=")
         if not header or not equals:
             raise click.BadParameter(f"{text!r}: write NAME=VALUE", param_hint="--header")
-        found[header] = value.encode()
-    return found
+        found.append((header, value.encode("utf-8", "surrogateescape")))
+    return tuple(found)
 
 
 async def _publish_lines(publisher: Publisher, file: BinaryIO, manner: _Manner) -> _Report:

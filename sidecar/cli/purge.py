@@ -11,13 +11,16 @@ import click
 
 from liftpy.client import Client
 from liftpy.client.positions import parse_start
+from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.purge import waits_for
-from sidecar.cli.options import connection_options, internal_option, json_option
+from sidecar.cli.options import BYTES, connection_options, internal_option, json_option
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
 _LOOK_EVERY_S = 0.5
+_COUNT_S = 10.0
+"""So long the records that would go are counted, over all partitions."""
 
 
 @click.command()
@@ -26,13 +29,17 @@ _LOOK_EVERY_S = 0.5
     "--subject", "subjects", multiple=True, help="Records of this subject; * and > as NATS has them. Several: any of them."
 )
 @click.option(
-    "--key", "keys", multiple=True, help="Records with this key. Several: any of them. With --subject: those that fit both."
+    "--key",
+    "keys",
+    type=BYTES,
+    multiple=True,
+    help="Records with this key. Several: any of them. With --subject: those that fit both.",
 )
 @click.option(
     "--before", metavar="WHERE", help="Only what lies below an OFFSET, or before a time as 2026-01-31T12:00:00 or -10m."
 )
 @click.option("--partition", type=click.IntRange(0), help="Only this one; an offset needs it where there are several.")
-@click.option("--dry-run", is_flag=True, help="Show below which offsets records would go, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show how many records would go, and do nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask: the records are deleted for good.")
 @click.option("--wait", is_flag=True, help="Until every replica has said that it holds none of them any more.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), default=300.0, show_default=True, help="Seconds of --wait.")
@@ -40,7 +47,7 @@ _LOOK_EVERY_S = 0.5
 @connection_options
 @internal_option
 def purge(
-    name: str, subjects: tuple[str, ...], keys: tuple[str, ...], before: str | None, partition: int | None, dry_run: bool,
+    name: str, subjects: tuple[str, ...], keys: tuple[bytes, ...], before: str | None, partition: int | None, dry_run: bool,
     yes: bool, wait: bool, timeout_s: float, as_json: bool, target: Target,
 ) -> None:  # fmt: skip
     """Give up the committed records of stream NAME that have one of the subjects, or keys, for good, on every replica.
@@ -50,37 +57,91 @@ def purge(
         raise click.UsageError("name --subject or --key; to give up everything below an offset: liftpy stream truncate")
     where = _where(before)
 
-    async def work(client: Client, dry_run: bool) -> dict[int, int]:
+    async def plan(client: Client) -> list[_Purged]:
         image = await client.stream(name)
         numbers = [p.partition for p in image.partitions] if partition is None else [partition]
         if isinstance(where, int) and len(numbers) > 1:
             raise ConfigError(f"{name} has {len(numbers)} partitions: an offset is one partition's, name it by --partition")
-        bytes_of = [key.encode() for key in keys]
-        return {
-            number: await client.purge(name, number, subjects=subjects, keys=bytes_of, before=where, dry_run=dry_run)
-            for number in numbers
-        }
+        until = time.monotonic() + _COUNT_S
+        return [await _would_go(client, name, image.uid, number, subjects, keys, where, until) for number in numbers]
 
-    if not dry_run and not yes:
-        for number, end in with_client(target, lambda client: work(client, True)).items():
-            click.echo(f"{name}/{number}: what fits would go below {end}", err=True)
-        click.confirm(f"delete these records of stream {name} for good?", abort=True, err=True)
-    ends = with_client(target, lambda client: work(client, dry_run))
-    if wait and not dry_run:
-        with_client(target, lambda client: _gone(client, name, set(ends), timeout_s))
+    async def carry_out(client: Client, found: list[_Purged]) -> None:
+        for one in found:  # what was shown, whatever was published since
+            await client.purge(name, one.partition, subjects=subjects, keys=keys, before=one.end_offset, uid=one.uid)
+        if wait:
+            await _gone(client, name, {one.partition for one in found}, timeout_s)
+
+    async def at_once(client: Client) -> list[_Purged]:
+        found = await plan(client)
+        await carry_out(client, found)
+        return found
+
+    if yes and not dry_run:
+        purged = with_client(target, at_once)
+    else:
+        purged = with_client(target, plan)
+        if not dry_run:
+            for one in purged:
+                click.echo(f"{name}/{one.partition}: what fits would go below {one.end_offset}: {one.words}", err=True)
+            click.confirm(f"delete these records of stream {name} for good?", abort=True, err=True)
+            with_client(target, lambda client: carry_out(client, purged))
     if as_json:
-        found = [{"partition": number, "end_offset": end} for number, end in ends.items()]
+        found = [
+            {
+                "partition": one.partition, "end_offset": one.end_offset, "records": one.records, "of_records": one.of_records,
+                "at_least": one.at_least,
+            }
+            for one in purged
+        ]  # fmt: skip
         click.echo(json.dumps({"stream": name, "dry_run": dry_run, "waited": wait and not dry_run, "purged": found}))
         return
     how = "would go" if dry_run else "is gone" if wait else "goes"
-    for number, end in ends.items():
-        click.echo(f"{name}/{number}: what fits {how} below {end}")
+    for one in purged:
+        click.echo(f"{name}/{one.partition}: what fits {how} below {one.end_offset}: {one.words}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Purged:
+    """What goes of one partition: ``records`` below ``end_offset`` that fit, of the ``of_records`` offsets that it has.
+
+    ``at_least``: counting took too long, there may be more.
+    """
+
+    uid: str
+    partition: int
+    end_offset: int
+    records: int
+    of_records: int
+    at_least: bool
+
+    @property
+    def words(self) -> str:
+        return f"{'at least ' if self.at_least else ''}{self.records} of {self.of_records} records"
+
+
+async def _would_go(
+    client: Client, name: str, uid: str, number: int, subjects: tuple[str, ...], keys: tuple[bytes, ...],
+    before: int | datetime | None, until: float,
+) -> _Purged:  # fmt: skip
+    """What fits in one partition, counted until the time ``until`` of the monotonic clock. Nothing is done."""
+    end = await client.purge(name, number, subjects=subjects, keys=keys, before=before, dry_run=True, uid=uid)
+    bounds = await client.bounds(name, number)
+    records, at_least = 0, False
+    if end > bounds.log_start_offset:
+        consumer = client.consume(name, number, until=end - 1, subjects=subjects, keys=keys)
+        try:
+            async with asyncio.timeout(max(until - time.monotonic(), 0.0)):
+                async for piece in consumer.batches():
+                    records += piece.record_count
+        except TimeoutError:
+            at_least = True
+    return _Purged(uid, number, end, records, bounds.end_offset - bounds.log_start_offset, at_least)
 
 
 def _where(before: str | None) -> int | datetime | None:
-    where = None if before is None else parse_start(before, datetime.now(UTC))
-    if where is not None and not isinstance(where, (int, datetime)):
-        raise click.UsageError("--before takes an offset or a time")
+    where = None if before is None else parse_start(before, datetime.now(UTC), "--before")
+    if where is not None and not isinstance(where, int | datetime):
+        raise ConfigError(f"--before {before}: give an OFFSET, or a time as 2026-01-31T12:00:00 or -10m")
     return where.replace(tzinfo=UTC) if isinstance(where, datetime) and where.tzinfo is None else where
 
 

@@ -9,7 +9,7 @@ import click
 from liftpy.client import Client
 from liftpy.client.calling import CommandAnswer
 from liftpy.ids import check_name
-from sidecar.cli.options import connection_options
+from sidecar.cli.options import BYTES, connection_options
 from sidecar.cli.session import with_client
 from sidecar.settings import Target
 
@@ -19,7 +19,7 @@ from sidecar.settings import Target
 @click.argument("text", required=False)
 @click.option("--stream", required=True, help="The stream that the service reads: the command becomes a record of it.")
 @click.option("--partition", default=0, show_default=True, help="Which partition of it.")
-@click.option("--key", default=None, help="Of the record.")
+@click.option("--key", type=BYTES, default=None, help="Of the record.")
 @click.option(
     "--id", "message_id", default="", metavar="ID", help="Message id: sent twice it has one effect.  [default: a random one]"
 )
@@ -33,7 +33,7 @@ def call(
     text: str | None,
     stream: str,
     partition: int,
-    key: str | None,
+    key: bytes | None,
     message_id: str,
     timeout_s: float,
     shows_offset: bool,
@@ -52,7 +52,7 @@ def call(
             stream,
             body,
             partition=partition,
-            key=None if key is None else key.encode(),
+            key=key,
             message_id=message_id,
             timeout_s=timeout_s,
         )

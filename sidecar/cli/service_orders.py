@@ -154,7 +154,7 @@ async def _said(client: Client, node: str, uid: str, partition: int, name: str) 
 
 
 async def _record(client: Client, stream: str, partition: int, offset: int, uid: str) -> Record:
-    async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid):
+    async for piece in client.read_range(stream, partition, offset, offset + 1, uid=uid, exact=True):
         for record in piece.records():
             return record
     raise LiftError(f"{stream}/{partition} holds no record at {offset}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import asdict
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from liftpy.client import Client
+from liftpy.client import Client, ReadOptions
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY
 from liftpy.cluster.waiting import why_it_waits
 from liftpy.config import NO_QUOTA, DefaultQuota, StreamConfig
 from liftpy.dataclass import dataclass
+from liftpy.errors import LiftError
 from liftpy.partition import PartitionState, Purge
 from liftpy.purge import waits_for
 from liftpy.wire.subjects import data_subject
@@ -31,6 +33,8 @@ from sidecar.cli.truncate import truncate
 from sidecar.settings import Target
 
 DEFAULT_REPLICAS = 3
+_PATIENCE_S = 2.0
+"""So long a leader is waited for that says how many records there are."""
 
 
 @click.group()
@@ -212,22 +216,43 @@ def show(name: str, as_json: bool, target: Target) -> None:
 
 @stream.command()
 @click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and do nothing.")
 @click.option("--yes", is_flag=True, help="Don't ask: its records are deleted for good.")
 @json_option
 @connection_options
 @internal_option
-def delete(name: str, yes: bool, as_json: bool, target: Target) -> None:
+def delete(name: str, dry_run: bool, yes: bool, as_json: bool, target: Target) -> None:
     """Delete stream NAME and all its records, for good."""
-    if not yes:
-        click.confirm(f"delete stream {name} and all its records for good?", abort=True, err=True)
 
-    async def work(client: Client) -> str:
-        uid = (await client.stream(name)).uid  # the stream that was confirmed, not one made meanwhile under its name
-        await client.delete_stream(name, uid)
-        return uid
+    async def look(client: Client) -> tuple[StreamImage, int | None]:
+        found = await client.stream(name)
+        return found, await _records_of(client, found)
 
-    uid = with_client(target, work)
-    click.echo(json.dumps({"deleted": name, "uid": uid}) if as_json else f"stream {name} deleted")
+    async def carry_out(client: Client, uid: str) -> None:
+        await client.delete_stream(name, uid)  # the stream that was confirmed, not one made since under its name
+
+    found, records = with_client(target, look)
+    what = (
+        f"{'all' if records is None else f'its {records} of {records}'} records in {_count(len(found.partitions), 'partition')}"
+    )
+    if not dry_run:
+        if not yes:
+            click.confirm(f"delete stream {name} and {what} for good?", abort=True, err=True)
+        with_client(target, lambda client: carry_out(client, found.uid))
+    if as_json:
+        click.echo(json.dumps({"deleted": name, "uid": found.uid, "records": records, "dry_run": dry_run}))
+    else:
+        click.echo(f"stream {name} and {what} would be deleted" if dry_run else f"stream {name} deleted, with {what}")
+
+
+async def _records_of(client: Client, image: StreamImage) -> int | None:
+    """How many offsets the stream holds; None: a partition has no leader that says so."""
+    options = ReadOptions(patience_s=_PATIENCE_S)
+    try:
+        bounds = await asyncio.gather(*(client.bounds(image.name, p.partition, options=options) for p in image.partitions))
+    except LiftError:
+        return None
+    return sum(one.end_offset - one.log_start_offset for one in bounds)
 
 
 def stream_json(image: StreamImage) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class EventWriter:
         place, looked_at, first = None, end, end - _END_READ
         while place is None and looked_at > start:
             first = max(first, start)
-            async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid):
+            async for part in self._client.read_range(EVENTS_STREAM, 0, first, looked_at, uid=stream.uid, exact=True):
                 place = newest_place(part.values()) or place
             looked_at, first = first, first - _FURTHER * (end - first)
         return Tail(end - 1, place or NOTHING)

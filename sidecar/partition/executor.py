@@ -152,9 +152,9 @@ class Executor:
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
         logger.warning("%s: no part of this log can be kept, it is fetched anew from %d on", self._t.key, effect.start_offset)
-        self._cut(lambda: self._t.log.start_afresh(effect.start_offset))
+        self._cut(lambda: self._t.log.start_afresh(effect.start_offset, effect.deletes_end), afresh=True)
 
-    def _cut(self, cut: Callable[[], object]) -> None:
+    def _cut(self, cut: Callable[[], object], *, afresh: bool = False) -> None:
         """Where a flush hangs, behind it: until then the replica stands still, and not the loop with it."""
 
         def cut_and_tell() -> None:
@@ -163,7 +163,11 @@ class Executor:
             except StorageError as error:
                 self.failed(error)
                 return
-            self._t.derived.cut()
+            if afresh:
+                self._t.derived.started_afresh()
+                self._t.fetches.started_afresh()
+            else:
+                self._t.derived.cut()
             self._t.standby.cut()
             self._t.feed(events.LogCut(end_offset=self._t.log.log_end_offset))
 

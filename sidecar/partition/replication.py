@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 
 from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
-from liftpy.errors import DamagedBatchError, LiftError, ProtocolError
+from liftpy.errors import DamagedBatchError, LiftError, ProtocolError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.state_transfer import PIECE_BYTES, StateGiver, StatePiece, StateQuestion, StateTaker
 from liftpy.instruments import Instruments
 from liftpy.log.log import Log
 from liftpy.log.pieces import Portion, read_portion
@@ -42,6 +43,8 @@ logger = logging.getLogger("liftpy.replication")
 _MAX_DIGITS = 19
 """Of a request id: it has 63 bits."""
 _MAX_MICROS = (1 << 32) - 1
+_STATE_OVERHEAD_BYTES = 512
+"""What a piece of a state takes in a message besides its data, at most."""
 _MAX_TOKENS = 4096
 """Requests that the core has not answered yet; the oldest is forgotten beyond (the follower asks again)."""
 
@@ -91,6 +94,8 @@ class ReplicationDesk:
         self._next_token = 1
         self._holding = False
         """Answers of this step leave together, behind the last of them."""
+        self.giver: StateGiver | None = None
+        """Of what the log no longer says; None: it has none to give."""
         self._read: tuple[tuple[int, int, int, int], Portion] | None = None
         """What was asked of the log in this step, and what it gave: followers that keep up all ask for the same."""
 
@@ -101,7 +106,7 @@ class ReplicationDesk:
             fetches, queries = RequestGuard("fetch", self._counters), RequestGuard("epoch query", self._counters)
             self._listeners = [
                 self._bus.listen(self._subjects.replicate(stream, partition), fetches.handler(self._fetch_arrived)),
-                self._bus.listen(self._subjects.offset(stream, partition), queries.handler(self._epoch_query_arrived)),
+                self._bus.listen(self._subjects.offset(stream, partition), queries.handler(self._offset_arrived)),
             ]
 
     def stop(self) -> None:
@@ -154,10 +159,37 @@ class ReplicationDesk:
                 bad_offset=request.badOffset if request.HasField("badOffset") else None,
                 flush_ns=request.flushMicros * 1000,
                 copy_epoch=request.copyEpoch,
+                deletes_end=request.deletesEnd if request.HasField("deletesEnd") else None,
             )
         )
 
-    def _epoch_query_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _offset_arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        if envelope.is_of(payload, MessageType.STATE_REQUEST):
+            self._state_asked(reply, payload)
+        else:
+            self._epoch_query_arrived(reply, payload)
+
+    def _state_asked(self, reply: bytes, payload: bytes) -> None:
+        try:
+            request = frames.decode(payload, pb.StateRequest)
+            must_be_for(request, self._key.partition, streamUid=self._key.uid)
+        except ProtocolError as error:
+            self._counters[refused(error)] += 1
+            return
+        if self.giver is None or not self._is_own(reply, request.replicaID):
+            return
+        room = min(request.maxBytes, self._bus.max_payload) - _STATE_OVERHEAD_BYTES
+        piece = self.giver.give(StateQuestion(request.endOffset, request.position), max(1, min(room, PIECE_BYTES)))
+        answer = pb.StateResponse(streamUid=self._key.uid, partition=self._key.partition, requestId=request.requestId)
+        if piece is None:
+            answer.later = True
+        else:
+            answer.endOffset, answer.totalBytes = piece.end_offset, piece.total_bytes
+            answer.position, answer.data = piece.position, piece.data
+        self._counters["pieces of derived states sent"] += piece is not None
+        self._send(Asker(reply.decode()), (frames.sealed(answer),))
+
+    def _epoch_query_arrived(self, reply: bytes, payload: bytes) -> None:
         try:
             request = frames.decode(payload, pb.LeaderEpochOffsetRequest)
             must_be_for(request, self._key.partition)
@@ -277,7 +309,9 @@ class ReplicationDesk:
     def send_refusal(self, effect: do.SendFetchRefusal) -> None:
         """Answer a fetch with the reason why it is not served."""
         self._counters[IMPLAUSIBLE if effect.reason is events.RefusalReason.UNKNOWN else _refused_fetch(effect.reason)] += 1
-        refusal = pb.ReplicationRefusal(leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset)
+        refusal = pb.ReplicationRefusal(
+            leaderEpoch=effect.leader_epoch, logStartOffset=effect.log_start_offset, deletesEnd=effect.deletes_end
+        )
         refusal.reason = effect.reason.value  # type: ignore[assignment]  # the numbers are the same, a test says so
         self._answer(effect.token, refusal)
 
@@ -337,6 +371,12 @@ class FetchClient:
         self.fetched: dict[int, Fetched] = {}
         """Token -> batches; the core has at most one request out, so at most a few."""
         self._next_token = 1
+        self.taker: StateTaker | None = None
+        """Of what the leader's log no longer says; None: every fetch leaves at once."""
+        self.failed: Callable[[StorageError], None] = lambda error: None
+        """Told when the state can't be stored."""
+        self._waiting: tuple[do.SendFetch, int] | None = None
+        """The fetch that leaves when the state is here, and this node's incarnation."""
 
     def close(self) -> None:
         """No more answers."""
@@ -351,6 +391,11 @@ class FetchClient:
 
     def send_fetch(self, effect: do.SendFetch, incarnation: int) -> None:
         """Ask the leader for batches, or for more of one; what can't be sent is a failed request."""
+        question = None if self.taker is None else self.taker.asks(effect.leader_epoch)
+        if question is not None:
+            self._waiting = effect, incarnation
+            self._ask_state(effect.request_id, question)
+            return
         held = self._assembly.asks(effect)
         if not held.position:
             self._router.release(self._slot)
@@ -370,12 +415,48 @@ class FetchClient:
             flushMicros=min(-(-effect.flush_ns // 1000), _MAX_MICROS),
             partition=self._key.partition,
             copyEpoch=effect.copy_epoch,
+            deletesEnd=effect.deletes_end,
         )
         self._asked = effect.request_id, clock.now_ns()
         self._send(self._replicate_subject, effect.request_id, frames.sealed(request))
 
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else: the next fetch waits for the leader's state."""
+        if self.taker is not None:
+            self.taker.started_afresh()
+
+    def _ask_state(self, request_id: int, question: StateQuestion) -> None:
+        request = pb.StateRequest(
+            replicaID=self._node_id,
+            streamUid=self._key.uid,
+            partition=self._key.partition,
+            requestId=request_id,
+            endOffset=question.end_offset,
+            position=question.position,
+            maxBytes=self._bus.max_payload,
+        )
+        self._send(self._offset_subject, request_id, frames.sealed(request))
+
+    def _state_came(self, request_id: int, answer: pb.StateResponse) -> events.Event | None:
+        waiting = self._waiting
+        if self.taker is None or waiting is None or waiting[0].request_id != request_id:
+            self._counters[refused(MisdirectedError("a state that nobody waits for"))] += 1
+            return None
+        self._waiting = None
+        piece = None if answer.later else StatePiece(answer.endOffset, answer.totalBytes, answer.position, answer.data)
+        try:
+            goes_on = self.taker.answered(piece)
+        except StorageError as error:
+            self.failed(error)
+            return None
+        if not goes_on:
+            return events.RequestFailed(request_id=request_id, reason="the leader's state is not ready")
+        self.send_fetch(*waiting)
+        return None
+
     def forget_pieces(self) -> None:
         """What is held of a batch is of no use any more: this replica has another role."""
+        self._waiting = None
         self._assembly.forget()
         self._router.release(self._slot)
 
@@ -397,10 +478,19 @@ class FetchClient:
 
     def _answered(self, request_id: int, payload: bytes, headers: bytes) -> None:
         if headers and is_status(headers, payload):
+            if self.taker is not None:
+                self.taker.nobody_listens()
             self._feed(events.RequestFailed(request_id=request_id, reason="nobody listens"))
             return
         try:
-            event = self._event(request_id, payload)
+            kind, to, body = envelope.decode_addressed(payload)
+            must_be_at(to, lambda: address(self._key.uid, self._key.partition, request_id))
+            if kind is MessageType.STATE_RESPONSE:
+                answer = frames.parse(body, pb.StateResponse)
+                must_be_for(answer, self._key.partition, streamUid=self._key.uid, requestId=request_id)
+                event = self._state_came(request_id, answer)
+            else:
+                event = self._event(request_id, kind, body)
         except DamagedBatchError as error:
             self._counters["fetched batches that are damaged"] += 1
             _seldom.warning(
@@ -413,11 +503,10 @@ class FetchClient:
         except LiftError as error:
             self._counters[refused(error)] += 1
             event = events.RequestFailed(request_id=request_id, reason=f"unreadable answer: {error}")
-        self._feed(event)
+        if event is not None:
+            self._feed(event)
 
-    def _event(self, request_id: int, payload: bytes) -> events.Event:
-        kind, to, body = envelope.decode_addressed(payload)
-        must_be_at(to, lambda: address(self._key.uid, self._key.partition, request_id))
+    def _event(self, request_id: int, kind: MessageType, body: memoryview) -> events.Event:
         match kind:
             case MessageType.REPLICATION_RESPONSE:
                 return self._response(request_id, frames.parse_replication_response(body))
@@ -431,6 +520,7 @@ class FetchClient:
                     reason=_reason(refusal.reason),
                     leader_epoch=refusal.leaderEpoch,
                     log_start_offset=refusal.logStartOffset,
+                    deletes_end=refusal.deletesEnd,
                 )
             case MessageType.LEADER_EPOCH_OFFSET_RESPONSE:
                 answer = frames.parse(body, pb.LeaderEpochOffsetResponse)
@@ -463,6 +553,9 @@ class FetchClient:
 
     def _response(self, request_id: int, response: frames.ReplicationResponse) -> events.FetchAnswered:
         batches = split_batches(response.batches, verify=True) if response.batches else []
+        if self.taker is not None and self.taker.fetched():
+            text = "leader gives no state partition=%s: it is of an earlier version, producers and ids of dropped records are forgotten"
+            logger.warning(text, self._key)
         asked_id, asked_ns = self._asked
         if asked_id == request_id:
             self._asked = 0, 0

@@ -101,6 +101,8 @@ class Scrub:
         self._stored_at = 0.0
         self.checked_bytes = 0
         """By this process."""
+        self.read_bytes = 0
+        """From files, for that; what the rate bounds."""
         self.progress = _load(self._path)
 
     def start(self) -> None:
@@ -124,7 +126,12 @@ class Scrub:
 
     def report(self) -> dict[str, Any]:
         """For status."""
-        return {"bytes_per_s": self._bytes_per_s, "checked_bytes": self.checked_bytes, **asdict(self.progress)}
+        return {
+            "bytes_per_s": self._bytes_per_s,
+            "checked_bytes": self.checked_bytes,
+            "read_bytes": self.read_bytes,
+            **asdict(self.progress),
+        }
 
     # ---- what is next ------------------------------------------------------------------------------------------------
     async def _run(self) -> None:
@@ -188,10 +195,10 @@ class Scrub:
         file = await self._in_thread(lambda: worker.log.storage.open(scan.name))
         try:
             while not scan.done and not worker.log.closed and any(segment is held for held in worker.log.segments):
-                began = time.monotonic()
-                size_bytes = await self._in_thread(lambda: scan.step(file, PIECE_BYTES))
-                took_s = time.monotonic() - began
-                self.checked_bytes += size_bytes
+                began, read_before = time.monotonic(), scan.read_bytes
+                self.checked_bytes += await self._in_thread(lambda: scan.step(file, PIECE_BYTES))
+                took_s, size_bytes = time.monotonic() - began, scan.read_bytes - read_before
+                self.read_bytes += size_bytes
                 if in_order:
                     self.progress.position = scan.position
                     if time.monotonic() - self._stored_at > _STORE_EVERY_S:

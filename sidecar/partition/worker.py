@@ -213,6 +213,9 @@ class PartitionWorker:
         self.log.on_damage = self._damaged
         for part in (self._driver, self.ingest.reader, self.standby, self.reads, self.replay, self.states, self.services):
             part.touched = self.touched
+        self.replication.giver, self.fetches.taker = self.states.giver, self.states.taker
+        self.fetches.failed = self._flush_failed
+        self.states.written = self._state_written
         self.trace()
 
     def _dropped(self, reason: str, count: int) -> None:
@@ -434,7 +437,7 @@ class PartitionWorker:
             before, held_from = self.log.log_start_offset, self.services.held_from()
             try:
                 hold_bytes = self._node.settings.replication.service_hold_bytes
-                self.log.apply_retention(now_wall_ns, held_from, hold_bytes)
+                self.log.apply_retention(now_wall_ns, held_from, hold_bytes, self.states.may_drop)
             except LiftError as error:
                 logger.warning("%s: retention: %s", self.key, error)
                 return
@@ -452,6 +455,11 @@ class PartitionWorker:
             self.feed(events.LogStartMoved(log_start_offset=self.log.log_start_offset))
 
         self.flusher.alone(retain)
+
+    def _state_written(self) -> None:
+        """Records that waited for a state may go."""
+        if not self.has_ended:
+            self.apply_retention(self._node.clocks.time_of_age_ns())
 
     def report_purged(self) -> None:
         """Tell the metadata group which purges are done here, where it does not know."""

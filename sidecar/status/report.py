@@ -230,7 +230,7 @@ class Reporter:
             "subjects_state": worker.derived.subjects.state,
             "state_bytes": worker.states.writer.last_bytes,
             "states_written": worker.states.writer.written,
-            "states_failed": worker.states.writer.failed,
+            "states_failed": worker.states.writer.failed + worker.derived.states_left_out,
             "standby": worker.standby.report(),
             "dropped": dict(ingest.dropped),
             "held_bytes": worker.replica.held_bytes,

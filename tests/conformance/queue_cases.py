@@ -91,6 +91,22 @@ async def what_is_rejected_goes_to_the_dead_letters(place: Place) -> None:
 
 
 @case
+async def a_record_with_a_publish_condition_goes_to_the_dead_letters(place: Place) -> None:
+    name, dead = place.name, f"{place.name}-dead"
+    await place.client.create_stream(name, f"data.{name}")
+    await place.client.create_stream(dead, f"data.{dead}")
+    conditions = {"Nats-Expected-Stream": name, "Nats-Expected-Last-Sequence": "0", "colour": "red"}
+    await place.client.publish(name, b"conditional", headers=conditions)
+    await place.client.publish(dead, b"the sequence of this stream is another")
+    async with place.client.queue(name, name, options=QueueOptions(ack_wait_s=600, dead_letters=dead)) as queue:
+        await (await taken(queue, 1))[0].reject("bad")
+        async with asyncio.timeout(45):
+            while len(buried := await place.read(dead)) < 2:
+                assert await queue.take(1, timeout_s=0.1) == []
+    assert (buried[1].value, buried[1].header("colour")) == (b"conditional", b"red")
+
+
+@case
 async def of_a_key_one_record_is_out(place: Place) -> None:
     name = await filled(place, "aab-")
     async with place.client.queue(name, name, options=QueueOptions(order_by_key=True, ack_wait_s=600)) as queue:

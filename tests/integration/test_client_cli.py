@@ -75,7 +75,7 @@ def test_from_creation_to_deletion(run: Run, tmp_path: Path) -> None:
     assert shown["uid"] in out
 
     code, out, _ = run("stream", "delete", "orders", "--yes")
-    assert (code, out) == (0, "stream orders deleted\n")
+    assert (code, out) == (0, "stream orders deleted, with its 6 of 6 records in 1 partition\n")
     assert json_of(run, "stream", "list") == []
     assert "liftpy stream create" in run("stream", "list")[1]
 

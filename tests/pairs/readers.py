@@ -163,10 +163,12 @@ class Reverse(Feature):
         await world.write(rng, 5)
         partition, uid = rng.randrange(world.partitions), world.uid
         end = (await world.client.bounds(world.stream, partition)).end_offset
+        if not end:
+            return
         reading = Reading(self.name, uid, partition, end, end)
         last = end
         try:
-            async for record in world.client.consume(world.stream, partition, start=end, backwards=True, options=READ):
+            async for record in world.client.consume(world.stream, partition, start=end - 1, backwards=True, options=READ):
                 if record.offset >= last:
                     world.model.violate(f"{self.name}: {record.offset} comes after {last}")
                 last = reading.start = record.offset

@@ -8,9 +8,10 @@ from collections import Counter
 from typing import Any, Literal
 
 from liftpy.client.group import Group, GroupOptions
-from liftpy.client.group_admin import describe_group
+from liftpy.client.group_admin import describe_group, reset_group
 from liftpy.client.queue import Job, LeaseLostError, QueueOptions
 from liftpy.errors import LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.ids import PartitionKey
 from liftpy.service.base import Service
 from liftpy.wire.batch import Record
 from tests.pairs.feature import Feature
@@ -76,7 +77,7 @@ class ConsumerGroup(Feature):
     def __init__(self) -> None:
         self._members: list[tuple[Group, asyncio.Task[None]]] = []
         self._readings: dict[tuple[str, int], Reading] = {}
-        self._errors: list[str] = []
+        self._overtaken = False
 
     async def start(self, world: World) -> None:
         await self._join(world)
@@ -122,10 +123,28 @@ class ConsumerGroup(Feature):
             await self._leave(member)
             if not isinstance(error, LiftError):
                 world.model.violate(f"a member of the group ended with {error!r}")
-            elif isinstance(error, OffsetOutOfRangeError) and not world.model.may_shorten and not world.recreations:
+            self._overtaken |= isinstance(error, OffsetOutOfRangeError)
+            if isinstance(error, OffsetOutOfRangeError) and not world.model.may_shorten and not world.recreations:
                 world.model.violate(f"a member of the group: {error!r}")
         if not self._members:
+            if self._overtaken:
+                await self._to_the_start(world)
             await self._join(world)
+
+    async def _to_the_start(self, world: World) -> None:
+        """As an operator does when retention has overtaken a group."""
+        self._overtaken = False
+        starts = {
+            PartitionKey(world.stream, world.uid, partition): (
+                await world.client.bounds(world.stream, partition)
+            ).log_start_offset
+            for partition in range(world.partitions)
+        }
+        name = f"{self.name}-{world.stream}"
+        known = (await describe_group(world.client, name)).positions
+        behind = {key: start for key, start in starts.items() if known.get(key, start) < start}
+        if behind:
+            await reset_group(world.client, name, behind)
 
     async def check(self, world: World) -> None:
         for partition in range(world.partitions):

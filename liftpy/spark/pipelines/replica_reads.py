@@ -93,6 +93,10 @@ class ReplicaReads:
         self._max_bytes = min(_ANSWER_BYTES, transport.max_payload_bytes - _PAYLOAD_RESERVE_BYTES)
         self.compacted = False
         """Whether it has said that offsets may be without a record."""
+        self.compacted_end = 0
+        """Exclusive: the greatest place, of all answers, up to where its compaction had looked [R11]."""
+        self.deletes_end = 0
+        """Exclusive, of the last answer: delete markers below it may be gone [D30]."""
 
     async def bounds(self, at_least: int = -1, patience_s: float | None = None) -> Bounds:
         """Its log start and HW, the latter at least ``at_least`` (inclusive). Raises Away."""
@@ -113,6 +117,8 @@ class ReplicaReads:
             )
             head, body = await self._patiently(request, offset, self.replica.patience_s)
             self.compacted = self.compacted or head.compacted
+            self.compacted_end = max(self.compacted_end, head.compactedEnd)
+            self.deletes_end = head.deletesEnd
             piece = frames.piece_in(head, body)
             if piece is not None:
                 whole = assembly.take(piece)

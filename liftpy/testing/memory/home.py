@@ -15,6 +15,7 @@ from liftpy.config import ReplicationConfig
 from liftpy.ids import PartitionKey
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.heard import NodeHeard
+from liftpy.ingest.state_transfer import StatePiece, StateQuestion
 from liftpy.log.log import Log
 from liftpy.replica import events as ev
 from liftpy.replica.copying import CopyPace
@@ -40,6 +41,9 @@ class FellowReplica(Protocol):
 
     def asked_by(self, peer: FellowReplica, request_id: int) -> int:
         """A token of a question that ``peer`` asks."""
+
+    def give_state(self, question: StateQuestion) -> StatePiece | None:
+        """A piece of what it knows of records that are gone."""
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """An answer to its fetch."""

@@ -12,6 +12,7 @@ from typing import Any
 from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, StorageError
 from liftpy.ids import PartitionKey
+from liftpy.ingest.state_transfer import StatePiece, StateQuestion
 from liftpy.log.group_commit import GroupCommit
 from liftpy.log.horizon import Horizon
 from liftpy.log.log import Log
@@ -54,6 +55,8 @@ class Peers:
         self._kept: dict[str, _Asker] = {}
         """By replica: whose fetch was answered with nothing."""
         self._fetched: dict[int, tuple[memoryview, list[RecordBatch]]] = {}
+        self._waiting: do.SendFetch | None = None
+        """The fetch that leaves when the leader's state is here."""
 
     def end_peers(self) -> None:
         """It serves nobody any more."""
@@ -72,6 +75,10 @@ class Peers:
         """Whether the log did it."""
         raise NotImplementedError
 
+    def storage_failed(self, error: StorageError, token: int = 0) -> None:
+        """The log is given up."""
+        raise NotImplementedError
+
     def _token(self) -> int:
         token, self._next_token = self._next_token, self._next_token + 1
         return token
@@ -88,15 +95,43 @@ class Peers:
         self.later(ask)
 
     def send_fetch(self, effect: do.SendFetch) -> None:
+        question = self.publishers.taker.asks(effect.leader_epoch)
+        self._waiting = None if question is None else effect
+        if question is not None:
+            self.later(lambda: self._ask_state(effect, question))
+            return
         self._ask_leader(
             effect.request_id,
             lambda token: ev.FetchReceived(
                 token=token, replica=self.node_id, offset=effect.offset, leader_epoch=effect.leader_epoch,
                 offset_epoch=effect.offset_epoch, incarnation=self.node.incarnation, request_id=effect.request_id,
                 max_bytes=effect.max_bytes, stream_uid=self.key.uid, awaits_more=True, bad_offset=effect.bad_offset,
-                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch,
+                flush_ns=effect.flush_ns, copy_epoch=effect.copy_epoch, deletes_end=effect.deletes_end,
             ),
         )  # fmt: skip
+
+    def _ask_state(self, effect: do.SendFetch, question: StateQuestion) -> None:
+        """Before a fetch: what the leader knows of records that its log does not hold any more."""
+        if self._waiting is not effect:
+            return  # it has another role
+        leader, piece = self.node.serving(self.key), None
+        if leader is None or leader is self:
+            self.publishers.taker.nobody_listens()
+        else:
+            piece = leader.give_state(question)
+        try:
+            goes_on = self.publishers.taker.answered(piece)
+        except StorageError as error:
+            self.storage_failed(error)
+            return
+        if goes_on:
+            self.send_fetch(effect)
+        else:
+            self.feed(ev.RequestFailed(request_id=effect.request_id, reason="the leader's state is not ready"))
+
+    def give_state(self, question: StateQuestion) -> StatePiece | None:
+        """A piece of it, for a follower."""
+        return self.publishers.giver.give(question)
 
     def send_epoch_query(self, effect: do.SendEpochQuery) -> None:
         self._ask_leader(
@@ -109,6 +144,7 @@ class Peers:
 
     def arrived(self, request_id: int, leader_epoch: int, high_watermark: int, data: bytes) -> None:
         """An answer to its fetch."""
+        self.publishers.taker.fetched()
         view = memoryview(data)
         batches = split_batches(view)
         spans = tuple(
@@ -201,7 +237,7 @@ class Peers:
         if asker is not None:
             refused = ev.FetchRefused(
                 request_id=asker.request_id, reason=effect.reason, leader_epoch=effect.leader_epoch,
-                log_start_offset=effect.log_start_offset,
+                log_start_offset=effect.log_start_offset, deletes_end=effect.deletes_end,
             )  # fmt: skip
             asker.peer.later(lambda: asker.peer.feed(refused))
 

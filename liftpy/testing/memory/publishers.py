@@ -14,6 +14,9 @@ from liftpy.ingest.ingest import Ingest
 from liftpy.ingest.ingest_shell import Refuser, Sink
 from liftpy.ingest.sorting import SortingRules
 from liftpy.ingest.standby import Standby
+from liftpy.ingest.state_file import state_owner
+from liftpy.ingest.state_transfer import StateGiver, StateTaker
+from liftpy.ingest.state_writer import StateWriter, pace_of, restore_state
 from liftpy.testing.memory.bus import Bus, BusSubscription
 from liftpy.testing.memory.home import HeldReplica
 from liftpy.wire.batch import RecordBatch
@@ -34,6 +37,11 @@ class MemoryPublishers:
         self.derived.join(node.derived)
         self.derived.on_lacking = self._read_soon
         self._reading = False
+        owner = state_owner(replica.key)
+        restore_state(self.derived, log, owner)
+        self.states = StateWriter(self.derived, log, owner, pace_of(config), replica.now_ns)
+        self.giver = StateGiver(self.derived, owner, replica.now_ns)
+        self.taker = StateTaker(self.derived, log, owner)
         self.ingest = Ingest(
             shell=self, subject=replica.subject, config=config, policy=stream.ack_policy, codec=stream.codec,
             inboxes=node.inboxes, acks=self.acks, feed=replica.feed, wall_ns=node.wall_ns,
@@ -91,6 +99,18 @@ class MemoryPublishers:
         """The log is cut."""
         self.derived.cut()
         self.standby.cut()
+
+    def started_afresh(self) -> None:
+        """The log is empty, and begins somewhere else."""
+        self.derived.started_afresh()
+        self.taker.started_afresh()
+        self.standby.cut()
+
+    def store_state(self) -> None:
+        """Behind a checkpoint of HW: what is known of the log, where that is due."""
+        unwritten = self.states.begin()
+        if unwritten is not None:
+            self.states.write(unwritten)
 
     def committed(self, high_watermark: int) -> None:
         """HW has risen."""

@@ -32,6 +32,8 @@ from liftpy.testing.memory.readers import Readers
 from liftpy.wire.subjects import data_subject
 
 _COMPACT_FROM_DIRTY_RATIO = 0.5
+_LATER_NS = 20_000_000
+"""A log that is not read to its end yet drops its records then."""
 
 
 class MemoryReplica(MemoryAsking, Peers):
@@ -145,15 +147,16 @@ class MemoryReplica(MemoryAsking, Peers):
             self.commit.appended()
 
     def cut_log(self, effect: do.CutLog) -> None:
-        self._cut(lambda: self.log.cut_to(effect.end_offset))
+        self._cut(lambda: self.log.cut_to(effect.end_offset), self.publishers.cut)
 
     def start_log_afresh(self, effect: do.StartLogAfresh) -> None:
-        self._cut(lambda: self.log.start_afresh(effect.start_offset))
+        start, deletes_end = effect.start_offset, effect.deletes_end
+        self._cut(lambda: self.log.start_afresh(start, deletes_end), self.publishers.started_afresh)
 
-    def _cut(self, cut: Callable[[], Any]) -> None:
+    def _cut(self, cut: Callable[[], Any], then: Callable[[], None]) -> None:
         def cut_and_tell() -> None:
             cut()
-            self.publishers.cut()
+            then()
             self.feed(ev.LogCut(end_offset=self.log.log_end_offset))
 
         self.stored(lambda: self.commit.alone(cut_and_tell))
@@ -190,15 +193,27 @@ class MemoryReplica(MemoryAsking, Peers):
         before = self.log.log_start_offset
         if not self.failed and self.log.may_give_up:
             wall_ns = self.node.wall_ns()
-            done = self.stored(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns)))
+            done = self.stored(lambda: self.commit.alone(lambda: self.log.apply_retention(wall_ns, may_drop=self._may_drop)))
             if done and self.log.log_start_offset != before:
                 self.feed(ev.LogStartMoved(log_start_offset=self.log.log_start_offset))
+
+    def _may_drop(self, log_start_offset: int) -> bool:
+        """Whether what the records say of producers and message ids is stored, if need be now."""
+        states = self.publishers.states
+        if not states.may_drop(log_start_offset):
+            self.log.checkpoint()
+            self.publishers.store_state()
+        if states.may_drop(log_start_offset):
+            return True
+        self.later(self.apply_retention, _LATER_NS)
+        return False
 
     def keep_house(self, dirty_ratio: float = _COMPACT_FROM_DIRTY_RATIO) -> None:
         """Store HW, retention, and a run of compaction where that is asked for and worth it."""
         if self.failed or self.gone:
             return
         if self.stored(self.log.checkpoint):
+            self.publishers.store_state()
             self.apply_retention()
         if self.log.may_be_cleaned and not self.failed:
             compaction = self.log.begin_compaction(self.node.wall_ns(), min_dirty_ratio=dirty_ratio)
@@ -261,6 +276,7 @@ class MemoryReplica(MemoryAsking, Peers):
             self._timers[kind] = self._loop.call_at(effect.at_ns / NS_PER_S, lambda: self.feed(reached))
 
     def role_changed(self, effect: do.RoleChanged) -> None:
+        self._waiting = None
         self.publishers.standby.review()
 
 

@@ -269,7 +269,7 @@ class ReadRequest(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., filterSubjects: _Optional[_Iterable[str]] = ..., filterKeys: _Optional[_Iterable[bytes]] = ..., backwards: _Optional[bool] = ..., endOffset: _Optional[int] = ..., leftOut: _Optional[int] = ..., rangeEnd: _Optional[int] = ..., borderBytes: _Optional[int] = ..., asksFiles: _Optional[bool] = ..., borderRecords: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "host", "folder", "fileBases", "fileBegins", "fileEnds", "endEpoch")
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "host", "folder", "fileBases", "fileBegins", "fileEnds", "compactedEnd", "deletesEnd", "endEpoch")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ReadResponse.Error]
@@ -320,6 +320,8 @@ class ReadResponse(_message.Message):
     FILEBASES_FIELD_NUMBER: _ClassVar[int]
     FILEBEGINS_FIELD_NUMBER: _ClassVar[int]
     FILEENDS_FIELD_NUMBER: _ClassVar[int]
+    COMPACTEDEND_FIELD_NUMBER: _ClassVar[int]
+    DELETESEND_FIELD_NUMBER: _ClassVar[int]
     ENDEPOCH_FIELD_NUMBER: _ClassVar[int]
     error: ReadResponse.Error
     detail: str
@@ -351,5 +353,7 @@ class ReadResponse(_message.Message):
     fileBases: _containers.RepeatedScalarFieldContainer[int]
     fileBegins: _containers.RepeatedScalarFieldContainer[int]
     fileEnds: _containers.RepeatedScalarFieldContainer[int]
+    compactedEnd: int
+    deletesEnd: int
     endEpoch: int
-    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., host: _Optional[str] = ..., folder: _Optional[str] = ..., fileBases: _Optional[_Iterable[int]] = ..., fileBegins: _Optional[_Iterable[int]] = ..., fileEnds: _Optional[_Iterable[int]] = ..., endEpoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., host: _Optional[str] = ..., folder: _Optional[str] = ..., fileBases: _Optional[_Iterable[int]] = ..., fileBegins: _Optional[_Iterable[int]] = ..., fileEnds: _Optional[_Iterable[int]] = ..., compactedEnd: _Optional[int] = ..., deletesEnd: _Optional[int] = ..., endEpoch: _Optional[int] = ...) -> None: ...

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ReplicationRequest(_message.Message):
-    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros", "copyEpoch", "partition")
+    __slots__ = ("replicaID", "offset", "leaderEpoch", "offsetEpoch", "incarnation", "requestId", "maxBytes", "streamUid", "awaitsMore", "badOffset", "position", "batchCrc", "flushMicros", "copyEpoch", "deletesEnd", "partition")
     REPLICAID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class ReplicationRequest(_message.Message):
     BATCHCRC_FIELD_NUMBER: _ClassVar[int]
     FLUSHMICROS_FIELD_NUMBER: _ClassVar[int]
     COPYEPOCH_FIELD_NUMBER: _ClassVar[int]
+    DELETESEND_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     replicaID: str
     offset: int
@@ -38,11 +39,12 @@ class ReplicationRequest(_message.Message):
     batchCrc: int
     flushMicros: int
     copyEpoch: int
+    deletesEnd: int
     partition: int
-    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ..., copyEpoch: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
+    def __init__(self, replicaID: _Optional[str] = ..., offset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., offsetEpoch: _Optional[int] = ..., incarnation: _Optional[int] = ..., requestId: _Optional[int] = ..., maxBytes: _Optional[int] = ..., streamUid: _Optional[str] = ..., awaitsMore: _Optional[bool] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., flushMicros: _Optional[int] = ..., copyEpoch: _Optional[int] = ..., deletesEnd: _Optional[int] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class ReplicationRefusal(_message.Message):
-    __slots__ = ("reason", "leaderEpoch", "logStartOffset", "streamUid", "partition", "requestId")
+    __slots__ = ("reason", "leaderEpoch", "logStartOffset", "streamUid", "partition", "requestId", "deletesEnd")
     class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UNKNOWN: _ClassVar[ReplicationRefusal.Reason]
@@ -53,6 +55,7 @@ class ReplicationRefusal(_message.Message):
         BEFORE_LOG_START: _ClassVar[ReplicationRefusal.Reason]
         NOT_A_REPLICA: _ClassVar[ReplicationRefusal.Reason]
         WRONG_STREAM: _ClassVar[ReplicationRefusal.Reason]
+        DELETES_GONE: _ClassVar[ReplicationRefusal.Reason]
     UNKNOWN: ReplicationRefusal.Reason
     NOT_LEADER: ReplicationRefusal.Reason
     STALE_EPOCH: ReplicationRefusal.Reason
@@ -61,19 +64,22 @@ class ReplicationRefusal(_message.Message):
     BEFORE_LOG_START: ReplicationRefusal.Reason
     NOT_A_REPLICA: ReplicationRefusal.Reason
     WRONG_STREAM: ReplicationRefusal.Reason
+    DELETES_GONE: ReplicationRefusal.Reason
     REASON_FIELD_NUMBER: _ClassVar[int]
     LEADEREPOCH_FIELD_NUMBER: _ClassVar[int]
     LOGSTARTOFFSET_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    DELETESEND_FIELD_NUMBER: _ClassVar[int]
     reason: ReplicationRefusal.Reason
     leaderEpoch: int
     logStartOffset: int
     streamUid: str
     partition: int
     requestId: int
-    def __init__(self, reason: _Optional[_Union[ReplicationRefusal.Reason, str]] = ..., leaderEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
+    deletesEnd: int
+    def __init__(self, reason: _Optional[_Union[ReplicationRefusal.Reason, str]] = ..., leaderEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., deletesEnd: _Optional[int] = ...) -> None: ...
 
 class LeaderEpochOffsetRequest(_message.Message):
     __slots__ = ("leaderEpoch", "currentEpoch", "replicaID", "streamUid", "partition", "requestId")
@@ -108,6 +114,44 @@ class LeaderEpochOffsetResponse(_message.Message):
     partition: int
     requestId: int
     def __init__(self, endOffset: _Optional[int] = ..., leaderEpoch: _Optional[int] = ..., currentEpoch: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("replicaID", "streamUid", "partition", "requestId", "endOffset", "position", "maxBytes")
+    REPLICAID_FIELD_NUMBER: _ClassVar[int]
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MAXBYTES_FIELD_NUMBER: _ClassVar[int]
+    replicaID: str
+    streamUid: str
+    partition: int
+    requestId: int
+    endOffset: int
+    position: int
+    maxBytes: int
+    def __init__(self, replicaID: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., endOffset: _Optional[int] = ..., position: _Optional[int] = ..., maxBytes: _Optional[int] = ...) -> None: ...
+
+class StateResponse(_message.Message):
+    __slots__ = ("streamUid", "partition", "requestId", "later", "endOffset", "totalBytes", "position", "data")
+    STREAMUID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTID_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOTALBYTES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    streamUid: str
+    partition: int
+    requestId: int
+    later: bool
+    endOffset: int
+    totalBytes: int
+    position: int
+    data: bytes
+    def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., later: _Optional[bool] = ..., endOffset: _Optional[int] = ..., totalBytes: _Optional[int] = ..., position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class PartitionNotification(_message.Message):
     __slots__ = ("stream", "partition", "streamUid")

@@ -271,7 +271,7 @@ class Run:
 
     async def _pour(self, flood: Flood, count: int) -> None:
         assert self._cluster.nats is not None
-        link, began, sent = _Link(self._cluster.nats.port), time.monotonic(), 0
+        link, began, sent = Link(self._cluster.nats.port), time.monotonic(), 0
         frames = flood.make(self._place)
         while sent < count:
             block = list(itertools.islice(frames, min(_BLOCK, count - sent)))
@@ -290,7 +290,7 @@ class Run:
         ]
         maker = Maker(self._rng, self._place, self._heard, max_payload)
         by_row: Counter[str] = Counter()
-        link, began = _Link(self._cluster.nats.port), time.monotonic()
+        link, began = Link(self._cluster.nats.port), time.monotonic()
         while by_row.total() < self._count:
             made = []
             for _ in range(_BLOCK):
@@ -392,7 +392,7 @@ class Run:
         self._out.refused = dict(sorted(refused.items()))
 
 
-class _Link:
+class Link:
     """A connection that says anything. Where the server cuts it off, it comes back."""
 
     def __init__(self, port: int) -> None:

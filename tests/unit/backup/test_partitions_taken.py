@@ -34,9 +34,8 @@ class World:
         self.fails: dict[str, Any] = {}
         self.asked: list[tuple[str, int]] = []
         self.spent = 0
-        monkeypatch.setattr(
-            taking, "ReplicaReads", lambda transport, subjects, at: SimpleNamespace(batches=self.reads(at.node))
-        )
+        self.compacted_end = self.deletes_end = 0
+        monkeypatch.setattr(taking, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(taking, "_AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
         options = taking.TakeOptions(piece_bytes=3 * LOG[0].header.size_bytes)
@@ -58,9 +57,11 @@ class World:
                 raise fails
             if offset < self.start:
                 raise Away("OFFSET_OUT_OF_RANGE: it begins later")
+            said.compacted_end, said.deletes_end = self.compacted_end, self.deletes_end
             return [batch for batch in self.log if batch.next_offset > offset][:1], None
 
-        return batches
+        said = SimpleNamespace(batches=batches)
+        return said
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
         bounds = Bounds(UID, "n1", "n1", 9, log_start_offset=self.start, high_watermark=high_watermark)
@@ -121,3 +122,31 @@ async def test_what_an_earlier_backup_holds_is_used_where_it_is_the_same_log(
     assert [piece.file in {one.file for one in before.pieces} for piece in copy.pieces] == [same, same, False]
     assert [(piece.start, piece.end) for piece in copy.pieces] == [(0, 30), (30, 60), (60, 80)]
     assert sum(offset < 50 for _, offset in world.asked) == (0 if same else 5)
+
+
+async def test_copy_of_a_compacted_partition_ends_where_compaction_has_looked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(monkeypatch, tmp_path)
+    spend = world.spend
+
+    async def compacts(size_bytes: int) -> None:
+        await spend(size_bytes)
+        world.compacted_end = 60
+
+    world.home.pace.spent = compacts  # type: ignore[method-assign]
+    copy = await world.take(39)
+    assert (copy.pieces[-1].end, copy.high_watermark, copy.compacted_end) == (60, 59, 60)
+
+
+async def test_copy_begins_again_where_delete_markers_went_that_it_had_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(monkeypatch, tmp_path)
+    before = await world.take(59)
+    world.asked.clear()
+    world.deletes_end = 70
+    world.home.id = taking.new_backup_id(datetime(2026, 12, 1, tzinfo=UTC))
+    copy = await world.take(79, before)
+    assert not {piece.file for piece in copy.pieces} & {piece.file for piece in before.pieces}
+    assert (copy.pieces[0].start, copy.pieces[-1].end, copy.deletes_end) == (0, 80, 70)

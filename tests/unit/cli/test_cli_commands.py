@@ -104,13 +104,6 @@ def test_wrong_usage_is_exit_code_2_and_says_what_is_right(
     assert hint in err
 
 
-def test_deleting_asks_first(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
-    code, out, err = run("stream", "delete", "orders", *NOBODY, capsys=capsys)
-    assert (code, out) == (130, "")
-    assert "for good?" in err
-
-
 def test_lines_are_messages_whatever_their_ends_and_however_they_arrive() -> None:
     async def lines(file: io.RawIOBase | io.BufferedIOBase) -> list[bytes]:
         return [line async for line in publish._lines(file)]  # type: ignore[arg-type]

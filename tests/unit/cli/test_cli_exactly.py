@@ -368,7 +368,7 @@ class Asked:
         node = subject.rpartition(".")[2]
         self.said[node] = {**self.said[node], "snapshot": self.said[node]["position"]}
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> Any:
+    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False) -> Any:
         self.ranges.append((stream, partition, start, end, uid))
         yield SimpleNamespace(records=lambda: iter(self.records))
 

@@ -41,7 +41,7 @@ class Controllers:
         self.started_at.append(moment)
         return 0
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str) -> Any:
+    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str, exact: bool = False) -> Any:
         assert (stream, partition, uid) == ("_liftpy-events", 0, "u1")
         assert self.kept is not None
         for event in self.kept[start:end]:

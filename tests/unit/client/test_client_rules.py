@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import itertools
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +26,14 @@ from liftpy.config import AckPolicy
 from liftpy.errors import (
     ClientClosedError,
     ConfigError,
+    InvalidNameError,
     LiftError,
     NotAllowedError,
     NotFoundError,
     OffsetOutOfRangeError,
     ProtocolError,
 )
+from liftpy.testing.memory import memory_cluster
 from liftpy.wire import envelope, frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import build_batch, parse_batch
@@ -401,3 +403,87 @@ def test_what_a_pattern_remembers_has_a_bound() -> None:
                                               (b"", -1), (b"-1", -1), (b"1e3", -1), (b"9" * 10, -1)])  # fmt: skip
 def test_sizes_on_a_line_have_a_bound(digits: bytes, size: int) -> None:
     assert size_of(digits) == size
+
+
+# ---- range and encoding: checked at the entry --------------------------------------------------------------------------------
+OUT_OF_RANGE = [
+    datetime(1, 1, 1, tzinfo=UTC), datetime(1677, 9, 20), datetime(2262, 4, 12), datetime(9999, 12, 31, 23, tzinfo=UTC),
+    datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5))), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("moment", [*OUT_OF_RANGE, 1 << 63, -(1 << 63) - 1, True, 1.5, "2026-01-01", None], ids=repr)
+async def test_a_time_outside_64_bit_nanoseconds_is_a_config_error_everywhere(moment: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        await client.publish("orders", b"v")
+        with pytest.raises(ConfigError):
+            await client.offset_at("orders", 0, moment)
+        if moment is None:
+            return
+        for work in (client.purge("orders", 0, keys=[b"k"], before=moment), client.truncate_before("orders", 0, moment)):
+            with pytest.raises(ConfigError):
+                await work
+        if not isinstance(moment, str):
+            for given in ({"start": moment}, {"until": moment}):
+                with pytest.raises(ConfigError):
+                    client.consume("orders", **given)
+        assert [record.value async for record in client.consume("orders", until="end")] == [b"v"]
+
+
+@pytest.mark.parametrize("start", [timedelta.max, 1 << 70, True, 1.0, "-150000d", "999999999d", b"earliest", [1]], ids=repr)
+async def test_a_start_that_is_none_is_a_config_error(start: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        with pytest.raises(ConfigError):
+            client.consume("orders", start=start)
+        with pytest.raises(ConfigError):
+            client.consume_many("orders", start=start)
+        with pytest.raises(ConfigError):
+            await client.consume("orders").seek(start)
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"subjects": ["caf\udce9"]}, {"subjects": ["\ud800"]}, {"keys": ["text"]}, {"keys": [1]}, {"subjects": [b"x"]}]
+)
+async def test_a_filter_that_can_not_be_sent_is_an_error_of_its_own(wanted: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        for work in (client.consume, client.consume_many):
+            with pytest.raises((ConfigError, InvalidNameError)):
+                work("orders", **wanted)
+        with pytest.raises((ConfigError, InvalidNameError)):
+            await client.purge("orders", 0, **wanted)
+
+
+@pytest.mark.parametrize("partition", [-1, 1 << 31, 1 << 70, True, "0", 0.5])
+async def test_a_partition_that_is_no_number_of_one_is_a_config_error(partition: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        with pytest.raises(ConfigError):
+            await client.bounds("orders", partition)
+        with pytest.raises(ConfigError):
+            await client.publish("orders", b"v", partition=partition)
+
+
+async def test_a_negative_start_is_so_many_records_before_the_end() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders")
+        for number in range(5):
+            await client.publish("orders", b"%d" % number)
+        assert [r.offset async for r in client.consume("orders", start=-2, until="end")] == [3, 4]
+
+
+def test_a_record_on_a_latin_1_subject_is_converted_like_the_others() -> None:
+    subjects = ["shop.tea", "shop.caf\udce9", "shop.th\u00e9", ""]
+    names = ["a", "caf\udce9", "th\u00e9", "b"]
+    for several in (subjects, subjects[1:2], subjects[:1]):
+        values = [b"%d" % number for number in range(len(several))]
+        headers = [((name, b"h"),) for name in names[: len(several)]]
+        piece = BatchSlice.between(parse_batch(build_batch(values, subjects=several, headers=headers)), 0, None)
+        assert piece is not None
+        rows = piece.to_arrow().to_pylist()
+        assert [row["subject"] for row in rows] == [subject.replace("\udce9", r"\xe9") for subject in several]
+        assert [row["headers"][0]["key"] for row in rows] == [n.replace("\udce9", r"\xe9") for n in names[: len(several)]]
+        assert [row["value"] for row in rows] == values
+        assert len(piece.to_pandas()) == len(several)

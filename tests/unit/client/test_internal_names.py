@@ -6,12 +6,18 @@ import asyncio
 
 import pytest
 
+from liftpy.client import round_opening
+from liftpy.client.admin import Admin
 from liftpy.client.group_admin import delete_group, describe_group, list_groups, reset_group
 from liftpy.client.many import selects
-from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
+from liftpy.client.producing import ProducerOptions
+from liftpy.client.round_opening import open_producer
+from liftpy.client.rounds import Round
+from liftpy.errors import ConfigError, InvalidNameError, NotFoundError, PublishRejectedError
 from liftpy.ids import PartitionKey
 from liftpy.testing.memory import memory_cluster
-from liftpy.wire.subjects import GROUPS_STREAM
+from liftpy.wire.columnar import ByteArray, RecordColumns
+from liftpy.wire.subjects import GROUPS_STREAM, Subjects
 
 
 @pytest.mark.parametrize(
@@ -42,6 +48,29 @@ async def test_the_first_who_needs_groups_has_their_stream_made() -> None:
         assert (made.subject, len(made.partitions), made.replica_count) == ("liftpy-groups", 3, 3)
         assert await client.list_streams() == []
         assert [stream.name for stream in await client.list_streams(internal=True)] == [GROUPS_STREAM]
+
+
+async def test_producer_of_an_internal_stream_is_rejected_by_its_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        made = await client.groups_stream()
+        admin = Admin(client.transport, Subjects(cluster.namespace), 5.0)
+
+        async def open_it(round: Round | None) -> None:
+            options = ProducerOptions(patience_s=5.0)
+            async with open_producer(
+                client.transport, admin, GROUPS_STREAM, id="sink", round=round, options=options
+            ) as producer:
+                await producer.send_columns(RecordColumns(ByteArray.of([b"junk"])), partition=0)
+
+        for round in (None, Round("query", 0, 0)):
+            with pytest.raises(InvalidNameError, match="internal"):
+                await open_it(round)
+            with monkeypatch.context() as patched:
+                patched.setattr(round_opening, "check_published", lambda stream: stream)  # a client that does not look
+                with pytest.raises(PublishRejectedError, match="stream _groups is internal"):
+                    await open_it(round)
+        for place in made.partitions:
+            assert (await client.bounds(GROUPS_STREAM, place.partition)).high_watermark == -1
 
 
 async def test_nobody_publishes_to_one_or_changes_one_by_accident() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from liftpy.client.client import Client
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, InvalidNameError
+from liftpy.testing.memory import memory_cluster
 from liftpy.wire.subjects import Subjects
 
 WRONG = ("", "a.b", "a b", "*", ">", "a\r\nPUB x 0")
@@ -82,3 +83,13 @@ async def test_a_partition_below_0_asks_nobody(call: str) -> None:
             "bounds": lambda: client.bounds("orders", -1),
             "call_service": lambda: client.call_service("bank", "orders", b"!", partition=-1),
         }[call]()
+
+
+@pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
+async def test_a_new_stream_is_not_named_like_an_option(name: str) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        with pytest.raises(InvalidNameError, match="option"):
+            await client.create_stream(name, "shop.orders")
+        with pytest.raises(InvalidNameError, match="option"):
+            await client.plan_stream(name, "shop.orders")
+        assert await client.list_streams() == []

@@ -14,10 +14,11 @@ import pytest
 from liftpy.client import Client, Job, LeaseLostError, Queue, QueueOptions, ReadOptions
 from liftpy.client import queue as module
 from liftpy.client.consumer import PartitionReader
+from liftpy.client.group_admin import describe_group
 from liftpy.client.queue_log import QueueLog
 from liftpy.client.queue_pace import TakePace
 from liftpy.config import StreamConfig
-from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, PublishRejectedError, UnavailableError
 from liftpy.testing.memory import memory_cluster
 from liftpy.wire._pb import group_pb2
 
@@ -158,6 +159,61 @@ async def test_dead_letters(client: Client) -> None:
         assert queue.counters["buried"] == 2
     async with client.queue("jobs", "w", options=options) as queue:
         assert await queue.take(3, timeout_s=0.1) == []
+
+
+async def test_queue_dead_letter_without_room_is_stored_without_its_value(client: Client) -> None:
+    """A record that fills a message leaves no room for the headers that say where it is from."""
+    largest = 1024 * 1024
+    async with asyncio.timeout(30):
+        while True:  # the largest that is taken
+            try:
+                await client.publish("jobs", b"v" * largest, key=b"k", headers={"h": b"1"})
+                break
+            except PublishRejectedError:
+                largest -= 64
+    await client.publish("jobs", b"", headers={"h": b"1" * largest})
+    await client.publish("jobs", b"2")
+    options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
+    async with client.queue("jobs", "w", options=options) as queue:
+        for job in (await queue.take(3))[:2]:
+            await job.reject("poison")
+        async with asyncio.timeout(30):
+            while queue.counters["buried"] < 2:
+                assert await queue.take(3, timeout_s=0.1) == []
+        first, second = [record async for record in client.consume("dead", until="end")]
+        assert (first.value, first.key, first.header("h"), first.header("Dead-Letter-Omitted")) == (b"", b"k", b"1", b"value")
+        assert (second.header("h"), second.header("Dead-Letter-Omitted")) == (None, b"value headers")
+        assert [one.header("Dead-Letter-Offset") for one in (first, second)] == [b"0", b"1"]
+    assert (await describe_group(client, "w")).queues[0].dead == 0
+
+
+@pytest.mark.parametrize("state", ["paused", "deleted"])
+async def test_queue_without_its_dead_letter_stream_gives_the_good_records(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    """A record that can't be stored as a dead letter keeps nobody waiting, is named, and is stored when the stream is back."""
+    monkeypatch.setattr(module, "_BURY_AGAIN_S", 0.1)
+    monkeypatch.setattr(module, "_BURY_S", 1.0)
+    await fill(client, 4)
+    options = QueueOptions(ack_wait_s=600, max_deliveries=2, dead_letters="dead")
+    async with client.queue("jobs", "w", options=options) as queue:
+        await (await queue.take(1))[0].reject("poison")
+        await (client.pause("dead") if state == "paused" else client.delete_stream("dead"))
+        good: list[int] = []
+        async with asyncio.timeout(60):
+            while len(good) < 3 or not queue.problem:
+                jobs = await queue.take(1, timeout_s=0.1)
+                good += numbers(jobs)
+                await queue.ack(jobs)
+            assert good == [1, 2, 3]
+            assert "jobs/0 offset 0" in queue.problem
+            assert "dead-letter stream dead" in queue.problem
+            assert queue.problem in caplog.text
+            await (client.resume("dead") if state == "paused" else client.create_stream("dead", "dead"))
+            while not queue.counters["buried"]:
+                assert await queue.take(1, timeout_s=0.1) == []
+        assert [record.value async for record in client.consume("dead", until="end")] == [b"0"]
+        assert queue.problem == ""
 
 
 async def test_what_is_taken_ahead_is_given_back_at_the_end(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

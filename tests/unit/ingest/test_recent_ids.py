@@ -343,6 +343,6 @@ def test_a_log_that_is_begun_afresh_begins_the_state_anew() -> None:
     while not state.replay():
         pass
     log.start_afresh(50)
-    state.cut()
+    state.started_afresh()
     assert state.is_complete
     assert state.ids.find(b"m1", 0) is None

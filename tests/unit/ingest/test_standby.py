@@ -499,6 +499,20 @@ def test_what_was_heard_under_other_settings_may_have_been_refused_and_is_forgot
     assert values(bench.leads()) == [b"3"]
 
 
+def test_standby_tells_no_where_its_leader_may_not_have_known_of_new_settings() -> None:
+    bench = Bench()
+    bench.log.config = replace(bench.log.config, read_only=True)
+    bench.standby.review()
+    bench.log.config = replace(bench.log.config, read_only=False)
+    bench.standby.review()
+    bench.heard(b"rejected as read-only", reply=b"_INBOX.a.")
+    bench.heard(b"plain")
+    bench.heard(b"a lease later", reply=b"_INBOX.b.", after_ns=1500 * MS)
+    taken = bench.leads()
+    assert values(taken) == [b"plain", b"a lease later"]
+    assert [message[2] for message in taken.undecided] == [b"rejected as read-only"]
+
+
 def test_what_was_heard_before_a_pause_was_missed_may_have_been_refused_and_is_forgotten() -> None:
     bench = Bench()
     bench.heard(b"1")

@@ -80,7 +80,7 @@ def test_without_its_file_the_traces_count(spoil: Callable[[MemoryStorage], None
     assert reopened(log.storage, power=False).horizon == NEVER, "nothing has been compacted"
     compact(log)
     spoil(log.storage)
-    assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2)
+    assert reopened(log.storage, power=False).horizon == Horizon(SEALED_END, 2, SEALED_END)
 
 
 def test_what_was_fetched_compacted_counts_up_to_the_leaders_high_watermark() -> None:

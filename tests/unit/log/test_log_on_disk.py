@@ -18,6 +18,7 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.log.promises import PROMISES_NAME, PromiseJournal
 from liftpy.log.scrub import Scan
 from liftpy.log.segment import Segment, walk
+from liftpy.wire.batch import build_batch
 from sidecar.disk.files import FolderStorage
 from tests.unit.log.log_model import SMALL, content, fill
 from tests.unit.log.test_compaction import CONFIG, NOW_NS, _append, _records
@@ -57,11 +58,11 @@ def a_segment(base: int, end: int, records: int, *epochs: tuple[int, int]) -> An
     ("segments", "horizon"),
     [
         ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 10, (2, 12))], NEVER),
-        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 12))], Horizon(10, 1)),
-        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 10))], Horizon(10, 1)),
-        ([a_segment(0, 10, 9, (1, 0), (2, 9)), a_segment(10, 20, 10, (3, 12))], Horizon(10, 2)),
-        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 9, (2, 19))], Horizon(20, 2)),
-        ([a_segment(5, 10, 4)], Horizon(10, 0)),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 12))], Horizon(10, 1, 10)),
+        ([a_segment(0, 10, 9, (1, 0)), a_segment(10, 20, 10, (2, 10))], Horizon(10, 1, 10)),
+        ([a_segment(0, 10, 9, (1, 0), (2, 9)), a_segment(10, 20, 10, (3, 12))], Horizon(10, 2, 10)),
+        ([a_segment(0, 10, 10, (1, 0)), a_segment(10, 20, 9, (2, 19))], Horizon(20, 2, 20)),
+        ([a_segment(5, 10, 4)], Horizon(10, 0, 10)),
     ],
 )
 def test_traces_tell_how_far_a_compaction_can_have_looked(segments: list[Any], horizon: Horizon) -> None:
@@ -129,6 +130,18 @@ def test_a_scan_in_pieces_counts_every_byte_once(piece_bytes: int) -> None:
         sizes.append(scan.step(segment.file, piece_bytes))
         assert scan.position - before == sizes[-1] > 0
     assert (sum(sizes), scan.next_offset) == (segment.size_bytes, segment.next_offset)
+
+
+def test_scan_of_batches_larger_than_a_step_reads_little_more_than_they_take() -> None:
+    log, _ = Log.open(MemoryStorage(), StreamConfig())
+    for offset in range(20):
+        log.append(build_batch([bytes(200_000)], base_offset=offset, leader_epoch=1, timestamp_ns=1))
+    log.flush()
+    segment = log.segments[0]
+    scan = Scan(0, segment.size_bytes)
+    while not scan.done:
+        scan.step(segment.file, 128 * 1024)
+    assert segment.size_bytes < scan.read_bytes < 2 * segment.size_bytes
 
 
 def test_damage_that_a_whole_look_confirms_is_raised_with_its_place() -> None:

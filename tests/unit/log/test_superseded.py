@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from liftpy.log.memory import MemoryStorage
 from liftpy.partition import PartitionState, Purge
 from liftpy.wire.batch import build_batch, split_batches
 
-Row = tuple[bytes | None, str, bool]
-"""Key, subject, whether it has headers."""
+Row = tuple[bytes | None, str, bool, bool]
+"""Key, subject, whether it has headers, whether it is a delete marker."""
 
 
 def state(*purges: Purge) -> PartitionState:
@@ -33,7 +34,7 @@ def log_of(batches: list[list[Row]], **settings: Any) -> Log:
     for number, rows in enumerate(batches):
         base = log.log_end_offset
         batch = build_batch(
-            [b"%d" % (base + place) for place in range(len(rows))],
+            [None if row[3] else b"%d" % (base + place) for place, row in enumerate(rows)],
             base_offset=base, leader_epoch=1, timestamp_ns=number * NS_PER_S,
             keys=[row[0] for row in rows], subjects=[row[1] for row in rows],
             headers=[[("h", b"1")] if row[2] else None for row in rows],
@@ -55,85 +56,109 @@ def clean(log: Log, now_ns: int = 0, ratio: float = 0.0) -> int | None:
 
 
 def held(log: Log) -> list[int]:
+    """The offsets of the records that are there."""
     data = b"".join(log.read(log.log_start_offset, 1 << 30, end_offset=log.log_end_offset).chunks)
-    found = [value for batch in split_batches(data) if not batch.header.control for value in batch.values()]
-    assert all(value is not None for value in found)
-    return [int(value or b"") for value in found]
+    return [offset for batch in split_batches(data) if not batch.header.control for offset in batch.offsets().tolist()]
 
 
-ROWS = st.tuples(st.sampled_from([None, b"", b"a", b"b"]), st.sampled_from(["", "x", "x.y", "z"]), st.booleans())
+ROWS = st.tuples(st.sampled_from([None, b"", b"a", b"b"]), st.sampled_from(["", "x", "x.y", "z"]), st.booleans(), st.booleans())
 
 
-def expected(
-    batches: list[list[Row]], compaction: bool, most: int, window_s: int, purges: list[Purge], now_s: int
-) -> list[int]:
+@dataclass(frozen=True)
+class Rules:
+    compaction: bool
+    most: int
+    window_s: int
+    delete_retention_s: int
+    now_s: int
+
+
+def is_given_up(offset: int, row: Row, purges: list[Purge]) -> bool:
+    key, subject = row[:2]
+    return any(
+        offset < p.end_offset
+        and (not p.subjects or any(s == subject or (s == "x.>" and subject == "x.y") for s in p.subjects))
+        and (not p.keys or key in p.keys)
+        for p in purges
+    )
+
+
+def expected(batches: list[list[Row]], rules: Rules, purges: list[Purge]) -> list[int]:
+    """The offsets that stay."""
     rows = [(row, number) for number, batch in enumerate(batches) for row in batch]
     of_subject: dict[str, list[int]] = defaultdict(list)
     of_key: dict[bytes, int] = {}
-    for offset, ((key, subject, _), _) in enumerate(rows):
-        of_subject[subject].append(offset)
-        if key is not None:
-            of_key[key] = offset
+    for offset, (row, _) in enumerate(rows):
+        of_subject[row[1]].append(offset)
+        if row[0] is not None:
+            of_key[row[0]] = offset
+    goes, is_young = [], []
+    for offset, (row, number) in enumerate(rows):
+        key, subject, headers, is_delete = row
+        is_keyed = rules.compaction and key is not None
+        is_old = is_delete and number < rules.now_s - rules.delete_retention_s
+        gone = is_keyed and (of_key[key] != offset or is_old)
+        gone = gone or (bool(rules.most) and subject != "" and offset not in of_subject[subject][-rules.most :])
+        goes.append(gone or is_given_up(offset, row, purges))
+        since = max(rules.now_s, len(batches) - 1) - rules.window_s
+        is_young.append(headers and rules.window_s > 0 and number > since)
     stays = []
-    for offset, ((key, subject, headers), number) in enumerate(rows):
-        gone = compaction and key is not None and of_key[key] != offset
-        gone = gone or (bool(most) and subject != "" and offset not in of_subject[subject][-most:])
-        young = headers and window_s > 0 and number > len(batches) - 1 - window_s
-        given_up = any(
-            offset < p.end_offset
-            and (not p.subjects or any(s == subject or (s == "x.>" and subject == "x.y") for s in p.subjects))
-            and (not p.keys or key in p.keys)
-            for p in purges
-        )
-        if (gone and not young) or (given_up and not (young and number > now_s - window_s)):
-            continue
-        stays.append(offset)
+    for offset, (row, number) in enumerate(rows):
+        held = [o for o, (_, n) in enumerate(rows) if n <= number and goes[o] and is_young[o]]
+        supersedes = row[0] is not None and row[0] in {rows[o][0][0] for o in held}
+        supersedes = supersedes and ((rules.compaction and of_key[row[0]] == offset) or is_given_up(offset, row, purges))
+        of_held_subject = row[1] != "" and row[1] in {rows[o][0][1] for o in held}
+        supersedes = supersedes or (of_held_subject and is_given_up(offset, row, purges))
+        if not goes[offset] or is_young[offset] or supersedes:
+            stays.append(offset)
     return stays
 
 
 @given(
     batches=st.lists(st.lists(ROWS, min_size=1, max_size=7), min_size=1, max_size=6),
-    compaction=st.booleans(),
-    most=st.sampled_from([0, 1, 2, 3]),
-    window_s=st.sampled_from([0, 1, 2, 9]),
-    now_s=st.integers(0, 12),
+    rules=st.builds(
+        Rules, compaction=st.booleans(), most=st.sampled_from([0, 1, 2, 3]), window_s=st.sampled_from([0, 1, 2, 9]),
+        delete_retention_s=st.sampled_from([0, 2, 100]), now_s=st.integers(0, 12),
+    ),
     wishes=st.lists(
         st.tuples(
             st.sampled_from([(), ("x",), ("x.>", "z")]), st.sampled_from([(), (b"a",), (b"", b"b")]), st.integers(1, 30)
         ).filter(lambda wish: bool(wish[0] or wish[1])),
         max_size=2,
     ),
-)
+)  # fmt: skip
 def test_it_keeps_what_a_naive_model_keeps(
-    batches: list[list[Row]],
-    compaction: bool,
-    most: int,
-    window_s: int,
-    now_s: int,
-    wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]],
+    batches: list[list[Row]], rules: Rules, wishes: list[tuple[tuple[str, ...], tuple[bytes, ...], int]]
 ) -> None:
-    log = log_of(batches, compaction=compaction, max_per_subject=most, dedup_window_s=float(window_s))
+    log = log_of(
+        batches, compaction=rules.compaction, max_per_subject=rules.most, dedup_window_s=float(rules.window_s),
+        delete_retention_s=float(rules.delete_retention_s),
+    )  # fmt: skip
     end = log.log_end_offset
     purges = [purge(n + 1, min(e, end), subjects=s, keys=k) for n, (s, k, e) in enumerate(wishes)]
     log.told(state(*purges))
-    clean(log, now_s * NS_PER_S)
-    if compaction or most or purges:
-        assert held(log) == expected(batches, compaction, most, window_s, purges, now_s)
-    everything = expected(batches, False, 0, 0, purges, now_s)
-    done = [p for p in purges if all(o in everything or o >= p.end_offset for o in held(log))]
-    assert log.cleaning.purged >= {p.number for p in done}
+    rows = [row for batch in batches for row in batch]
+    clean(log, rules.now_s * NS_PER_S)
+    stay = held(log)
+    if rules.compaction or rules.most or purges:
+        assert stay == expected(batches, rules, purges)
     for p in purges:
-        if p.number in log.cleaning.purged:
-            only = expected(batches, False, 0, 0, [p], now_s)
-            assert set(held(log)) <= set(only)
+        taken = [o for o in stay if is_given_up(o, rows[o], [p])]
+        assert (p.number in log.cleaning.purged) == (not taken), "a purge is done when nothing that it wants is left"
+    if rules.compaction and not rules.most and not purges:
+        for key in {row[0] for row in rows} - {None}:
+            newest = max(offset for offset, row in enumerate(rows) if row[0] == key)
+            left = [offset for offset in stay if rows[offset][0] == key]
+            assert left[-1:] in ([newest], [] if rows[newest][3] else [newest]), "a delete takes all of its key along [D29]"
+            assert newest in stay or log.horizon.deletes_end > newest, "and is told when it is gone [D30]"
 
 
-X: Row = (None, "x", False)
-Y: Row = (b"k", "y", False)
+X: Row = (None, "x", False, False)
+Y: Row = (b"k", "y", False, False)
 
 
 def test_of_each_subject_the_newest_stay_and_the_nameless_all() -> None:
-    log = log_of([[X, X, Y, (None, "", False)], [X, (None, "", False)], [X]], max_per_subject=2)
+    log = log_of([[X, X, Y, (None, "", False, False)], [X, (None, "", False, False)], [X]], max_per_subject=2)
     assert clean(log) == 2
     assert held(log) == [2, 3, 4, 5, 6]
     assert log.horizon.end_offset == 7
@@ -191,7 +216,7 @@ def test_files_of_which_nothing_goes_stay_as_they_are() -> None:
 
 
 def test_what_may_have_a_message_id_is_purged_when_its_window_is_over() -> None:
-    log = log_of([[(None, "x", True)]], dedup_window_s=100.0)
+    log = log_of([[(None, "x", True, False)]], dedup_window_s=100.0)
     log.told(state(purge(1, 1, subjects=("x",))))
     assert clean(log, 50 * NS_PER_S) == 0
     assert (held(log), log.cleaning.purged) == ([0], set())

@@ -70,7 +70,9 @@ class FakeClient:
             raise self.world.fails.pop(0)
         return SimpleNamespace(log_start_offset=0, high_watermark=len(self.world.stream.records) - 1)
 
-    async def read_range(self, stream: str, partition: int, first: int, end: int, *, uid: str) -> AsyncIterator[Any]:
+    async def read_range(
+        self, stream: str, partition: int, first: int, end: int, *, uid: str, exact: bool = False
+    ) -> AsyncIterator[Any]:
         assert uid == self.world.image.streams[EVENTS_STREAM].uid
         self.world.read.append((first, end))
         given = [

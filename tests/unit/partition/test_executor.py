@@ -80,12 +80,16 @@ def test_a_full_disk_becomes_an_event_that_names_the_publishes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("effect", "cut"), [(do.CutLog(end_offset=5), "log.cut_to"), (do.StartLogAfresh(start_offset=5), "log.start_afresh")]
+    ("effect", "cut"),
+    [
+        (do.CutLog(end_offset=5), ["log.cut_to", "derived.cut"]),
+        (do.StartLogAfresh(start_offset=5), ["log.start_afresh", "derived.started_afresh", "fetches.started_afresh"]),
+    ],
 )
-def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: str) -> None:
+def test_a_cut_settles_the_running_flush_first_and_is_reported_when_done(effect: do.Effect, cut: list[str]) -> None:
     runner, calls, fed = executor()
     runner.execute(effect)
-    assert calls == ["flusher.alone", cut, "derived.cut", "standby.cut"]
+    assert calls == ["flusher.alone", *cut, "standby.cut"]
     assert fed == [events.LogCut(end_offset=5)]
 
 

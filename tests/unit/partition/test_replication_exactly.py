@@ -239,7 +239,7 @@ class Follower:
     def fetch(self, request_id: int = 41, **more: Any) -> pb.ReplicationRequest:
         fields = {
             "request_id": request_id, "leader": "n1", "offset": 42, "offset_epoch": 43, "leader_epoch": 44, "max_bytes": 45,
-            "bad_offset": None, "flush_ns": 0, "copy_epoch": 47,
+            "bad_offset": None, "flush_ns": 0, "copy_epoch": 47, "deletes_end": 48,
         }  # fmt: skip
         self.client.send_fetch(do.SendFetch(**{**fields, **more}), 46)  # type: ignore[arg-type]
         subject, frame, reply = self.sent.pop()
@@ -255,7 +255,7 @@ def test_a_fetch_says_what_was_decided() -> None:
     follower = Follower()
     assert follower.fetch() == pb.ReplicationRequest(
         replicaID="n2", offset=42, leaderEpoch=44, offsetEpoch=43, incarnation=46, requestId=41, maxBytes=45, streamUid="u1",
-        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3, copyEpoch=47,
+        awaitsMore=True, position=0, batchCrc=0, flushMicros=0, partition=3, copyEpoch=47, deletesEnd=48,
     )  # fmt: skip
     more = follower.fetch(bad_offset=0, flush_ns=1001, max_bytes=1 << 30)
     assert more.HasField("badOffset")

@@ -67,7 +67,8 @@ def test_retention_that_failed_tells_of_no_new_log_start() -> None:
 
     log.apply_retention = fails
     node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=9)), counters=Counter[str]())
-    kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node)
+    states = SimpleNamespace(may_drop=lambda offset: True)
+    kept = worker(log=log, services=SimpleNamespace(held_from=lambda: 5), _node=node, states=states)
     PartitionWorker.apply_retention(kept, 1)
     assert (kept.told, node.counters) == (["settled"], {})
 

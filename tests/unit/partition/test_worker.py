@@ -55,10 +55,11 @@ def test_followers_hear_that_retention_has_moved_the_log_start(before: int, afte
     log.apply_retention = lambda now, *hold: (held.append(hold), setattr(log, "log_start_offset", after))
     services, counters = SimpleNamespace(held_from=lambda: 5), Counter[str]()
     node = SimpleNamespace(settings=SimpleNamespace(replication=SimpleNamespace(service_hold_bytes=99)), counters=counters)
-    kept = worker(log=log, services=services, _node=node)
+    states = SimpleNamespace(may_drop=lambda offset: True)
+    kept = worker(log=log, services=services, _node=node, states=states)
     PartitionWorker.apply_retention(kept, 1)
     assert kept.told == ["settled", *told]
-    assert held == [(5, 99)]
+    assert held == [(5, 99, states.may_drop)]
     assert sum(counters.values()) == (after > 5), "what a service needed is gone: said and counted"
     log.apply_retention = lambda now, *hold: (_ for _ in ()).throw(LiftError("closed"))
     PartitionWorker.apply_retention(kept, 1)

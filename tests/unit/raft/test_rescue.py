@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.replay import check_partition
 from liftpy.cluster.rescued import LEAP, rescued_image
 from liftpy.cluster.snapshot import encode_snapshot
+from liftpy.config import DefaultQuota, SessionTimes
 from liftpy.errors import ConfigError, CorruptionError, FolderLockedError, InvariantError, LiftError
 from liftpy.partition import PartitionStatus
 from liftpy.wire._pb import cluster_pb2 as pb
@@ -119,6 +121,19 @@ def test_who_is_in_sync_stays_so_and_a_copy_begins_again(history: list[bytes]) -
         assert (now.uid, now.config) == (stream.uid, stream.config)
         assert [p.isr for p in now.partitions] == [p.isr for p in stream.partitions]
     assert not any(p.joining for stream in after.streams.values() for p in stream.partitions)
+
+
+def test_a_rescue_keeps_every_field_that_it_has_no_reason_to_change(history: list[bytes]) -> None:
+    quota, times = DefaultQuota(records_per_s=7, bytes_per_s=1 << 20), SessionTimes(session_ms=9000, lease_ms=4000, change=3)
+    before = dataclasses.replace(image_of(history), default_quota=quota, session_times=times)
+    after = rescued_image(before, ("n1",), 5)
+    assert (after.default_quota, after.session_times) == (quota, times)
+    changed = {"index", "time_ns", "nodes", "streams", "counters", "controllers", "reports"}
+    derived = {"hosted", "replica_counts", "leader_counts", "answering", "waiting", "trail"}
+    for field in dataclasses.fields(before):  # a field that is new is kept, or named here
+        if field.name not in changed | derived:
+            assert getattr(after, field.name) == getattr(before, field.name), field.name
+    assert image_from_bytes(image_to_bytes(after)) == after
 
 
 def test_the_rescued_group_elects_who_comes_back(history: list[bytes]) -> None:

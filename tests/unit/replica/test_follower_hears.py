@@ -132,3 +132,16 @@ def test_in_an_election_it_stops_fetching_and_tells_its_position() -> None:
     assert follower.only(do.ReportLeader).newest_offset == 2
     follower.step(ev.WokenUp())
     assert follower.out == []
+
+
+def test_follower_that_is_answered_again_with_nothing_takes_it_for_a_sign_of_life() -> None:
+    follower = Stepped("b").follows()
+    request = follower.only(do.SendFetch).request_id
+    follower.answered([], -1)
+    timeout_ns = follower.replica._shared.deadlines._at_ns[Deadline.LEADER] - follower.now_ns
+    follower.now_ns += timeout_ns * 9 // 10
+    follower.answered([], -1, request=request)
+    follower.fire(Deadline.LEADER)
+    assert not follower.has(do.ReportLeader)
+    follower.fire(Deadline.LEADER)
+    assert follower.has(do.ReportLeader), "nothing has come since"

@@ -47,7 +47,7 @@ class Cluster:
         bank = {"service": "bank", "position": self.position, "snapshot": self.snapshot}
         return {"partitions": [{"uid": "u1", "partition": 1, "services": [bank]}]}
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str) -> Any:
+    async def read_range(self, stream: str, partition: int, start: int, end: int, *, uid: str, exact: bool = False) -> Any:
         assert (stream, partition, start, end, uid) == ("in", 1, 17, 18, "u1")
         yield SimpleNamespace(records=lambda: [BAD])
 

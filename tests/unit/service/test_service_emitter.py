@@ -81,7 +81,9 @@ class Partition:
         end = len(self.log) - (self.rng.randrange(3) if self.rng else 0)  # HW, a little behind
         return Bounds("o1", "n1", "n1", 1, self.log_start, max(end, 0) - 1)
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+    async def read_range(
+        self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False
+    ) -> AsyncIterator[Any]:
         if start < self.log_start:
             raise OffsetOutOfRangeError("gone")
         records = self.log[start:end]

@@ -97,7 +97,9 @@ class World:
         await asyncio.sleep(0)
         return Bounds(f"{stream}-uid", "n1", "n1", 1, self.starts.get(stream, 0), len(self.logs[stream, partition]) - 1)
 
-    async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+    async def read_range(
+        self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False
+    ) -> AsyncIterator[Any]:
         assert uid == f"{stream}-uid"
         records = self.logs[stream, partition][start:end]
         yield SimpleNamespace(records=lambda: iter(records))
@@ -200,7 +202,9 @@ async def test_what_waits_is_of_one_batch_however_many_outputs_there_are(monkeyp
     world.logs["out", 0] = [output(number) for number in range(30)]
     written: list[int] = []
 
-    async def read_range(stream: str, partition: int, start: int, end: int, uid: str) -> AsyncIterator[Any]:
+    async def read_range(
+        stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False
+    ) -> AsyncIterator[Any]:
         for first in range(start, end, 10):
             written.append(len(world.logs["warnings", 0]))
             yield SimpleNamespace(records=lambda first=first: iter(world.logs[stream, partition][first : first + 10]))

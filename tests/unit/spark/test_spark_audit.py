@@ -145,6 +145,14 @@ def test_the_same_records_in_another_epoch_or_in_other_batches(access: Access, n
     assert [(f.node, f.offset, f.kind, f.majority) for f in look(access).findings] == [("n3", 10, "batches", True)]
 
 
+def test_batch_across_the_middle_of_a_large_block_is_compared_once(
+    access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "LEAF_BYTES", 1)
+    serve(node, log_of([100]), n3=log_of([100], epoch=2))
+    assert [(f.node, f.offset) for f in look(access).findings] == [("n3", offset) for offset in range(10)], "of one batch"
+
+
 def test_large_blocks_are_halved_until_records_are_compared(
     access: Access, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_times_of_partitions() -> None:
     assert strict is not None
     assert strict.must_match
     assert parse(startingTimestamp="9", **by_time).starting == OffsetSpec(timestamp_ns=9_000_000)
+    assert parse(startingTimestamp="0").starting == parse(endingTimestamp="0").ending == OffsetSpec(timestamp_ns=0)
     assert parse(endingOffsetsByTimestamp='{"orders": {"0": 5}}').ending == OffsetSpec(times=((("orders", 0), 5_000_000),))
     for wrong in ("5", "{}", '{"s": {"0": -1}}', '{"s": {"0": 99999999999999999}}', '{"s": {}}', '{"s": {"0": "5"}}', "{"):
         with pytest.raises(ConfigError, match="startingOffsetsByTimestamp"):
@@ -297,3 +298,24 @@ def test_a_cursor_is_named_and_follows_a_streaming_query() -> None:
         parse(cursor="nightly").check_batch()
     with pytest.raises(InvalidNameError):
         parse(cursor="a b")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("startingOffset", "startingOffsets"), ("STREAMS", "stream"), ("xyz", ""), ("delimiter", ""), ("x" * 10_000, "")],
+)
+def test_unknown_option_is_only_taken_for_one_whose_name_is_close(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match="unknown option") as refused:
+        SourceOptions.parse({"stream": "orders", name: "1"})
+    assert (f"did you mean '{meant}'?" in str(refused.value)) == bool(meant)
+    assert ("did you mean" in str(refused.value)) == bool(meant)
+    assert len(str(refused.value)) < 2000
+
+
+def test_source_without_a_stream_names_what_works_instead_of_a_catalog_table() -> None:
+    with pytest.raises(
+        ConfigError, match=r"say what to read.*CREATE TABLE .* USING liftpy, saveAsTable.*CREATE TEMPORARY VIEW"
+    ):
+        SourceOptions.parse({"nats": "nats://h:1"})
+    with pytest.raises(ConfigError, match=r"exactly one of the options stream, subscribe, subscribePattern and assign$"):
+        SourceOptions.parse({"stream": "a", "subscribe": "b"})

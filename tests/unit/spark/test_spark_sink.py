@@ -43,7 +43,7 @@ def test_options_of_a_sink() -> None:
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing; did you mean"),
+        ({"startingOffsets": "earliest"}, "'startingOffsets' is one of reading, not of writing. Known are"),
         ({"writeIds": "x"}, "did you mean 'writeId'"),
         ({"kafka.bootstrap.servers": "x"}, "option of Kafka's sink: use nats here"),
         ({"atomic": "true"}, "no option atomic: rows are seen as they are committed, each once"),

@@ -1,4 +1,4 @@
-"""What Spark calls when a stream is written: writers, messages, inputs that fail [A14], over a cluster in memory, without a JVM."""
+"""What Spark calls when a stream is written, over a cluster in memory: errors, inputs that fail [A14], tasks that change [A17]."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_streaming_query_writes_each_row_once(client: Client, task: TASK
     await write(writer, b"a")
     assert await held(client) == [b"a", b"b", b"a"]
     with caplog.at_level(logging.INFO):
-        writer.commit([first, again, None], 0)
+        await asyncio.to_thread(writer.commit, [first, again, None], 0)
     assert "micro-batch 0: 2 tasks (query), 4 rows, 2 of them stored before; out/0 [0, 2): 2" in caplog.text
     writer.abort([None, None], 0)
     assert len(await held(client)) == 3
@@ -224,6 +224,35 @@ async def test_task_sees_the_end_of_its_input_across_the_workers_buffer(client: 
     size = len(whole.getvalue()) + beyond
     await asyncio.to_thread(run_task, source().streamWriter(SCHEMA, False), batches(b"a"), END_OF_STREAM, size)
     assert await held(client) == [b"a"]
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_batch_that_is_run_again_with_fewer_tasks_is_an_error(client: Client, task: TASKS, streaming: bool) -> None:
+    """[A17]: the lost tasks' records are there twice."""
+    batch = 0
+    writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
+
+    async def commit(*messages: Written) -> None:
+        await asyncio.to_thread(writer.commit, list(messages), *([batch] if streaming else []))
+
+    if streaming:
+        task(batch=0, part=7)  # more tasks in the micro-batch before are no matter
+        await write(writer, b"before")
+        batch = 1
+    for part in (1, 2):  # task 0 of three fails before it has stored anything
+        task(batch=batch, part=part)
+        await write(writer, b"row %d" % part)
+    task(batch=batch, part=0)
+    same = [await write(writer, b"row 0")]
+    for part in (1, 2):
+        task(batch=batch, part=part)
+        same.append(await write(writer, b"row %d" % part))
+    await commit(*same)
+    for _ in range(2):  # the number has changed; and again, when nothing is new
+        with pytest.raises(
+            SourceError, match=r"\[TASKS_CHANGED\].*3 tasks or more.*adaptive.streaming.stateless.enabled=false"
+        ):
+            await commit(same[0])
 
 
 async def test_task_outside_of_sparks_worker_is_refused(client: Client, task: TASKS) -> None:

@@ -1,0 +1,183 @@
+"""Producers on the cluster in memory: their state outlives leaders, replicas, restarts and the records that it was made from."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import select
+import signal
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client, ProducerOptions
+from liftpy.client.sync import SyncClient
+from liftpy.config import StreamConfig
+from liftpy.errors import ConfigError, LiftError, PublishRejectedError
+from liftpy.testing.memory import memory_cluster
+from liftpy.testing.memory.cluster import MemoryCluster
+
+STANDBY = StreamConfig(failover_standby=True, min_isr=2)
+
+
+async def another_leader(cluster: MemoryCluster, client: Client, how: str) -> None:
+    """Give the leadership of ``s`` to another node: by a planned transfer or by a kill."""
+    before = cluster.leader("s")
+    if how == "kill":
+        cluster.kill(before)
+    else:
+        (state,) = (await client.stream("s")).partitions
+        await client.elect_leader("s", 0, next(node for node in state.isr if node != before))
+    cluster.leader("s", other_than=before)
+
+
+@pytest.mark.parametrize("how", ["transfer", "kill"])
+async def test_producer_on_stream_with_standby_goes_on_after_leader_changes(how: str) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
+        async with client.producer("s", id="p") as producer:
+            await (await producer.send(b"0"))
+            await another_leader(cluster, client, how)
+            for number in range(1, 4):
+                await (await producer.send(b"%d" % number))
+        assert [r.value async for r in client.consume("s", until="end")] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("how", ["transfer", "kill"])
+async def test_newest_of_two_processes_goes_on_after_leader_changes(how: str) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", replicas=3, config=STANDBY)
+        old = await client.producer("s", id="p")
+        await (await old.send(b"old"))
+        async with client.producer("s", id="p") as new:
+            await (await new.send(b"new 0"))
+            await another_leader(cluster, client, how)
+            await (await new.send(b"new 1"))
+            with pytest.raises(PublishRejectedError) as caught:
+                await (await old.send(b"late"))
+            assert caught.value.reason == "PRODUCER_FENCED"
+            await (await new.send(b"new 2"))
+        await old.close()
+        assert [r.value async for r in client.consume("s", until="end")] == [b"old", b"new 0", b"new 1", b"new 2"]
+
+
+# ---- what outlives its records ---------------------------------------------------------------------------------------------
+SHORT = StreamConfig(segment_bytes=4096, retention_records=5, min_isr=2)
+
+
+def records_are_dropped(cluster: MemoryCluster, client: SyncClient, below: int) -> None:
+    """Wait until the records of ``s`` below that offset are gone."""
+
+    def dropped() -> bool:
+        cluster.keep_house()
+        return client.bounds("s").log_start_offset >= below
+
+    cluster.wait_until(dropped, what=f"the log begins at {below} or above")
+
+
+def lose_all_but_the_log(cluster: MemoryCluster) -> None:
+    """Every process dies and comes back."""
+    for node in cluster.nodes:
+        cluster.kill(node)
+    cluster.heal()
+
+
+@pytest.mark.parametrize("how", ["retention", "truncation"])
+@pytest.mark.parametrize("then", ["restart", "new replica", "restart while copying"])
+def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> None:
+    config = SHORT if how == "retention" else dataclasses.replace(SHORT, retention_records=0)
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        nodes = cluster.nodes
+        client.create_stream("s", "data.s", replicas=2, config=config)
+        with client.producer("s", id="p") as producer:
+            producer.send_many([b"%d" % n for n in range(30)])
+        client.publish("s", b"with an id", msg_id="m")
+        for _ in range(20):
+            client.publish("s", bytes(1000))
+        if how == "truncation":
+            client.truncate_before("s", 0, 45)
+        records_are_dropped(cluster, client, 35)
+        if then == "restart":
+            lose_all_but_the_log(cluster)
+        else:
+            old = client.stream("s").partitions[0].replicas
+            (new,) = set(nodes) - set(old)
+            client.reassign(client.stream("s"), 0, [new])
+            if then != "new replica":
+                cluster.kill(new)
+                cluster.start(new)
+            cluster.wait_until(lambda: client.stream("s").partitions[0].replicas == (new,), what="the replica has moved")
+            for node in old:
+                cluster.kill(node)
+        cluster.leader("s")
+        again = client.publish("s", b"with an id", msg_id="m")
+        assert again is not None
+        assert (again.offset, again.duplicate) == (30, True)
+        with client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer:
+            producer.send_many([b"%d" % n for n in range(30)])
+        with client.producer("s", id="p") as producer:
+            assert producer.next_sequence() == 30
+        assert {record.value for record in client.consume("s", until="end")} == {bytes(1000)}
+
+
+# ---- the stream's limits ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("setting", "reason"), [({"max_message_bytes": 50}, "TOO_LARGE"), ({"optimistic_concurrency": True}, "INCORRECT_OFFSET")]
+)
+def test_partly_known_batch_does_not_pass_the_limits_of_the_stream(setting: dict[str, Any], reason: str) -> None:
+    known = [b"%d" % n for n in range(5)]
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("s", "data.s")
+        with client.producer("s", id="p") as producer:
+            producer.send_many(known)
+        client.alter_stream("s", **setting)
+        with client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer:
+            producer.send_many(known)
+        with (
+            pytest.raises(LiftError) as caught,
+            client.producer("s", id="p", options=ProducerOptions(begin="repeat")) as producer,
+        ):
+            producer.send_many([*known, bytes(5000)])
+        assert reason in f"{getattr(caught.value, 'reason', '')} {caught.value}"
+        assert [record.value for record in client.consume("s", until="end")] == known
+
+
+# ---- publishers ------------------------------------------------------------------------------------------------------------
+async def test_publish_waits_until_enough_replicas_are_in_sync() -> None:
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", replicas=2, config=StreamConfig(min_isr=2))
+        await client.publish("s", b"before")
+        dead = next(node for node in cluster.nodes if node != cluster.leader("s"))
+        cluster.kill(dead)
+        while len((await client.stream("s")).partitions[0].isr) > 1:
+            await asyncio.sleep(0.02)
+        publishing = asyncio.create_task(client.publish("s", b"after"))
+        done, _ = await asyncio.wait({publishing}, timeout=0.3)
+        assert not done, "rejected, and not sent again"
+        cluster.start(dead)
+        await publishing
+        assert [record.value async for record in client.consume("s", until="end")] == [b"before", b"after"]
+
+
+def test_client_of_forked_child_raises() -> None:
+    with memory_cluster(1) as cluster, cluster.sync_client() as client:
+        client.create_stream("s", "data.s")
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            told = b"nothing"
+            try:
+                client.publish("s", b"from the child")
+            except ConfigError as error:
+                told = str(error).encode()
+            finally:
+                os.write(writing, told)
+                os._exit(0)
+        os.close(writing)
+        ready, _, _ = select.select([reading], [], [], 10)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert ready
+        assert b"fork" in os.read(reading, 1000)

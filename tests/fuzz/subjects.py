@@ -1,0 +1,440 @@
+"""``python -m tests.fuzz.subjects [--minutes 10] [--seed 1]``: odd requests on every subject that a node subscribes to, on real nodes.
+
+Three nodes run, with JetStream's read API, the coordinators of groups and a stream with a publisher. Requests are whole and odd: JSON
+with half surrogates, years 1 and 9999, numbers of 400 digits; frames of every class with extreme contents; overheard frames, spoiled.
+Half of them name a reply subject that is no inbox.
+
+What must hold: no node ends or restarts, the publisher goes on, and no message leaves on a subject on which nodes have nothing to say.
+A sniffer on ``>`` knows what was sent from here, and on which subjects nodes publish by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from liftpy.client import Client, connect
+from liftpy.client.ending import end_tasks
+from liftpy.client.parser import StrictConnection
+from liftpy.errors import LiftError
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from liftpy.wire.subjects import SERVER_CONNECTIONS, Subjects, jetstream_api
+from sidecar.dev.cluster import DevCluster
+from tests.system.garbage.making import Maker, Overheard, Said, command
+from tests.system.garbage.run import Link
+from tests.system.garbage.targets import Place, matches, targets
+
+STREAM, DATA, DOMAIN, GROUP = "fuzz", "data.fuzz", "liftpy", "readers"
+PARTITIONS = 2
+NODES = 3
+SETTINGS = {"LIFTPY_JETSTREAM_API": DOMAIN, "LIFTPY_REPLICATION_GROUPS_PARTITIONS": "1"}
+PER_S = 1500
+_BLOCK = 25
+_KEPT_OWN = 400_000
+_DEADLINE_S = 60.0
+_MAX_LINE = 3_000
+_LOOK_S = 2.0
+
+JS_REQUESTS = (
+    "INFO", "STREAM.NAMES", "STREAM.LIST", f"STREAM.INFO.{STREAM}", f"STREAM.MSG.GET.{STREAM}", f"STREAM.MSG.GET.{STREAM}:1",
+    f"DIRECT.GET.{STREAM}", f"DIRECT.GET.{STREAM}.{DATA}", f"CONSUMER.NAMES.{STREAM}", f"CONSUMER.LIST.{STREAM}",
+    f"CONSUMER.MSG.NEXT.{STREAM}.c",
+    f"STREAM.PURGE.{STREAM}", "STREAM.CREATE.x", "STREAM.INFO.a:b:c", "STREAM.MSG.GET.-rf", "X",
+)  # fmt: skip
+FIELDS = {
+    "jetstream": (
+        "seq", "last_by_subj", "next_by_subj", "start_time", "batch", "max_bytes", "multi_last", "up_to_seq", "up_to_time", "offset",
+        "subject", "subjects_filter", "deleted_details",
+    ),
+    "status": ("history", "partitions", "streams", "events", "metrics", "settings", "after", "glance"),
+    "control_level": ("level", "for_s"),
+    "control_settings": ("reload",),
+    "control_events": ("after", "since_ns", "count"),
+}  # fmt: skip
+"""Fields of the rows whose requests are JSON."""
+INNER = ("after", "step", "limit", "stream", "kept", "before", "since_ns", "until_ns", "kind", "count", "node", "principal")
+ODD: tuple[Any, ...] = (
+    "\ud800", "a.\udfff", "\ud83d\ude00", "", " ", ">",
+    "*", f"{DATA}.>", DATA, "a..b", ".", "\x00", "\r\n", "x" * 2000, "é", None, True,
+    False, 0, 1, -1, 2, 500, 1 << 31, 1 << 62, 1 << 63, 1 << 64, 10**400, -(10**30), 0.5, -0.0, 1e308, 1e-308,
+    "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59.999999999-23:59", "0001-01-01T00:00:00+23:59",
+    "1677-09-21T00:12:43Z", "2262-04-11T23:47:17Z", "2026-02-30T00:00:00Z", "2026-01-31T24:00:00Z", "1970-01-01T00:00:00Z", "debug",
+    [], {}, [[]], [1, 2], [0, -1], [-1, "", -1], ["", 0], ["\ud800"], {"a": "\udc00"}, [DATA, "\udc00"], [1 << 70, 1], "NaN",
+)  # fmt: skip
+
+
+@dataclass
+class Verdict:
+    """What came of a run."""
+
+    seed: int
+    seconds: float = 0.0
+    sent: Counter[str] = field(default_factory=Counter)
+    answers: int = 0
+    """In the inboxes of the fuzz."""
+    ended: list[str] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
+    forged: Counter[str] = field(default_factory=Counter)
+    """Messages on subjects where nodes have nothing to say, by subject."""
+    untouched: list[str] = field(default_factory=list)
+    """Subscriptions of nodes to which nothing was sent."""
+    published: int = 0
+    problems: list[str] = field(default_factory=list)
+    failed_requests: dict[str, int] = field(default_factory=dict)
+    """Requests whose handler raised what nobody expected: the node rejected them and went on."""
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def wrong(self) -> list[str]:
+        """What must not be; empty: all is well."""
+        checks = {
+            f"nodes ended: {self.ended}": self.ended,
+            f"nodes restarted: {self.restarted}": self.restarted,
+            f"messages left outside the inboxes: {dict(self.forged)}": self.forged,
+            f"subscriptions without a request: {self.untouched}": self.untouched,
+            f"{self.problems}": self.problems,
+            "no request was answered": not self.answers,
+            "nothing was published": not self.published,
+        }
+        return [text for text, is_wrong in checks.items() if is_wrong]
+
+    def text(self) -> str:
+        """For people."""
+        return (
+            f"seed {self.seed}: {self.sent.total()} requests in {self.seconds:.0f} s on {len(self.sent)} kinds of subjects, "
+            f"{self.answers} answers, {self.published} records published beside them\n"
+            f"  sent: {dict(self.sent)}\n  refused: {self.refused}\n"
+            f"  failed requests (rejected, the node went on): {self.failed_requests or 'none'}"
+        )
+
+
+TEXTS = tuple(value for value in ODD if isinstance(value, str) and "T" not in value)
+TIMES = tuple(value for value in ODD if isinstance(value, str) and "T" in value)
+
+
+def js_request(rng: random.Random) -> dict[str, Any]:
+    """A request for records that JetStream's read API looks at to its end: one odd value in the right place."""
+    text, at = rng.choice(TEXTS), rng.choice(TIMES)
+    return rng.choice(
+        (
+            {"last_by_subj": text}, {"next_by_subj": text, "seq": 1}, {"start_time": at}, {"start_time": at, "next_by_subj": DATA},
+            {"start_time": at, "batch": 3}, {"multi_last": [text]}, {"multi_last": [DATA], "up_to_time": at}, {"subject": text},
+            {"multi_last": [f"{DATA}.>", text], "up_to_seq": rng.choice((1, 1 << 40))}, {"seq": rng.choice((1, 1 << 61, 1 << 64))},
+        )
+    )  # fmt: skip
+
+
+def odd(rng: random.Random, depth: int = 0) -> Any:
+    """A value that JSON has, and few expect."""
+    draw = rng.random()
+    if depth < 3 and draw < 0.08:
+        return [odd(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if depth < 3 and draw < 0.16:
+        return {rng.choice((*INNER, "\ud800")): odd(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return rng.choice(ODD)
+
+
+def odd_json(rng: random.Random, row: str) -> bytes:
+    """A request of a row whose requests are JSON."""
+    names = FIELDS[row]
+    if row == "jetstream" and rng.random() < 0.6:
+        return json.dumps(js_request(rng)).encode()
+    if row in ("status", "control_settings") and rng.random() < 0.6:
+        name = rng.choice(names)
+        said: Any = {name: odd(rng) if rng.random() < 0.3 else {key: odd(rng) for key in rng.sample(INNER, rng.randrange(5))}}
+    else:
+        said = {name: odd(rng) for name in rng.sample(names, rng.randrange(1, min(4, len(names)) + 1))}
+    text = json.dumps(said).encode()
+    return text[: rng.randrange(len(text) + 1)] if rng.random() < 0.03 else b"[" * 5000 if rng.random() < 0.002 else text
+
+
+class Fuzz:
+    """One run on a cluster that is up."""
+
+    def __init__(self, cluster: DevCluster, seconds: float, seed: int, per_s: int) -> None:
+        self._cluster, self._seconds, self._per_s = cluster, seconds, per_s
+        self._rng = random.Random(seed)
+        self._subjects = Subjects(cluster.namespace)
+        self._place = Place(self._subjects, tuple(cluster.nodes), STREAM, DATA, PARTITIONS)
+        self._heard = Overheard()
+        self._own: dict[int, None] = {}
+        """Hashes of what was sent from here, the newest last."""
+        self._inboxes = InboxRule((*DEFAULT_INBOX_PREFIXES, self._subjects.inboxes()))
+        self._ended = asyncio.Event()
+        self.out = Verdict(seed)
+        ns = cluster.namespace
+        self._spoken = (
+            f"{ns}.*.*.replicate", f"{ns}.*.*.offset", f"{ns}.*.*.read", f"{ns}.*.*.read.*", f"{ns}.notify.*", f"{ns}.info",
+            f"{ns}.control.node.*", f"{ns}.events.*", f"{ns}.feed", f"{ns}.feed.snapshot", f"{ns}.raft.*.*", f"{ns}.service.*",
+            f"{ns}.status.*", f"{ns}.inbox.*.>", f"{ns}-groups", f"{ns}-groups.*", f"{ns}-events", f"{ns}.service.groups.snapshot.*",
+            SERVER_CONNECTIONS,
+        )  # fmt: skip
+        """On which nodes, and our own client, publish by themselves."""
+        self._forged = (
+            "canary", "canary.a.b", "_INBOXX.a", "_INBOX", f"{DATA}", f"{DATA}.1", f"{ns}.control.admin", f"{ns}.control.admin.bob",
+            f"{ns}.control.level.n1", f"{ns}.control.settings.n1", f"{ns}.control.events.n1", f"{ns}.inboxes.n1.x", "orders",
+            f"$JS.{DOMAIN}.API.INFO", "_INBOX_", f"{ns}.service.bank.query", "$KV.x.y", "_inbox.a",
+        )  # fmt: skip
+
+    async def run(self) -> Verdict:
+        """Fuzz for so long, then look."""
+        out = self.out
+        async with await connect(self._cluster.nats_url, self._cluster.namespace) as client:
+            await client.create_stream(STREAM, DATA, partitions=PARTITIONS)
+            sniffer = StrictConnection(Counter())  # nats-py's own would not stand what is said here
+            await sniffer.connect(self._cluster.nats_url)
+            await self._led(client)
+            await sniffer.subscribe(">", cb=self._overhear)
+            tasks = [asyncio.create_task(self._publish(client)), asyncio.create_task(self._consume(client))]
+            try:
+                async with asyncio.timeout(_DEADLINE_S):
+                    while out.published < 50 or not self._heard.of("groups"):
+                        await asyncio.sleep(0.05)
+                before = await self._starts(client)
+                began = time.monotonic()
+                rows = self._rows()
+                await self._send(rows, sniffer)
+                out.seconds = time.monotonic() - began
+                out.untouched = await self._untouched(sniffer, rows)
+                await asyncio.sleep(1.0)  # answers of the last requests: nothing waits for it
+                out.ended = self._cluster.ended()
+                if not out.ended:
+                    after = await self._starts(client)
+                    out.restarted = [name for name in before if before[name] != after.get(name)]
+                    await self._works(client)
+            except TimeoutError:
+                heard = {row: len(self._heard.of(row)) for row in self._heard.by_row}
+                out.problems.append(f"too slow: {out.published} published, heard {heard}")
+                out.ended = self._cluster.ended()
+            finally:
+                self._ended.set()
+                await end_tasks(tasks)
+                await sniffer.close()
+        return out
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+    def _rows(self) -> list[tuple[str, str]]:
+        found = [(row, subject) for row, subjects in targets(self._place).items() for subject in subjects]
+        ns, nodes = self._cluster.namespace, self._place.nodes
+        found += [
+            ("groups", f"{ns}-groups"),
+            ("service_query", f"{ns}.service.groups.query"),
+            ("events_stream", f"{ns}-events"),
+        ]
+        found += [("service_snapshot", f"{ns}.service.groups.snapshot.{node}") for node in nodes]
+        found += [("jetstream", jetstream_api(DOMAIN, rest)) for rest in JS_REQUESTS]
+        for stream in ("_groups", "_events"):
+            found += [
+                (row, f"{ns}.{stream}.0.{end}")
+                for row, end in (("read", "read"), ("offset", "offset"), ("replicate", "replicate"))
+            ]
+            found += [("read_from", f"{ns}.{stream}.0.read.{node}") for node in nodes]
+        return list(dict.fromkeys(found))
+
+    async def _send(self, rows: list[tuple[str, str]], sniffer: Any) -> None:
+        assert self._cluster.nats is not None
+        maker = Maker(self._rng, self._place, self._heard, sniffer.max_payload)
+        link, began, end = Link(self._cluster.nats.port), time.monotonic(), time.monotonic() + self._seconds
+        number, look_at = 0, began
+        while time.monotonic() < end and not self._cluster.ended():
+            if time.monotonic() >= look_at:  # inboxes of coordinators come and go
+                look_at = time.monotonic() + _LOOK_S
+                inboxes = [subject for subject in await self._listened(sniffer) if subject.startswith("_INBOX_")]
+                found = [("inbox of coordinators", subject.replace("*", "17")) for subject in sorted(inboxes)]
+                rows += [row for row in found if row not in rows]
+            block = []
+            for _ in range(_BLOCK):
+                block.append(self._request(maker, *rows[number % len(rows)], number))
+                number += 1
+            await asyncio.wait_for(link.send(block), _DEADLINE_S)
+            await asyncio.sleep(max(0.0, began + number / self._per_s - time.monotonic()))
+        await link.close()
+
+    def _request(self, maker: Maker, row: str, subject: str, number: int) -> bytes:
+        rng = self._rng
+        self.out.sent[row] += 1
+        reply = rng.choice(self._forged) if rng.random() < 0.5 else f"_INBOX.fuzz.{number}"
+        if row in FIELDS and rng.random() < 0.8:
+            payload = odd_json(rng, row)
+            self._sent(subject, payload)
+            return command(subject, reply, b"", payload)
+        made = maker.frame(row, subject)
+        line, _, rest = made.partition(b"\r\n")
+        words = line.split()
+        if words[0] == b"PUB":
+            payload, where = rest[:-2], words[1].decode("utf-8", "surrogateescape")
+            self._sent(where, payload)
+            if (
+                row not in ("raft", "inbox", "feed", "data_subject", "groups", "events_stream")
+                and rng.random() < 0.7
+                and len(where) < _MAX_LINE
+            ):
+                self._sent(subject, payload)
+                return command(subject, reply, b"", payload)
+        else:
+            size = int(words[-2])
+            self._sent(words[1].decode("utf-8", "surrogateescape"), rest[size:-2])
+        return made
+
+    def _sent(self, subject: str, payload: bytes) -> None:
+        key = hash((subject, payload))
+        self._own.pop(key, None)  # what is sent again is young again: its echo is still to come
+        self._own[key] = None
+        if len(self._own) > _KEPT_OWN:
+            del self._own[next(iter(self._own))]
+
+    # ---- the sniffer -------------------------------------------------------------------------------------------------
+    async def _overhear(self, message: Any) -> None:
+        subject = message.subject
+        if subject.startswith("_INBOX.fuzz."):
+            self.out.answers += 1
+            return
+        row = self._row(subject)
+        if hash((subject, message.data)) in self._own:
+            return
+        if row:
+            self._heard.hear(row, Said(subject, message.reply, message.data))
+        if subject.startswith(DATA):
+            if not message.reply:  # the publisher here asks for an ack, and no answer of a node has a reply subject
+                self.out.forged[subject] += 1
+        elif not (any(matches(pattern, subject) for pattern in self._spoken) or self._inboxes.allows(subject.encode())):
+            self.out.forged[subject] += 1
+
+    def _row(self, subject: str) -> str:
+        ns = self._cluster.namespace
+        if subject == f"{ns}-groups":
+            return "groups"
+        if subject.startswith(DATA):
+            return "data_subject"
+        match subject.split(".")[1:]:
+            case [_, _, ("replicate" | "offset" | "read") as kind]:
+                return str(kind)
+            case [_, _, "read", _]:
+                return "read_from"
+            case ["feed", "snapshot"]:
+                return "feed_snapshot"
+            case ["control", door, *_]:
+                return f"control_{door}"
+            case [("info" | "notify" | "raft" | "feed" | "inbox" | "status" | "service") as first, *_] if subject.startswith(
+                f"{ns}."
+            ):
+                return str(first)
+        return ""
+
+    async def _listened(self, connection: Any) -> set[str]:
+        """What nodes listen to, as nats-server says."""
+        question = json.dumps({"subscriptions": True, "limit": 1024}).encode()
+        answer = json.loads((await connection.request(SERVER_CONNECTIONS, question, timeout=10)).data)["data"]
+        return {
+            subject
+            for each in answer["connections"]
+            if str(each.get("name", "")).startswith(("liftpy-n", "liftpy n"))
+            for subject in each.get("subscriptions_list", ())
+        }
+
+    async def _untouched(self, connection: Any, rows: list[tuple[str, str]]) -> list[str]:
+        """What nodes listen to, and nothing was sent to."""
+        listened = await self._listened(connection)
+        known = [subject for _, subject in rows]
+        inbox = (*(f"{subject}." for row, subject in rows if row == "inbox"), "_INBOX_liftpy-jetstream.")
+        return sorted(p for p in listened if not p.startswith(inbox) and not any(matches(p, subject) for subject in known))
+
+    # ---- the load, and the look at the end ---------------------------------------------------------------------------
+    async def _publish(self, client: Client) -> None:
+        while not self._ended.is_set():
+            try:
+                await client.publish(STREAM, b"own %d" % self.out.published)
+                self.out.published += 1
+            except LiftError:
+                await asyncio.sleep(0.1)
+
+    async def _consume(self, client: Client) -> None:
+        """A member of a group, so that its coordinator has something to do."""
+        while not self._ended.is_set():
+            try:
+                async with client.group(GROUP, [STREAM]) as group:
+                    async for _ in group:
+                        pass
+            except LiftError:
+                await asyncio.sleep(0.2)
+
+    async def _led(self, client: Client) -> None:
+        async with asyncio.timeout(_DEADLINE_S):
+            while True:
+                stream = await client.stream(STREAM)
+                if all(part.leader and len(part.isr) == NODES for part in stream.partitions):
+                    return
+                await asyncio.sleep(0.1)
+
+    async def _reports(self, client: Client) -> list[dict[str, Any]]:
+        found = await asyncio.gather(*(client.node_status(node, 10.0) for node in self._cluster.nodes), return_exceptions=True)
+        return [report for report in found if isinstance(report, dict)]
+
+    async def _starts(self, client: Client) -> dict[str, int]:
+        async with asyncio.timeout(_DEADLINE_S):
+            while len(found := {report["node"]: report["incarnation"] for report in await self._reports(client)}) < NODES:
+                await asyncio.sleep(0.2)
+        return found
+
+    async def _works(self, client: Client) -> None:
+        """Everybody answers as before."""
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                before = self.out.published
+                while self.out.published < before + 20:
+                    await asyncio.sleep(0.05)
+                answer = await client.transport.request(jetstream_api(DOMAIN, "INFO"), b"", 10.0)
+                assert json.loads(answer)["streams"] >= PARTITIONS
+                await client.describe_cluster()
+        except (LiftError, TimeoutError, AssertionError) as error:
+            self.out.problems.append(f"the cluster does not answer as before: {error!r}")
+        failed, refused = Counter[str](), Counter[str]()
+        for report in await self._reports(client):
+            for reason, count in report["refused"].items():
+                (failed if "failed request" in reason else refused)[reason] += count
+        self.out.failed_requests, self.out.refused = dict(failed), dict(refused)
+
+
+def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: bool = False) -> Verdict:
+    """Run on a cluster of its own."""
+
+    def show(node: str, line: str) -> None:
+        if verbose or "CRITICAL" in line or "request failed" in line or "Error" in line:
+            print(f"{node} | {line}"[:400], file=sys.stderr, flush=True)
+
+    with DevCluster(NODES, settings=SETTINGS, on_line=show) as cluster:
+        run = Fuzz(cluster, seconds, seed, per_s)
+        try:
+            return asyncio.run(run.run())
+        except (TimeoutError, LiftError) as error:
+            run.out.problems.append(repr(error))
+            run.out.ended = cluster.ended()
+            return run.out
+
+
+def main() -> None:
+    """Parse, run, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--per-s", type=int, default=PER_S, help="requests in a second at most")
+    parser.add_argument("--verbose", action="store_true", help="print what the nodes log")
+    given = parser.parse_args()
+    verdict = fuzz_subjects(given.minutes * 60, given.seed, given.per_s, verbose=given.verbose)
+    print(verdict.text())
+    wrong = verdict.wrong()
+    print(
+        "\n".join(f"WRONG: {text}" for text in wrong)
+        or "VERDICT: PASSED: no node ended, and nothing left outside the inbox rule"
+    )
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

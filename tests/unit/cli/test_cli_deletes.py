@@ -1,0 +1,217 @@
+"""The commands that delete records, against a cluster in memory: what goes, what stays, and what is said before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from liftpy.client import Client
+from liftpy.testing.memory import MemoryCluster, memory_cluster
+from sidecar.cli.main import main
+
+Run = Callable[..., tuple[int, str, str]]
+RECORDS = 10
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MemoryCluster]:
+    with memory_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def run(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command: its exit code, what it printed, and its errors. ``answer``: to a prompt."""
+    monkeypatch.setattr("sidecar.cli.session.connect", lambda *_, **__: cluster.client())
+
+    def command(*words: str, answer: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        said = capsys.readouterr()
+        return int(left.value.code or 0), said.out, said.err
+
+    return command
+
+
+@pytest.fixture
+def name(cluster: MemoryCluster) -> str:
+    """A stream of two partitions with ten records each; the key of every other one is ``k``."""
+    made = f"orders{next(_numbers)}"
+    with cluster.sync_client() as client:
+        client.create_stream(made, f"shop.{made}", partitions=2)
+        for number in range(RECORDS):
+            for partition in (0, 1):
+                client.publish(made, b"%d" % number, partition=partition, key=b"k" if number % 2 else b"\xe9")
+    return made
+
+
+def held(cluster: MemoryCluster, name: str) -> list[list[int]]:
+    """The offsets that each partition gives a reader."""
+    with cluster.sync_client() as client:
+        return [[r.offset for r in client.consume(name, number, until="end")] for number in (0, 1)]
+
+
+ALL = list(range(RECORDS))
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "left"),
+    [
+        ("-3", 0, ALL[7:]),
+        ("-99", 0, ALL),
+        ("new", 0, []),
+        ("-1h", 0, ALL),
+        ("2100-01-01T00:00:00", 0, []),
+        ("earliest", 2, ALL),
+        ("latest", 2, ALL),
+        ("yesterday", 2, ALL),
+        ("p1.uid.3.0", 2, ALL),
+        ("0001-01-01", 2, ALL),
+        ("1677-09-20", 2, ALL),
+        ("2263-01-01", 2, ALL),
+        ("9999-12-31T23:59:59", 2, ALL),
+        ("7", 2, ALL),
+    ],
+)
+def test_truncate_deletes_what_lies_before_and_nothing_else(
+    before: str, code: int, left: list[int], run: Run, name: str, cluster: MemoryCluster
+) -> None:
+    found = run("stream", "truncate", name, "--before", before, "--yes", "--json")
+    assert found[0] == code, found
+    if code:
+        assert "--before" in found[2] or "--partition" in found[2]
+    else:
+        gone = len(ALL) - len(left)
+        assert [(p["records"], p["of_records"]) for p in json.loads(found[1])["begins"]] == [(gone, len(ALL))] * 2
+        _until(lambda: held(cluster, name) == [left, left])
+    assert held(cluster, name) == [left, left]
+
+
+def test_truncate_of_a_batch_keeps_it_whole_and_says_so(run: Run, cluster: MemoryCluster) -> None:
+    made = f"orders{next(_numbers)}"
+    with cluster.sync_client() as client:
+        client.create_stream(made, f"shop.{made}")
+        client.publish(made, b"first")
+
+    async def publish(client: Client) -> None:
+        async with client.producer(made) as producer:
+            await producer.send_many([b"%d" % number for number in range(RECORDS)])
+
+    _with(cluster, publish)
+    code, out, _ = run("stream", "truncate", made, "--before", "-3", "--yes")
+    assert (code, "1 of 11 records" in out) == (0, True), out
+    _until(lambda: _offsets(cluster, made) == list(range(1, 11)))
+
+
+def test_the_prompt_and_the_dry_run_say_how_many_records_of_how_many_go(run: Run, name: str, cluster: MemoryCluster) -> None:
+    code, out, _ = run("stream", "truncate", name, "--before", "4", "--partition", "1", "--dry-run")
+    assert (code, "4 of 10 records" in out) == (0, True)
+    code, _, err = run("stream", "truncate", name, "--before", "new", answer="n\n")
+    assert (code, "20 of 20 records" in err) == (130, True)
+    code, out, _ = run("stream", "purge", name, "--key", "k", "--before", "4", "--partition", "0", "--dry-run")
+    assert (code, "2 of 10 records" in out) == (0, True)
+    code, _, err = run("stream", "purge", name, "--key", "k", answer="n\n")
+    assert (code, err.count("5 of 10 records")) == (130, 2)
+    code, _, err = run("stream", "delete", name, answer="n\n")
+    assert (code, "20 of 20 records" in err) == (130, True)
+    assert held(cluster, name) == [ALL, ALL]
+
+
+def test_truncate_deletes_what_was_confirmed_and_nothing_that_came_since(
+    run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(*_: Any, **__: Any) -> None:
+        with cluster.sync_client() as client:
+            client.publish(name, b"came meanwhile", partition=0)
+
+    monkeypatch.setattr("click.confirm", confirm)
+    assert run("stream", "truncate", name, "--before", "new")[0] == 0
+    _until(lambda: held(cluster, name) == [[RECORDS], []])
+
+
+@pytest.mark.parametrize("command", [("truncate", "--before", "new"), ("purge", "--key", "k"), ("delete",)])
+def test_a_stream_that_was_made_again_while_the_prompt_waited_is_left_alone(
+    command: tuple[str, ...], run: Run, name: str, cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def confirm(*_: Any, **__: Any) -> None:
+        with cluster.sync_client() as client:
+            client.delete_stream(name)
+            client.create_stream(name, f"shop.{name}", partitions=2)
+            client.publish(name, b"new", key=b"k")
+
+    monkeypatch.setattr("click.confirm", confirm)
+    code, _, err = run("stream", command[0], name, *command[1:])
+    assert (code, bool(err), held(cluster, name)) == (1, True, [[0], []])
+
+
+@pytest.mark.parametrize(
+    "words", [("stream", "delete"), ("stream", "truncate", "--before", "new"), ("stream", "purge", "--key", "k"),
+              ("partition", "elect", "--unclean")]
+)  # fmt: skip
+def test_nothing_is_asked_about_a_stream_that_does_not_exist(words: tuple[str, ...], run: Run) -> None:
+    code, _, err = run(*words[:2], "nothere", *words[2:], answer="y\n")
+    assert (code, "nothere" in err, "?" in err) == (1, True, False), err
+
+
+def test_purge_drops_the_records_of_a_key_given_as_bytes(run: Run, name: str, cluster: MemoryCluster) -> None:
+    code, out, _ = run("stream", "purge", name, "--key", "\udce9", "--yes", "--wait", "--json")
+    purged = json.loads(out)["purged"]
+    assert (code, [(p["records"], p["of_records"], p["at_least"]) for p in purged]) == (0, [(5, 10, False)] * 2)
+    assert held(cluster, name) == [ALL[1::2]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "--subject or --key"),
+        (("--key", "k", "--before", "new"), "--before new"),
+        (("--key", "k", "--before", "-3"), "--before -3"),
+        (("--key", "k", "--before", "9999-01-01"), "--before '9999-01-01'"),
+        (("--key", "k", "--before", "7"), "--partition"),
+        (("--subject", "caf\udce9"), "UTF-8"),
+    ],
+)
+def test_what_is_no_purge_is_said(words: tuple[str, ...], said: str, run: Run, name: str, cluster: MemoryCluster) -> None:
+    code, _, err = run("stream", "purge", name, "--yes", *words)
+    assert (code, said in err, held(cluster, name)) == (2, True, [ALL, ALL]), err
+
+
+def test_purge_that_a_replica_misses_is_not_waited_for_longer_than_told(run: Run, name: str, cluster: MemoryCluster) -> None:
+    with cluster.sync_client() as client:
+        away = next(n for n in client.stream(name).partitions[0].replicas if n != client.stream(name).partitions[0].leader)
+    cluster.kill(away)
+    try:
+        code, _, err = run("stream", "purge", name, "--key", "k", "--partition", "0", "--yes", "--wait", "--timeout", "0")
+        assert (code, away in err) == (3, True)
+        assert "purge of key k below 10 waits for" in run("stream", "show", name)[1]
+    finally:
+        cluster.start(away)
+
+
+def _offsets(cluster: MemoryCluster, name: str) -> list[int]:
+    with cluster.sync_client() as client:
+        return [record.offset for record in client.consume(name, until="end")]
+
+
+def _with(cluster: MemoryCluster, work: Callable[[Client], Any]) -> None:
+    async def session() -> None:
+        async with cluster.client() as client:
+            await work(client)
+
+    asyncio.run(session())
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "not within 30 s"
+        time.sleep(0.01)

@@ -1,0 +1,27 @@
+"""JetStreamDesk: what it has begun ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from liftpy.client.credentials import Credentials
+from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
+from sidecar.bus.keys import Keys
+from sidecar.dev.ports import free_ports
+from sidecar.jetstream import JetStreamDesk
+from sidecar.settings import NodeSettings
+
+
+async def test_jetstream_desk_closed_while_it_connects_leaves_no_task() -> None:
+    settings = NodeSettings("n1", Path("unused"), nats=(f"nats://127.0.0.1:{free_ports(1)[0]}",), jetstream_api="liftpy")
+    bus: Any = None  # it listens once it is connected
+    desk = JetStreamDesk(bus, settings, InboxRule(DEFAULT_INBOX_PREFIXES), Counter(), Keys(Credentials()))
+    before = asyncio.all_tasks()
+    desk.open()
+    (connecting,) = asyncio.all_tasks() - before
+    await asyncio.sleep(0)
+    await desk.close()
+    assert connecting.done()
