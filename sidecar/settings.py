@@ -67,6 +67,14 @@ _RESTARTS = _PREFIX + "RESTARTS_IN_A_ROW"
 _MAX_RESTARTS = 1_000
 _OPEN_NATS_SAID = _PREFIX + "OPEN_NATS_SAID"
 """Not a setting either: another node of the same `liftpy dev` says that its NATS server has no authorization."""
+_NOT_OF_DEV = frozenset(
+    _PREFIX + name
+    for name in (
+        "NODE_ID", "DATA", "NATS", "NAMESPACE", "CONTROLLERS", "RACK", "WEIGHT", "STATUS_PORT", "PROBE_LISTEN", "BOOTSTRAP_MAJORITY",
+        "WORKERS",
+    )
+)  # fmt: skip
+"""Settings that differ between nodes, or that ``liftpy dev`` has an option for."""
 _OF_HOSTS = frozenset(string.ascii_letters + string.digits + ".-:")
 _SECTIONS = ("credentials", "replication")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -257,6 +265,21 @@ def search_path() -> str:
 def child_environment() -> dict[str, str]:
     """The environment for a node started by ``liftpy dev``: ours, without the settings of any other node."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)}
+
+
+def dev_environment(environment: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[str]]:
+    """Return the settings in ``LIFTPY_*`` that hold for all nodes of ``liftpy dev``, and the names of those that it does not use."""
+    environment = os.environ if environment is None else environment
+    names = {_PREFIX + f.name.upper() for f in fields(NodeSettings) if f.name not in _SECTIONS}
+    names |= {_REPLICATION_PREFIX + f.name.upper() for f in fields(ReplicationConfig)}
+    given = {name: environment[name] for name in sorted(names) if environment.get(name)}
+    unused = [name for name in given if name in _NOT_OF_DEV]
+    return {name: value for name, value in given.items() if name not in _NOT_OF_DEV}, unused
+
+
+def jetstream_environment(domain: str | None) -> dict[str, str]:
+    """Return the setting of the domain of JetStream's read API; None: it was not given."""
+    return {} if domain is None else {_PREFIX + "JETSTREAM_API": domain}
 
 
 def supervised(environment: Mapping[str, str] | None = None) -> tuple[str, float]:

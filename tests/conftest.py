@@ -23,6 +23,14 @@ sys.dont_write_bytecode = False
 """Images of containers often forbid bytecode files. Each of the suite's hundreds of nodes and commands would compile all its modules
 anew then, which is half of what its start costs; and each worker would rewrite all asserts, each time."""
 
+INTERRUPTIBLE_LIFTPY = [
+    sys.executable,
+    "-c",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from sidecar.cli.main import main; main()",
+]
+"""The command line as a child that SIGINT reaches, also where the tests themselves ignore it (``nohup python -m pytest &``): the child
+would inherit that."""
+
 ONE_AT_A_TIME = (
     "tests/integration/",
     "tests/system/",

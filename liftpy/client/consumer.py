@@ -22,7 +22,7 @@ from liftpy.client.backwards import BackwardProgress
 from liftpy.client.events import EventKind, OnEvent, Teller
 from liftpy.client.iteration import Fetch, HandedOn, Item, Iteration, ReadAhead, whole
 from liftpy.client.nearest import Nearest
-from liftpy.client.positions import Bounds, Position, Start, Until
+from liftpy.client.positions import Before, Bounds, Position, Start, Until
 from liftpy.client.progress import FINAL, NotServedError, ReadProgress, SecondOpinion, bounds_of, check_head, must_agree
 from liftpy.client.ranges import RangeFacts, RangeFiles, facts_of, files_of
 from liftpy.client.retrying import retrying
@@ -445,7 +445,7 @@ class Consumer:
         made: type[ReadProgress] = ReadProgress
         if self.backwards:
             made, end = BackwardProgress, await self._lowest(bounds)
-            by_record = isinstance(self._start, int) or self._start in ("latest", "earliest")
+            by_record = isinstance(self._start, (int, Before)) or self._start in ("latest", "earliest")
             begin = min(begin + by_record, bounds.end_offset)
         return made(
             self._reader.stream,

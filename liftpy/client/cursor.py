@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from liftpy.client.consumer import Consumer
 from liftpy.client.group import GroupHome, GroupRefusedError, ask_coordinator, name_of
 from liftpy.client.positions import Position, Start
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, NotFoundError
 from liftpy.group.commands import decode_query_answer, partition_of
 from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import group_pb2 as pb
@@ -46,14 +46,15 @@ class Cursor:
         self._home = 0
         """Partition of the stream of groups."""
         self._generation = 0
-        self._keys: list[PartitionKey] = []
+        self._uid = ""
+        """Of the stream when the cursor was opened: a position is of no use in another one of that name."""
 
     async def open(self) -> Cursor:
         """Hold it from here on; make it where there is none. Raises NotFoundError (no such stream), GroupRefusedError (the name is a
         group's), and as ``groups_stream``."""
         home = await self._client.groups_stream()
         stream = await self._client.stream(self.stream)
-        self._keys = [stream.key(one.partition) for one in stream.partitions]
+        self._uid = stream.uid
         self._home = partition_of(self.name, len(home.partitions))
         answer = await self._say(open=pb.OpenCursor())
         self._generation = answer.generation
@@ -67,7 +68,7 @@ class Cursor:
 
     async def fetch(self, partition: int = 0) -> int | None:
         """What is committed: the offset of the next record; None: nothing is. Raises UnavailableError, ConfigError (no such
-        partition)."""
+        partition), NotFoundError (the stream was deleted, or made again)."""
         at = await self._committed(partition)
         return None if at is None else at.position
 
@@ -75,10 +76,10 @@ class Cursor:
         """All below ``position`` is done; when this returns, that is committed. A ``Position``, as of ``Consumer.position``, says the
         LeaderEpoch too.
 
-        Raises GroupRefusedError where the cursor is another's by now, or the stream was made again; ConfigError for a position below
-        the committed one; UnavailableError, OutcomeUnknownError (say it again: that does no harm).
+        Raises GroupRefusedError where the cursor is another's by now; NotFoundError where the stream was deleted, or made again;
+        ConfigError for a position below the committed one; UnavailableError, OutcomeUnknownError (say it again: that does no harm).
         """
-        key = self._key(partition)
+        key = await self._key(partition)
         offset, epoch = (position.offset, position.leader_epoch) if isinstance(position, Position) else (position, 0)
         if isinstance(position, Position) and position.uid != key.uid:
             raise ConfigError(f"a position of another stream than {key.stream} as it was when the cursor was opened")
@@ -94,14 +95,19 @@ class Cursor:
     async def consume(self, partition: int = 0, *, start: Start = "earliest", **how: Any) -> Consumer:
         """Read from what is committed on, from ``start`` where nothing is; ``how``: as of ``Client.consume``. It commits nothing.
 
-        The reading raises OffsetOutOfRangeError where retention has overtaken the cursor."""
+        The reading raises OffsetOutOfRangeError where retention has overtaken the cursor, NotFoundError where the stream was made
+        again meanwhile."""
         at = await self._committed(partition)
-        begin: Start = start if at is None else at.position
-        epoch = 0 if at is None or not at.position else at.leaderEpoch
-        return self._client.consume(self.stream, partition, start=begin, after_epoch=epoch, **how)
+        if at is not None:
+            begin = Position(at.uid, at.position, at.leaderEpoch if at.position else 0)
+            return self._client.consume(self.stream, partition, start=begin, after_epoch=0, **how)
+        consumer = self._client.consume(self.stream, partition, start=start, after_epoch=0, **how)
+        if (await consumer.begin()).uid != self._uid:
+            raise self._made_again()
+        return consumer
 
     async def _committed(self, partition: int) -> pb.GroupPosition | None:
-        key = self._key(partition)
+        key = await self._key(partition)
         query = pb.GroupQuery(group=self.name).SerializeToString()
         said = await self._client.query_service(GROUPS_SERVICE, query, partition=self._home, timeout_s=_TIMEOUT_S)
         answer = decode_query_answer(said.value)
@@ -111,10 +117,19 @@ class Cursor:
         found = (at for at in answer.positions if (at.stream, at.uid, at.partition) == (key.stream, key.uid, key.partition))
         return next(found, None)
 
-    def _key(self, partition: int) -> PartitionKey:
-        if not 0 <= partition < len(self._keys):
-            raise ConfigError(f"{self.stream} had {len(self._keys)} partitions when the cursor was opened, no {partition}")
-        return self._keys[partition]
+    async def _key(self, partition: int) -> PartitionKey:
+        """Of the stream as it is now, which must be the one that the cursor was opened for."""
+        stream = await self._client.stream(self.stream)
+        if stream.uid != self._uid:
+            raise self._made_again()
+        if not 0 <= partition < len(stream.partitions):
+            raise ConfigError(f"{self.stream} has {len(stream.partitions)} partitions, no {partition}")
+        return stream.key(partition)
+
+    def _made_again(self) -> NotFoundError:
+        return NotFoundError(
+            f"{self.stream} was deleted and made again since cursor {self.name} was opened: open the cursor again"
+        )
 
     async def _say(self, **what: Any) -> pb.GroupAnswer:
         answer = await ask_coordinator(self._client, self._home, pb.GroupCommand(group=self.name, **what), _TIMEOUT_S)

@@ -28,7 +28,7 @@ from liftpy.client.consumer import Consumer, ReadOptions
 from liftpy.client.copying import CopyHome, Copying, PartitionFor, Transform
 from liftpy.client.ending import end_tasks
 from liftpy.client.group_part import GroupPart
-from liftpy.client.positions import Start
+from liftpy.client.positions import Position, Start
 from liftpy.client.producing import ProducerOptions
 from liftpy.client.slices import BatchSlice
 from liftpy.cluster.image import StreamImage
@@ -61,7 +61,8 @@ class GroupRefusedError(LiftError):
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """``session_s``: so long a silent member keeps its partitions. ``start``: where a partition is begun of which nothing is committed.
+    """``session_s``: so long a silent member keeps its partitions. ``start``: where a partition is begun of which nothing is committed;
+    one that was added since the member was opened, as one of a stream that was made since, is begun at its first record.
     ``auto_commit_s``: how often what is finished is committed, 0: only by ``commit``. ``read``: how each partition is read; its bounds
     in bytes count once for each partition that is owned. ``subjects``, ``keys``: only records of them, as of ``Client.consume``;
     positions go on past the others."""
@@ -168,6 +169,8 @@ class Group:
         self._error: Exception | None = None
         self._closed = False
         self._looked_s = -math.inf
+        self._at_open: dict[str, pb.KnownStream] = {}
+        """Streams as they were when the member was opened: ``start="new"`` is meant of what there was then."""
         self._tasks: list[asyncio.Task[None]] = []
         self.counters: Counter[str] = Counter()
 
@@ -184,6 +187,7 @@ class Group:
         known = await self._known_streams()
         if not known:
             raise NotFoundError(f"there is no stream {', '.join(self._wanted)}")
+        self._at_open = {stream.name: stream for stream in known}
         self._machine = MemberMachine(
             self.name, known, lambda: secrets.token_hex(16), instance=self._instance,
             client=socket.gethostname()[: limits.MAX_CLIENT_LENGTH], session_ms=round(self._options.session_s * 1000),
@@ -480,11 +484,11 @@ class Group:
 
     async def _pump(self, pump: _Pump) -> None:
         key, position = pump.gained.key, pump.gained.position
-        start: Start = position if position >= 0 else self._options.start
         epoch = pump.gained.leader_epoch if position > 0 else 0
+        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(key)
         options = self._options
         consumer = pump.consumer = self._client.consume(
-            key.stream, key.partition, start=start, after_epoch=epoch, options=options.read,
+            key.stream, key.partition, start=start, after_epoch=0, options=options.read,
             subjects=options.subjects, keys=options.keys,
         )  # fmt: skip
         try:
@@ -503,12 +507,19 @@ class Group:
         except Exception as error:  # never in silence: what can't be read on is the application's to decide
             self._fail(error)
 
+    def _start_of(self, key: PartitionKey) -> Start:
+        """Where it is begun if nothing is committed: what was added or made since the member was opened, at its first record."""
+        known = self._at_open.get(key.stream)
+        was_there = known is not None and known.uid == key.uid and key.partition < known.partitions
+        return self._options.start if was_there else "earliest"
+
     async def _read(self, pump: _Pump, consumer: Consumer) -> None:
         bounds = await consumer.begin()
         if bounds.uid != pump.gained.key.uid:
             raise NotFoundError(f"{pump.gained.key.stream} was made again")
         if pump.gained.position < 0 and self._options.start == "new" and pump.gained.key not in self._done:
-            begins = self._done[pump.gained.key] = (bounds.high_watermark + 1, 0)  # the next owner begins there, not later
+            first = bounds.end_offset if self._start_of(pump.gained.key) == "new" else bounds.log_start_offset
+            begins = self._done[pump.gained.key] = (first, 0)  # the next owner begins there, not later
             assert self._machine is not None
             await self._try_commit(self._machine, {pump.gained.key: begins})
         async for piece in consumer.batches():

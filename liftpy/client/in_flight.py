@@ -93,8 +93,11 @@ class MessageIds:
 
 
 def is_final(error: LiftError) -> bool:
-    """Whether it is true whatever became of earlier attempts: who knows the message id says so before it looks at the last offset, and
-    a stream that is deleted holds nothing."""
+    """Return whether an answer of the leader also says that no earlier attempt was stored.
+
+    The leader checks the message id before it checks the last offset and the byte limit of the stream. What breaks a limit of all
+    streams, or is malformed, is never stored. A stream that is deleted holds nothing.
+    """
     if isinstance(error, PublishRejectedError):
-        return error.reason == "INCORRECT_OFFSET"
+        return error.reason in ("INCORRECT_OFFSET", "TOO_LARGE", "MALFORMED")
     return isinstance(error, NotFoundError)

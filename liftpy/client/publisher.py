@@ -387,8 +387,9 @@ class Publisher:
         try:
             reply = f"{self._inbox}.{number}"
             await self._transport.write(address.subject, message.payload, reply, None, message.deadline)
-        except ProtocolError as error:
-            self._fail(number, PublishRejectedError(str(error), "TOO_LARGE"))
+        except ProtocolError as error:  # the limit of this server, not of the one that may have got an earlier attempt
+            unknown = OutcomeUnknownError(f"{error}; an earlier attempt was not answered") if message.maybe_stored else None
+            self._fail(number, unknown or PublishRejectedError(str(error), "TOO_LARGE"))
         except UnavailableError as error:
             self._send_again(number, message, error)
 

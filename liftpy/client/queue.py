@@ -89,7 +89,8 @@ class LeaseLostError(LiftError):
 class QueueOptions:
     """``ack_wait_s``: so long a worker has a record, then it comes again. ``max_deliveries``: a record that was given so often, and is
     not acknowledged, goes to ``dead_letters``, a stream with a literal subject; '': it comes again for ever. ``max_ack_pending``:
-    records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new.
+    records out, of all workers on a partition; ``max_own_pending``: of this one. ``start``: where a queue begins that is new;
+    partitions that are added later, or a stream that is made again, it takes from the first record on.
     ``ahead``: records that a quick worker has here beyond those that it asked for, at most (``liftpy.client.queue_pace``).
     ``order_by_key``: of one key at most one record is out, and they are done in order of offsets; a record without a key waits for
     nobody. ``read``: how what was granted is read. All workers of a queue are to say the same."""
@@ -189,6 +190,8 @@ class Queue:
         self._member = secrets.token_hex(16)
         self._partition = 0
         self._places: deque[_Place] = deque()
+        self._at_open: set[PartitionKey] = set()
+        """Partitions that there were when it was opened: ``start="new"`` is meant of them."""
         self._look_at_ns = 0
         """When to look again which partitions there are."""
         self._ready: deque[Job] = deque()
@@ -216,7 +219,9 @@ class Queue:
         self._partition = partition_of(self.name, len(home.partitions))
         if self._options.dead_letters:
             await self._client.stream(self._options.dead_letters)
-        self._know(await self._client.stream(self.stream))
+        stream = await self._client.stream(self.stream)
+        self._at_open = {stream.key(partition.partition) for partition in stream.partitions}
+        self._know(stream)
         return self
 
     def _know(self, stream: StreamImage) -> None:
@@ -432,7 +437,7 @@ class Queue:
     def _asked(self, place: _Place, wanted: int) -> pb.TakeRecords:
         options, key, bounds = self._options, place.key, place.log.bounds
         assert bounds is not None
-        begin = bounds.end_offset if options.start == "new" else bounds.log_start_offset
+        begin = bounds.end_offset if options.start == "new" and key in self._at_open else bounds.log_start_offset
         return pb.TakeRecords(
             member=self._member, stream=key.stream, uid=key.uid, partition=key.partition, maxRecords=wanted,
             logStart=bounds.log_start_offset, logEnd=place.log.end_offset, begin=begin,

@@ -7,8 +7,9 @@ same batch before it.
 Algorithm: the first expectation of a run of messages that does not hold is told. Of several messages it only says that they have to be
 looked at one by one.
 
-A leader that does not know all subjects yet (``last_of_subjects.py``) answers at once where the subject is known, else 503: to
-hold such a publish back would let those behind it pass, or hold them back too, as long as a log of any size takes to read.
+A leader that does not know all subjects yet (``last_of_subjects.py``) judges a publish at once where the subject is known. Other
+conditional publishes wait for the index (``IndexWait``), bounded in count, bytes and time; beyond a bound the answer is 503. Publishes
+behind a waiting one pass it: the leader judges each publish by the log as it is when the leader judges it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from liftpy.ingest.last_of_subjects import MANY
 from liftpy.replica.effects import RejectReason
 from liftpy.wire.subjects import has_wildcards, matcher
 
-_READING = Unfit(
+UNINDEXED = Unfit(
     RejectReason.OVERLOADED,
     "the last sequences of this stream's subjects are being read from its log: try again",
     (503, 10008),
@@ -75,9 +76,15 @@ def _of_subject(wanted: Expected, own: str, before: Mapping[str, int], derived: 
     else:
         offset, here = derived.last_of(subject), before.get(subject, -1)
     if offset is None and here < 0:
-        return _FULL if derived.subjects.is_full else _READING
+        return _FULL if derived.subjects.is_full else UNINDEXED
     last_sequence = max(-1 if offset is None else offset, here) + 1
     return None if wanted.sequence == last_sequence else wrong_sequence(last_sequence)
+
+
+def index_key(of_others: Mapping[int, Expected], own: str) -> str:
+    """The subject whose last offset a single publish waits for; "": the whole index, for a filter."""
+    subject = next((wanted.subject for wanted in of_others.values()), "") or own
+    return "" if has_wildcards(subject) else subject
 
 
 def unexpected_id(of_others: Mapping[int, Expected], ids: Mapping[int, bytes], last_id: bytes) -> Unfit | None:

@@ -23,7 +23,7 @@ from liftpy.errors import CorruptionError, LiftError
 from liftpy.ingest.derived_budget import NodeDerived
 from liftpy.ingest.derived_part import NewBatch, Numbering, Part
 from liftpy.ingest.jetstream import OF_SUBJECT
-from liftpy.ingest.last_of_subjects import LastOfSubjects, last_of_each
+from liftpy.ingest.last_of_subjects import IndexWait, LastOfSubjects, last_of_each
 from liftpy.ingest.producers import Producers, count_for
 from liftpy.ingest.recent_ids import ID_NAME, RecentIds, ids_of, is_id
 from liftpy.ingest.state_file import State, Unwritten, epoch_before
@@ -70,6 +70,8 @@ class DerivedState:
         self.subjects = LastOfSubjects(
             self._literal, subjects_bytes, lambda: log.log_start_offset, lambda: self.on_lacking(), node
         )
+        self.index_wait = IndexWait(now_ns, node)
+        """Publishes that wait until ``subjects`` knows what they expect."""
         self.parts: tuple[Part, ...] = (self.ids, self.producers, self.subjects)
         self.taken_bytes = 0
         """Of the log's batches, ever, replayed ones included."""
@@ -87,7 +89,7 @@ class DerivedState:
 
     def join(self, node: NodeDerived) -> None:
         """Count for ``node`` from now on: for who was filled beside it, or is of no use any more."""
-        for share in (self.ids.in_hand, *(part.share for part in self.parts)):
+        for share in (self.ids.in_hand, self.index_wait.share, *(part.share for part in self.parts)):
             share.join(node)
 
     def _begin(self, offset: int | None) -> None:
@@ -265,10 +267,15 @@ class DerivedState:
     def read_beside(self, max_bytes: int = REPLAY_BYTES) -> bool:
         """Read a slice of what is lacking, of a follower's log forwards to its end first; whether nothing is lacking now. Raises what
         ``Log.read`` raises."""
-        if self._is_behind:
-            self._is_behind = not self.replay(max_bytes)
-        else:
-            self.look_back(max_bytes)
+        is_read = False
+        try:
+            if self._is_behind:
+                self._is_behind = not self.replay(max_bytes)
+            else:
+                self.look_back(max_bytes)
+            is_read = True
+        finally:
+            self.index_wait.release(self.subjects, everything=not is_read or not self.lacks)
         return not self.lacks
 
     def last_of(self, subject: str) -> int | None:

@@ -17,7 +17,7 @@ from liftpy.config import AckPolicy, Codec, ReplicationConfig, StreamConfig
 from liftpy.ingest.acks import PendingAcks, Publishers, envelope_of
 from liftpy.ingest.apart import runs_of
 from liftpy.ingest.columns import MessageColumns, MessageReader, RawMessage
-from liftpy.ingest.conditions import unexpected, unexpected_id
+from liftpy.ingest.conditions import UNINDEXED, index_key, unexpected, unexpected_id
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.derived_part import Numbering
 from liftpy.ingest.in_hand import RECORD_OVERHEAD_BYTES, IngestCounters, InHand, batch_end, body_of, message_size_bytes
@@ -89,7 +89,7 @@ class Ingest:
         """Message id -> where it is, and the record's index there."""
         self._overload = Overload(
             may=self._may, reader=self.reader, counters=self.counters, is_full=self._is_full, known=self._known,
-            ids=KnownIds(derived.ids, self._ids_in_hand, lambda: bool(self._raw)), say_no=self._say_no, wall_ns=wall_ns,
+            ids=KnownIds(derived.ids, self._ids_in_hand, self._holds_unread), say_no=self._say_no, wall_ns=wall_ns,
         )  # fmt: skip
         self._overload.unanswered_since_ns = acks.since_ns
         self._listener: Subscription | None = None
@@ -203,6 +203,7 @@ class Ingest:
         if self._listener is not None:
             self._listener.leave()
             self._left = True
+            self._derived.index_wait.release(self._derived.subjects, everything=True)
 
     def come_back(self) -> None:
         """Subscribe again after ``leave``, if nothing has ended or begun since."""
@@ -216,7 +217,11 @@ class Ingest:
     def idle(self) -> bool:
         """Whether everything that has arrived is in the log, or refused, and every publisher that waited has its answer."""
         undecided = self._taken_over is not None and self._taken_over.undecided
-        return not (self._raw or self._tokens or undecided or self._acks.count)
+        return not (self._holds_unread() or self._tokens or undecided or self._acks.count)
+
+    def _holds_unread(self) -> bool:
+        """Whether publishes have arrived that are not judged yet."""
+        return bool(self._raw or self._derived.index_wait)
 
     def stop(self) -> None:
         """Unsubscribe and forget what is not in the log: nobody was told that it is. It is not counted as dropped: the next leader
@@ -229,6 +234,7 @@ class Ingest:
         self.counters.times.forget()
         self._raw = []
         self._raw_bytes = 0
+        self._derived.index_wait.forget()
         self._tokens.clear()
         self._ids_in_hand.clear()
         self._derived.ids.in_hand.hold(0)
@@ -310,7 +316,7 @@ class Ingest:
             return
         if columns.unfit_then is not None and not self._has_nothing_unfit_to_store(columns):
             if self._alone(messages):
-                self._refuse(columns.publishers, self._unexpected(columns) or columns.unfit_then)
+                self._refuse_or_wait(columns, messages, self._unexpected(columns) or columns.unfit_then)
             return
         if columns.ids and self._has_no_room(columns, messages, now_wall_ns):
             return
@@ -502,8 +508,16 @@ class Ingest:
         """Check what is expected of the log. A batch of which something is wrong is split into messages, each judged on its own."""
         unfit = self._unexpected(columns) or unexpected_id(columns.of_others, columns.ids, self._derived.ids.last_id)
         if unfit is not None and self._alone(messages):
-            self._refuse(columns.publishers, unfit)
+            self._refuse_or_wait(columns, messages, unfit)
         return unfit is None
+
+    def _refuse_or_wait(self, columns: MessageColumns, messages: list[RawMessage], unfit: Unfit) -> None:
+        """Refuse one message, or let it wait for the index that its condition needs."""
+        if unfit is UNINDEXED and not self._left and self._derived.lacks:
+            key = index_key(columns.of_others, columns.subjects[0])
+            if self._derived.index_wait.add(messages[0], key, lambda message: self._take([message])):
+                return
+        self._refuse(columns.publishers, unfit)
 
     def _unexpected(self, columns: MessageColumns) -> Unfit | None:
         end_offset = self._log_end_offset()

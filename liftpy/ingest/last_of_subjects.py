@@ -27,10 +27,13 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from sys import getsizeof
+from typing import NamedTuple
 
 import numpy as np
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import CorruptionError
+from liftpy.ingest.columns import RawMessage
 from liftpy.ingest.derived_budget import NodeDerived, Share
 from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.packing import cut_up, joined, numbers, packed, sliced
@@ -44,6 +47,85 @@ _OFF, _ASKED, _READY = b"\0", b"\1", b"\2"
 _COUNT = struct.Struct("<Q")
 MANY = 10_000
 """With more subjects than these, a filter over subjects is not looked up: it would stop the node for milliseconds."""
+
+WAIT_NS = 4 * NS_PER_S
+"""The longest wait of a publish for the index: a JetStream client gives up after 5 s."""
+WAIT_BYTES = 1 << 20
+"""Memory of the publishes that wait for the index of one partition."""
+WAIT_PUBLISHES = 1000
+"""Publishes that wait for the index of one partition, at most."""
+_WAIT_OVERHEAD_BYTES = 400
+"""Memory of a waiting publish besides its parts."""
+
+
+class _Waiting(NamedTuple):
+    until_ns: int
+    subject: str
+    """Its last offset is waited for; "": the index has to be complete."""
+    message: RawMessage
+    judge: Callable[[RawMessage], None]
+
+
+class IndexWait:
+    """Publishes that wait for the index of the last offset per subject, in the order of their arrival.
+
+    Args:
+        now_ns: The node's monotonic clock.
+        node: What the node holds of derived state. Waiting publishes count there.
+    """
+
+    def __init__(self, now_ns: Callable[[], int], node: NodeDerived | None = None) -> None:
+        self._now_ns = now_ns
+        self.share = Share(node, "subject_waits", WAIT_BYTES, "the bound of waiting publishes")
+        self._waiting: list[_Waiting] = []
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: RawMessage, subject: str, judge: Callable[[RawMessage], None]) -> bool:
+        """Let ``message`` wait, and call ``judge`` with it once. Return False if there is no room, or ``judge`` is running."""
+        size_bytes = _wait_bytes(message)
+        if self._is_closed:
+            return False
+        if len(self._waiting) >= WAIT_PUBLISHES or not self.share.has_room(size_bytes):
+            self.share.refused()
+            return False
+        self._waiting.append(_Waiting(self._now_ns() + WAIT_NS, subject, message, judge))
+        self.share.hold(self.share.size_bytes + size_bytes)
+        return True
+
+    def release(self, index: LastOfSubjects, *, everything: bool = False) -> None:
+        """Judge the publishes whose subject is known by now, and those that have waited too long. Everything: judge all."""
+        if self._waiting:
+            now_ns = self._now_ns()
+            self._judge(
+                lambda one: everything or one.until_ns <= now_ns or (one.subject and index.find(one.subject) is not None)
+            )
+
+    def _judge(self, is_due: Callable[[_Waiting], object]) -> None:
+        due, left = list[_Waiting](), list[_Waiting]()
+        for one in self._waiting:
+            (due if is_due(one) else left).append(one)
+        if not due:
+            return
+        self._waiting = left
+        self.share.hold(sum(_wait_bytes(one.message) for one in left))
+        self._is_closed = True
+        try:
+            for one in due:
+                one.judge(one.message)
+        finally:
+            self._is_closed = False
+
+    def forget(self) -> None:
+        """Drop all of them without an answer: another node leads."""
+        self._waiting = []
+        self.share.hold(0)
+
+
+def _wait_bytes(message: RawMessage) -> int:
+    return _WAIT_OVERHEAD_BYTES + sum(map(len, message))
 
 
 class LastOfSubjects:

@@ -20,6 +20,7 @@ from liftpy.client.queries import (
     AT_LEAST_HEADER,
     ERROR_HEADER,
     NODE_HEADER,
+    PARTITIONS_HEADER,
     POSITION_HEADER,
     QueryFailedError,
     QueryRefusedError,
@@ -40,6 +41,8 @@ _GROUP = "queries"
 _BEHIND = "the state here is behind the log"
 _LOOK_S = 0.005
 _JOIN_LOOK_S = 0.1
+_COUNT_AGAIN_S = 10.0
+"""How old the number of partitions may be: partitions are added now and then."""
 _IDLE_LOOK_S = 30.0
 """When nothing wakes it."""
 _ASKING = ReadOptions(patience_s=1.0, answer_timeout_s=0.5)
@@ -73,10 +76,19 @@ class QueryServer:
         self.refused_count = 0
         """Also those that ``on_query`` raised on."""
         self._arrival = asyncio.Event()
+        self._partitions = 0
+        """Of the stream that the service reads; 0: not known."""
+        self._counted_s = -math.inf
         self._inboxes = InboxRule(settings.reply_prefixes)
         self.counters: Counter[str] = Counter()
         """Queries that were not answered, by reason."""
         self._guard = RequestGuard("query", self.counters, self._reject)
+
+    async def _count_partitions(self) -> None:
+        if time.monotonic() - self._counted_s >= _COUNT_AGAIN_S:
+            with contextlib.suppress(LiftError):  # it is asked for again with the next query
+                self._partitions = len((await self._client.stream(self._settings.stream)).partitions)
+                self._counted_s = time.monotonic()
 
     @property
     def waiting_count(self) -> int:
@@ -90,6 +102,7 @@ class QueryServer:
     async def run(self) -> None:
         """Listen while the state has caught up, for ever."""
         while True:
+            await self._count_partitions()
             while not (self._hears() and self._caught_up()):
                 await asyncio.sleep(_JOIN_LOOK_S)
             subscription = await self._transport.connection.subscribe(
@@ -147,6 +160,7 @@ class QueryServer:
 
     async def _place(self, queries: list[Query]) -> None:
         """Ask the leader how far the log is committed, once for all of ``queries``."""
+        await self._count_partitions()
         try:
             bounds = await self._client.bounds(self._settings.stream, self._settings.partition, options=_ASKING)
             self._desk.placed(queries, bounds.end_offset)
@@ -173,9 +187,13 @@ class QueryServer:
             await self._refuse(query.reply, QueryFailedError(f"an answer of {len(answer)} bytes does not fit into a message"))
             return
         self.answered_count += 1
-        headers = {POSITION_HEADER: str(machine.position), NODE_HEADER: self._settings.node}
+        headers = {POSITION_HEADER: str(machine.position), **self._who()}
         with contextlib.suppress(UnavailableError):  # who asked asks again
             await self._publish(query.reply, answer, headers)
+
+    def _who(self) -> dict[str, str]:
+        partitions = {PARTITIONS_HEADER: str(self._partitions)} if self._partitions else {}
+        return {NODE_HEADER: self._settings.node, **partitions}
 
     async def _publish(self, reply: str | bytes, answer: bytes, headers: dict[str, str]) -> None:
         await publish_answer(self._transport.publish, (self._inboxes,), self.counters, reply, answer, headers)
@@ -185,6 +203,6 @@ class QueryServer:
 
     async def _refuse(self, reply: str | bytes, error: LiftError) -> None:
         self.refused_count += 1
-        headers = {ERROR_HEADER: error.code, NODE_HEADER: self._settings.node}
+        headers = {ERROR_HEADER: error.code, **self._who()}
         with contextlib.suppress(UnavailableError):
             await self._publish(reply, str(error).encode("utf-8", "replace")[:_HEADERS_BYTES], headers)

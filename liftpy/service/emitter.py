@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from liftpy.client import Client
 from liftpy.client.transport import Transport
-from liftpy.errors import ConfigError, LiftError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
 from liftpy.service.appending import Destination, NotWrittenError, append, fitting
 from liftpy.service.base import DivergedError
-from liftpy.service.outbox import DisprovenError, Outbox, Output, OutputConflictError
+from liftpy.service.outbox import DisprovenError, Outbox, Output
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import data_subject
@@ -34,6 +34,10 @@ _LOST_AFTER_S = 3.0
 
 def _nothing() -> None:
     pass
+
+
+class StreamReplacedError(NotFoundError):
+    """The output stream was deleted and created again. Blame: the operator. A new process writes its outputs from the first one on."""
 
 
 class _Batch(NamedTuple):
@@ -108,7 +112,7 @@ class Emitter:
             except DisprovenError as error:
                 self._must_look, self.problem = True, f"outputs: {error.code}: {error}"
                 self._disproven()
-            except (DivergedError, ConfigError) as error:
+            except (DivergedError, ConfigError, StreamReplacedError) as error:
                 self._fatal(error)
                 return
             except LiftError as error:
@@ -155,7 +159,9 @@ class Emitter:
         outbox = self._outbox
         bounds = await self._client.bounds(self._stream, self._partition)
         if bounds.uid != self._address.uid:
-            raise OutputConflictError(f"the output stream {self._stream} was deleted and made again while it was written to")
+            raise StreamReplacedError(
+                f"the output stream {self._stream} was deleted and created again: restart the service, it writes all outputs again"
+            )
         end = bounds.end_offset
         self._look_for_a_cut(end)
         proof = outbox.proof_at(bounds.log_start_offset, end)
@@ -164,6 +170,7 @@ class Emitter:
         outbox.starts_at(bounds.log_start_offset, end)
         if outbox.emitted_end < end:
             await self._read(outbox.emitted_end, end, outbox.learned)
+            outbox.written(end)  # the last ones were purged, perhaps
             self._advance()
         self._must_look = self._shorter_since_s is not None
         if not outbox.known:

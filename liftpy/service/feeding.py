@@ -378,10 +378,14 @@ class Feeder:
         if slices is None:
             await self._woken(_PAUSE_S)
             return None
-        at_the_end = not slices
+        if failing.scan_end is None:
+            failing.scan_end = progress.high_watermark + 1
+        at_the_end = not slices or 0 < failing.scan_end <= progress.next_offset
         records = (record for piece in one_by_one(slices) for record in piece.records() if record.headers)
         found = any(decided(record, identity.service) == failing.unit for record in records)
         failing.scanned = progress.next_offset
+        if found or at_the_end:
+            failing.scan_end = None
         self.problem = str(failing.error)
         return True if found else False if at_the_end else None
 

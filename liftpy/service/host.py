@@ -56,6 +56,8 @@ logger = logging.getLogger("liftpy.service")
 _Reason = pb.ServiceRefusal.Reason
 _READ_PATIENCE_S = 2.0
 _CANCEL_AGAIN_S = 0.1
+_UNHEARD_HELLOS = 5
+"""After so many without an answer the other subject is tried: the node may be of an older version."""
 _ASK_S = 0.25
 """How often a service asks that is not registered, whatever its heartbeat."""
 _AHEAD_S = 5.0
@@ -123,6 +125,10 @@ class ServiceHost:
         self._order: pb.JoinLog | None = None
         self._heard_s = 0.0
         """When the last JoinLog came, monotonic seconds."""
+        self._unheard = 0
+        """Hellos since the node was heard last."""
+        self._unbound = False
+        """Whether the node is spoken to on the subject that names neither stream nor service: older versions know that only."""
         self._emitter: Emitter | None = None
         self._routers: list[Router] = []
         self._feeder: Feeder | None = None
@@ -289,6 +295,7 @@ class ServiceHost:
             logger.warning("a frame from the sidecar can't be used: %s", error)
 
     def _told(self, message: pb.JoinLog | pb.ServiceRefusal) -> None:
+        self._unheard = 0
         if self._ended.done():
             return
         try:
@@ -431,6 +438,9 @@ class ServiceHost:
     # ---- heartbeats ------------------------------------------------------------------------------------------------------
     async def _heartbeats(self) -> None:
         while True:
+            self._unheard += 1
+            if self._unheard % _UNHEARD_HELLOS == 0:
+                self._unbound = not self._unbound
             await self._try_to_send(self._hello())
             await asyncio.sleep(0)  # what is answered at once is heard: this process stood still, not its node
             self._upgrade_if_due()
@@ -531,7 +541,11 @@ class ServiceHost:
         if self._serving.say is not None:
             self._serving.say(message, self._inbox, self._told)
             return
-        await self._transport.publish(self._subjects.service(self._settings.node), frames.sealed(message), reply=self._inbox)
+        settings, subjects = self._settings, self._subjects
+        subject = subjects.service(settings.node)
+        if not self._unbound:
+            subject = subjects.service_session(settings.node, settings.stream, settings.service)
+        await self._transport.publish(subject, frames.sealed(message), reply=self._inbox)
 
     async def _try_to_send(self, message: pb.ServiceHello | pb.ServiceAck) -> None:
         with contextlib.suppress(UnavailableError):  # the next heartbeat says it again

@@ -244,10 +244,13 @@ class Outbox:
     def learned(self, record: Record) -> None:
         """A committed record of the output stream, the next after ``emitted_end``: check it, and count it as written.
 
+        Outputs between the two were written, and purged since. Nobody can write them again: an append at their offsets is refused.
+
         Raises OutputConflictError when it is no output of this service, DivergedError when it is not the one of this node.
         """
-        number = self.emitted_end
+        number = max(self.emitted_end, record.offset)
         theirs = self._digest_in(record, number)
+        self.written(number)
         said, key, value = _id_in(record), record.key, record.value or b""
         headers = tuple((name, content) for name, content in record.headers if name not in _OURS)
         before, digest_before = self._last_read

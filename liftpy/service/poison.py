@@ -157,6 +157,9 @@ class Failing:
     again_s: float = 0.0
     decided_s: float | None = None
     """When a decision was appended here, monotonic."""
+    scan_end: int | None = None
+    """Exclusive: the scan for a decision that is under way ends here, at the HW that was known when it began. Records that come later
+    wait for the next scan. None: no scan is under way."""
     undone: bool = False
     """Whether the state was not made anew since it failed."""
     stored: bool = False

@@ -113,14 +113,15 @@ class Router:
         places: dict[int, Place] = {}
         for partition in partitions_of(self._settings.partition, instances, len(target.partitions), self.route):
             end_offset = (await self._client.bounds(target.name, partition)).end_offset
-            places[partition] = Place(end_offset)
-            if end_offset:
-                async for piece in self._client.read_range(
-                    target.name, partition, end_offset - 1, end_offset, uid=target.uid, exact=True
-                ):
+            place = places[partition] = Place(end_offset)
+            bounds = await self._client.bounds(target.name, partition)
+            upper, size = end_offset, 1
+            while upper > bounds.log_start_offset and place.last_number < 0:  # the last copies were purged, perhaps
+                lower = max(bounds.log_start_offset, upper - size)
+                async for piece in self._client.read_range(target.name, partition, lower, upper, uid=target.uid, exact=True):
                     for record in piece.records():
-                        number = number_of(record, self._source, self._settings.service, self.route)
-                        places[partition].last_number = number
+                        place.last_number = number_of(record, self._source, self._settings.service, self.route)
+                upper, size = lower, min(size * 4, _CHUNK_RECORDS)
         self._target = target
         self._next = min(place.last_number for place in places.values()) + 1
         self._places = places

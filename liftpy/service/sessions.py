@@ -19,6 +19,11 @@ promotion, by the candidate's own time-out, so that a node is tried whose servic
 promotion up for ``patience_ns`` at most, then the log is served without it. Both are excused from the next promotions until they have
 caught up once. One that stands at a record that it can't apply is not waited for.
 
+Services fail at most one promotion of a partition, whatever names they give themselves [L12]. A promotion waits only for services that
+have caught up with the log since they registered. When a promotion has failed, no later one fails for services: it waits for half of
+``patience_ns``, then the log is served without those that are late. This holds on a node until a promotion there had all its services
+in time, and on every node while the partition's election has passed over a candidate.
+
 An instance stays registered while it is heard, whoever else says to be this service: a hello proves nothing. Once it has been silent
 for half a session, the next that asks takes its place. It does not end then, but asks in turn.
 
@@ -59,6 +64,8 @@ class ReplicaView:
     """Of the epoch in which it leads."""
     turn: int = 0
     """Place of this node among the replicas that don't lead, from 1 on; 0: it leads."""
+    is_retry: bool = False
+    """The election has passed over another candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +111,8 @@ class _ServiceSession:
     order: _Order | None = None
     replayed_epoch: int = 0
     """LeaderEpoch in which it has replayed up to the stop that it was given."""
+    has_caught_up: bool = False
+    """Since a service of this name registered first: a promotion waits for it."""
     excused: bool = False
     """It let a promotion time out, and has not caught up since."""
     failing: bool = False
@@ -137,6 +146,7 @@ class _Gone:
     failed_at: int
     snapshot_position: int
     position: int = 0
+    has_caught_up: bool = False
     since_ns: int = 0
     stopped: bool = False
     problem: str = ""
@@ -153,6 +163,8 @@ class _Gate:
     """When those that go on, but slowly, are excused."""
     began: dict[str, int]
     """Position of each when it began."""
+    may_fail: bool
+    """Whether a service that hangs fails it."""
     position: int = field(default=-1)
     """The slowest one's, as last told."""
 
@@ -181,6 +193,8 @@ class ServiceSessions:
         self._gone: dict[str, _Gone] = {}
         """Services that were registered and are not."""
         self._gate: _Gate | None = None
+        self._failed_one = False
+        """Whether services let the last promotion here that waited for some fail."""
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -198,9 +212,11 @@ class ServiceSessions:
             return self._left(hello, now_ns)
         session = self._sessions.get(hello.service)
         if session is None or session.instance != hello.instance:
-            self._gone.pop(hello.service, None)
+            gone = self._gone.pop(hello.service, None)
             excused = session is not None and session.excused
+            known = session if session is not None else gone
             session = self._sessions[hello.service] = _ServiceSession(hello.service, hello.instance, inbox, 0, excused=excused)
+            session.has_caught_up = known is not None and known.has_caught_up
         session.inbox, session.expires_ns = inbox, now_ns + self._session_ns
         session.output_count, session.emitted_end = hello.outputCount, hello.emittedEnd
         session.problem = hello.problem[:_MAX_PROBLEM]
@@ -267,7 +283,7 @@ class ServiceSessions:
     def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
         if position > view.high_watermark:
-            session.excused = False
+            session.excused, session.has_caught_up = False, True
 
     def expire(self, now_ns: int) -> list[str]:
         """Forget whose heartbeats have ceased; return their names. A promotion that waits for one goes on waiting, and fails."""
@@ -282,6 +298,7 @@ class ServiceSessions:
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
+            has_caught_up=session.has_caught_up,
             since_ns=now_ns,
             stopped=stopped,
             problem=session.differs or session.problem,
@@ -355,9 +372,11 @@ class ServiceSessions:
     def replay(self, view: ReplicaView, now_ns: int) -> list[Effect]:
         """A candidate begins its replay: its services replay too. Answered by Replayed, at once when there are none to wait for."""
         stop_position = view.high_watermark + 1
-        names = frozenset(name for name, session in self._sessions.items() if not (session.excused or session.failing))
+        names = frozenset(name for name, s in self._sessions.items() if s.has_caught_up and not (s.excused or s.failing))
         began = {name: self._sessions[name].position for name in names}
-        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + self._patience_ns, began)
+        may_fail = not (self._failed_one or view.is_retry)
+        patience_ns = self._patience_ns if may_fail else self._patience_ns // 2  # before the candidate's own time-out
+        self._gate = _Gate(view.leader_epoch, stop_position, names, now_ns + patience_ns, began, may_fail)
         return [*self._new_orders(view), *self._gate_moved()]
 
     @property
@@ -368,16 +387,18 @@ class ServiceSessions:
     def lose_patience(self, now_ns: int) -> list[Effect]:
         """The promotion goes on without services that are slow.
 
-        One that hangs (nothing applied since) or is gone fails it: on another node it may be well.
+        One that hangs (nothing applied since) or is gone fails it, once: on another node it may be well.
         """
         gate = self._gate
         if gate is None or now_ns < gate.ends_ns:
             return []
         late = [name for name in gate.names if not self._replayed(name, gate)]
-        if any(name not in self._sessions or self._sessions[name].position <= gate.began[name] for name in late):
+        hangs = [name for name in late if name not in self._sessions or self._sessions[name].position <= gate.began[name]]
+        if hangs and gate.may_fail:
             return []
         for name in late:
-            self._sessions[name].excused = True
+            if name in self._sessions:
+                self._sessions[name].excused = True
         self._gate = None
         return [Replayed(gate.stop_position, True)]
 
@@ -389,7 +410,7 @@ class ServiceSessions:
         """The replica has another role or phase."""
         gate = self._gate
         if gate is not None and not (view.candidate and view.leader_epoch == gate.leader_epoch):
-            self._gate = None
+            self._gate, self._failed_one = None, True
             for name in gate.names & self._sessions.keys():
                 session = self._sessions[name]
                 session.excused = session.replayed_epoch != gate.leader_epoch
@@ -421,7 +442,7 @@ class ServiceSessions:
         if gate is None:
             return []
         if all(self._replayed(name, gate) for name in gate.names):
-            self._gate = None
+            self._gate, self._failed_one = None, self._failed_one and not gate.names
             return [Replayed(gate.stop_position, True)]
         sessions = [self._sessions.get(name) for name in gate.names]
         position = min((session.position if session is not None else -1) for session in sessions)

@@ -116,8 +116,12 @@ class Subjects:
         return f"{self.namespace}-events"
 
     def service(self, node_id: str) -> str:
-        """Replicated services beside a node register, report and acknowledge here."""
+        """Replicated services of versions before ``service_session`` register, report and acknowledge here."""
         return f"{self.namespace}.service.{node_id}"
+
+    def service_session(self, node_id: str, stream: str, service: str) -> str:
+        """A replicated service beside a node registers, reports and acknowledges here: permissions bind its stream and its name."""
+        return f"{self.namespace}.service.{node_id}.session.{stream}.{service}"
 
     def service_query(self, service: str) -> str:
         """Queries of the state of a service over partition 0; over partition N they go to ``<this>.N`` (``data_subject``)."""

@@ -21,7 +21,13 @@ from liftpy.shares import MOST_WORKERS
 from sidecar.cli.main import stop_signals
 from sidecar.cli.options import credential_options, json_option
 from sidecar.dev.cluster import MAX_NODES, DevCluster
-from sidecar.settings import DEFAULT_NAMESPACE, credentials_environment, workers_environment
+from sidecar.settings import (
+    DEFAULT_NAMESPACE,
+    credentials_environment,
+    dev_environment,
+    jetstream_environment,
+    workers_environment,
+)
 
 _WATCH_S = 0.25
 _SOON_S = 10.0
@@ -55,6 +61,21 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
     type=click.FloatRange(0),
     help="When a node that was killed, or has failed, is started again.",
 )
+@click.option(
+    "--jetstream-api",
+    is_flag=False,
+    flag_value="liftpy",
+    default=None,
+    metavar="[DOMAIN]",
+    help="Answer JetStream's stateless read API too, in the domain liftpy or this one (docs/jetstream.md).",
+)
+@click.option(
+    "--max-payload",
+    type=click.IntRange(1024, 64 * 1024 * 1024),
+    default=None,
+    metavar="BYTES",
+    help="Largest message that nats-server takes, not with --nats.  [default: 1 MiB]",
+)
 @json_option
 @credential_options
 def dev(
@@ -65,6 +86,8 @@ def dev(
     nats: str | None,
     namespace: str,
     restart_after: float,
+    jetstream_api: str | None,
+    max_payload: int | None,
     as_json: bool,
     credentials: Credentials,
 ) -> None:
@@ -72,9 +95,18 @@ def dev(
 
     Kill a node and watch: the others elect a leader, and the node is started again, as a supervisor would.
 
+    The nodes take the settings in LIFTPY_* variables, but for those that differ between nodes or that an option of this command sets.
+
     Ctrl-C, SIGTERM or the end of the parent process stops everything; nothing is left running. With --json the first line of
     the standard output says when the cluster is ready: {"event": "ready", "nats": URL, "namespace": NS, "nodes": {...}}.
     """
+    settings, unused = dev_environment()
+    if unused:
+        click.echo(f"not used by liftpy dev, which names and places its nodes itself: {', '.join(unused)}", err=True)
+    if nats and max_payload:
+        raise click.UsageError(
+            "--max-payload is for the nats-server that this command starts: leave --nats out, or set it on that server"
+        )
     stopping = threading.Event()
     for number in (signal.SIGINT, *stop_signals()):
         signal.signal(number, lambda *_: stopping.set())
@@ -87,7 +119,13 @@ def dev(
         port=port,
         nats_url=nats or "",
         namespace=namespace,
-        settings={**workers_environment(workers), **(credentials_environment(credentials) if nats else {})},
+        settings={
+            **settings,
+            **workers_environment(workers),
+            **jetstream_environment(jetstream_api),
+            **(credentials_environment(credentials) if nats else {}),
+        },
+        max_payload_bytes=max_payload or 0,
         on_line=_print_line,
     )
     try:

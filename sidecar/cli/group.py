@@ -96,12 +96,13 @@ def _holders(q: QueueFigures) -> list[tuple[str, ...]]:
 
 
 async def lag_of(client: Client, key: PartitionKey, position: int) -> tuple[PartitionKey, int, int | None]:
-    """With how many records are behind ``position``; None: the stream is another by now, or gone."""
+    """With how many records that are kept are behind ``position``; None: the stream is another by now, or gone."""
     try:
         bounds = await client.bounds(key.stream, key.partition)
     except NotFoundError:
         return key, position, None
-    return key, position, max(bounds.end_offset - position, 0) if bounds.uid == key.uid else None
+    first = max(position, bounds.log_start_offset)
+    return key, position, max(bounds.end_offset - first, 0) if bounds.uid == key.uid else None
 
 
 @group.command()

@@ -37,7 +37,7 @@ folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_t
 
 
 def _storage(folder: Path) -> FolderStorage:
-    if not folder.is_dir() or not any(folder.glob("*.log")):
+    if not folder.is_dir() or not any(file.stem.isdigit() for file in folder.glob("*.log")):
         raise ConfigError(f"{folder} holds no log: give a partition's folder, DATA/streams/STREAM-UID/PARTITION")
     return FolderStorage(folder)
 

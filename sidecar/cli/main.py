@@ -195,6 +195,11 @@ def _run(given: list[str]) -> None:
     except LiftError as error:
         _show(error, as_json="--json" in given)
         sys.exit(exit_code(error))
+    except OSError as error:  # of a file that the user has named; sockets and our own files have errors of their own
+        if error.filename is None:
+            raise
+        _show(ConfigError(f"{error.filename}: {error.strerror}"), as_json="--json" in given)
+        sys.exit(EXIT_USAGE)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -18,7 +18,7 @@ from sidecar.settings import Target
 @click.argument("name")
 @click.argument("text", required=False)
 @click.option("--stream", required=True, help="The stream that the service reads: the command becomes a record of it.")
-@click.option("--partition", default=0, show_default=True, help="Which partition of it.")
+@click.option("--partition", type=click.IntRange(0), help="Which partition of it.  [default: that of --key, 0 without one]")
 @click.option("--key", type=BYTES, default=None, help="Of the record.")
 @click.option(
     "--id", "message_id", default="", metavar="ID", help="Message id: sent twice it has one effect.  [default: a random one]"
@@ -32,7 +32,7 @@ def call(
     name: str,
     text: str | None,
     stream: str,
-    partition: int,
+    partition: int | None,
     key: bytes | None,
     message_id: str,
     timeout_s: float,

@@ -92,7 +92,7 @@ async def store_now(
         raise NotFoundError(f"no node has a service {name} over {stream}/{partition}")
     request = frames.sealed(service_pb2.SnapshotRequest(service=name, stream=stream, partition=partition))
     for node in asked:
-        await client.transport.publish(Subjects(namespace).service(node), request)
+        await client.transport.publish(Subjects(namespace).service_session(node, stream, name), request)
     stored: dict[str, int] = {}
     give_up_s = time.monotonic() + timeout_s
     while asked.keys() - stored.keys():

@@ -80,6 +80,11 @@ def create(
     """Attach a new stream NAME to a NATS subject. Without enough nodes it waits for them."""
     if placement.assignment and partitions not in (None, len(placement.assignment)):
         raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
+    copies = min(map(len, placement.assignment)) if placement.assignment else replicas
+    if copies and config.min_isr > copies:
+        raise click.UsageError(
+            f"--min-isr {config.min_isr}: a partition has {_count(copies, 'replica')}; set --replicas higher"
+        )
     wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
     if dry_run:
         show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)
@@ -98,6 +103,8 @@ def create(
         click.echo(
             f"note: only {_count(count, 'node')} in the cluster, so {_count(count, 'replica')} instead of {DEFAULT_REPLICAS}"
         )
+    if config.min_isr > count:
+        click.echo(f"note: --min-isr {config.min_isr} counts as {count}: a partition has {_count(count, 'replica')}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,11 +182,12 @@ class DevCluster:
         settings: Mapping[str, str] | None = None,
         on_line: LineSink | None = None,
         node_nats_urls: Mapping[str, str] | None = None,
+        max_payload_bytes: int = 0,
     ) -> None:
         if not 1 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} is outside 1..{MAX_NODES}")
         self.namespace = namespace
-        self.nats: NatsServer | None = None if nats_url else NatsServer(port)
+        self.nats: NatsServer | None = None if nats_url else NatsServer(port, max_payload_bytes=max_payload_bytes)
         self._nats_url = nats_url
         self._node_nats_urls = dict(node_nats_urls or {})
         self._data = data

@@ -43,6 +43,11 @@ SESSION_LEASES = 2
 time-out, so that one that hangs fails a promotion before it is forgotten."""
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
 _ACK_IDS_PER_INCARNATION = 1 << 32
+_BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
+    MessageType.SERVICE_HELLO: pb.ServiceHello,
+    MessageType.SERVICE_ACK: pb.ServiceAck,
+    MessageType.SNAPSHOT_REQUEST: pb.SnapshotRequest,
+}
 
 
 Told = Callable[[pb.JoinLog | pb.ServiceRefusal], None]
@@ -205,6 +210,7 @@ class PartitionServices:
             epoch_start_offset=epoch_start_offset,
             log_end_offset=self._log.log_end_offset,
             turn=_turn(self._node_id, replica.state.replicas, replica.state.leader),
+            is_retry=bool(replica.state.passed_over),
         )
 
     def _report_within(self) -> None:
@@ -305,6 +311,10 @@ class PartitionServices:
                         self._feed(events.ReplayProgressed(end_offset=min(position, self._replay_end_offset)))
 
 
+def _named(message: pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest) -> tuple[str, str]:
+    return message.stream, message.service
+
+
 def _turn(node: str, replicas: Sequence[str], leader: str) -> int:
     followers = [replica for replica in replicas if replica != leader]
     return followers.index(node) + 1 if node in followers else 0
@@ -337,11 +347,22 @@ class ServiceDesk:
         self._find = find
         self._counters = counters
         guard = RequestGuard("service", counters)
-        self._listener = bus.listen(subjects.service(node_id), guard.handler(self._arrived))
+        self._listeners = [
+            bus.listen(subjects.service_session(node_id, "*", "*"), guard.handler(self._arrived_bound)),
+            bus.listen(subjects.service(node_id), guard.handler(self._arrived)),
+        ]
 
-    def _arrived(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+    def _arrived_bound(self, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        """On a subject that names stream and service, so that NATS's permissions bind who says it: the message has to name the same."""
+        self._arrived(subject, reply, payload, headers, tuple(subject.decode(errors="replace").rsplit(".", 2)[1:]))
+
+    def _arrived(
+        self, subject: bytes, reply: bytes, payload: bytes, headers: bytes, bound: tuple[str, ...] | None = None
+    ) -> None:
         try:
             kind, body = envelope.decode(payload)
+            if bound is not None and kind in _BINDING and _named(frames.parse(body, _BINDING[kind])) != bound:
+                raise ProtocolError("the message names another stream or service than its subject")
             if kind is MessageType.SERVICE_ACK:
                 self._acked(frames.parse(body, pb.ServiceAck))
             elif kind is MessageType.SNAPSHOT_REQUEST:
@@ -399,4 +420,5 @@ class ServiceDesk:
 
     def close(self) -> None:
         """Stop listening."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()

@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from liftpy.client import Client, ReadOptions
 from liftpy.config import ReplicationConfig, StreamConfig
-from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError
+from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
 from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
@@ -111,6 +111,21 @@ async def test_who_is_cut_off_comes_back() -> None:
                 cluster.restart_nats()
             await client.publish("orders", b"%d" % number)
         assert await reading == [b"%d" % n for n in range(10)]
+
+
+@pytest.mark.parametrize(("size_bytes", "reason"), [(1001, "TOO_LARGE"), (0, "INCORRECT_OFFSET")])
+async def test_publish_rejected_after_an_unanswered_attempt_is_rejected(size_bytes: int, reason: str) -> None:
+    """The leader knows the message id: its rejection says that the first attempt was not stored either."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("orders", "shop.orders", config=StreamConfig(max_message_bytes=1000))
+        async with await client.publisher("orders") as publisher:
+            await publisher.publish(b"first")
+            coming = await publisher.send(bytes(size_bytes), msg_id="m", expected_last=None if size_bytes else 7)
+            cluster.restart_nats()
+            with pytest.raises(PublishRejectedError) as caught:
+                await coming
+        assert caught.value.reason == reason
+        assert await _values(client, "orders", until="end") == [b"first"]
 
 
 async def _values(client: Client, stream: str, **how: Any) -> list[bytes | None]:
@@ -269,6 +284,23 @@ def test_a_service_answers_and_puts_out() -> None:
             lambda: client.query_service("counting", b"timers", timeout_s=30).value == b"1", what="the timer fires"
         )
         assert [(r.key, r.value) for r in client.consume("results", until=0)] == [(b"a", b"5")]
+
+
+def test_query_of_a_partitioned_service_goes_to_the_partition_of_its_key_or_is_rejected() -> None:
+    """It asked partition 0, and answered 0 for what another partition counts."""
+    with memory_cluster() as cluster, cluster.sync_client() as client:
+        client.create_stream("commands", "data.commands", partitions=4)
+        for partition in range(4):
+            cluster.serve(Counting, "counting", "commands", partition=partition)
+        keys = [b"key %d" % n for n in range(8)]
+        for key in keys:
+            client.call_service("counting", "commands", b"x", key=key, timeout_s=30)
+        found = [client.query_service("counting", key, key=key, timeout_s=30) for key in keys]
+        assert [answer.value for answer in found] == [b"1"] * len(keys)
+        assert len({answer.partition for answer in found}) > 1
+        assert client.query_service("counting", keys[0], partition=found[0].partition, timeout_s=30).value == b"1"
+        with pytest.raises(ConfigError, match="4 partitions"):
+            client.query_service("counting", keys[0], timeout_s=30)
 
 
 async def test_members_of_a_group_share_partitions() -> None:

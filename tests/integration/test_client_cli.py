@@ -15,6 +15,7 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.dev.cluster import DevCluster
+from tests.conftest import INTERRUPTIBLE_LIFTPY
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,12 +136,11 @@ def test_settings_of_a_running_node_are_shown_and_read_again(run: Run, cluster: 
 
 def test_following_ends_with_ctrl_c_and_without_a_traceback(run: Run, cluster: DevCluster) -> None:
     assert run("stream", "create", "followed", "--subject", "followed")[0] == 0
-    liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
-    command = [*liftpy, "consume", "followed", "--nats", cluster.nats_url]
+    command = [*INTERRUPTIBLE_LIFTPY, "consume", "followed", "--nats", cluster.nats_url]
     following = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert following.stdout is not None
     publishing = subprocess.run(
-        [*liftpy, "publish", "followed", "--nats", cluster.nats_url],
+        [*INTERRUPTIBLE_LIFTPY, "publish", "followed", "--nats", cluster.nats_url],
         cwd=ROOT, input="seen\n", capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert publishing.returncode == 0, publishing.stderr
@@ -182,8 +182,7 @@ def test_consume_group_ended_by_a_signal_commits_what_was_printed(run: Run, clus
     """Two share; the first ends by a signal; the other goes on behind what was printed, and a third behind both."""
     file = tmp_path / "lines"
     assert run("stream", "create", "shared", "--subject", "shop.shared", "--partitions", "2")[0] == 0
-    liftpy = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
-    command = [*liftpy, "consume", "shared", "--group", "crew", "--format", "json", "--nats", cluster.nats_url]
+    command = [*INTERRUPTIBLE_LIFTPY, "consume", "shared", "--group", "crew", "--format", "json", "--nats", cluster.nats_url]
 
     def member() -> subprocess.Popen[str]:
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

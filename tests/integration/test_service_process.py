@@ -40,7 +40,7 @@ async def test_it_waits_for_nats_and_says_so(tmp_path: Path) -> None:
                 await asyncio.sleep(0.05)
         await asyncio.to_thread(server.resume)
         connection = await nats.connect(server.url)
-        hellos = await connection.subscribe("liftpy.service.n1")
+        hellos = await connection.subscribe("liftpy.service.n1.>")
         hello = frames.decode((await hellos.next_msg(TIMEOUT_S)).data, service_pb2.ServiceHello)
         assert (hello.service, hello.stream) == ("chain", "s")
         await connection.close()

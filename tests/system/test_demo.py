@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from liftpy.spark.session import spark_problem
+from tests.conftest import INTERRUPTIBLE_LIFTPY
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +103,12 @@ def test_without_java_it_does_the_rest_and_shows_people_what_happened(tmp_path: 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
     running = subprocess.Popen(
-        [*LIFTPY, "demo"], cwd=tmp_path, env=surroundings(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*INTERRUPTIBLE_LIFTPY, "demo"],
+        cwd=tmp_path,
+        env=surroundings(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert running.stdout is not None
     for line in running.stdout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +12,14 @@ from test_ingest import Bench as IngestBench
 from test_ingest import turn
 
 from liftpy.config import StreamConfig
-from liftpy.ingest import conditions
+from liftpy.ingest import conditions, last_of_subjects
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.jetstream import Expected, expected_in, why_not_then
 from liftpy.log.log import Log
 from liftpy.log.memory import MemoryStorage
 from liftpy.replica.effects import AppendBatch, RejectReason
 from liftpy.replica.events import PublishesReceived
+from liftpy.testing.memory import memory_cluster
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import parse_batch
@@ -182,29 +184,80 @@ async def test_who_waits_for_no_answer_is_dropped_and_counted() -> None:
     assert bench.ingest.counters.dropped == {"incorrect_offset": 2}
 
 
-async def test_a_leader_that_does_not_know_yet_says_so_and_what_it_knows_it_answers() -> None:
+async def an_indexing_bench() -> Bench:
+    """302 records of as many subjects, of which the leader has indexed the last only."""
     bench = Bench()
     bench.derived.first_look_bytes = 1
-    for number in range(300):
+    for number in range(302):
         bench.send(f"ev.{number}", payload=b"v" * 100)
-    await turn()
-    for number in range(300, 302):
-        bench.send(f"ev.{number}")
-        await turn()
+        if number % 20 == 0 or number > 299:
+            await turn()
     bench.answers()
-    reading = await bench.says("ev.new", (OF, 0))
-    assert reading[:2] == (503, 10008)
-    assert "try again" in reading[2]
-    assert await bench.says("ev.301", (OF, 302)) == 303
-    assert (await bench.says("ev.x", (OF, 303), (NAMED, "ev.*")))[:2] == (503, 10008)
-    bench.send("ev.new", answered=True)
-    bench.send("ev.new", (OF, 304))
+    return bench
+
+
+async def test_conditional_publish_waits_for_the_index_and_a_known_subject_does_not() -> None:
+    bench = await an_indexing_bench()
+    for headers in (((OF, 0),), ((OF, 0),), ((OF, 303), (NAMED, "ev.*"))):
+        bench.send("ev.new", *headers)
     await turn()
-    assert bench.answers() == [304, 305], "what stands before it in its batch is known"
-    while not bench.derived.look_back():
+    assert bench.answers() == []
+    assert not bench.ingest.idle
+    assert await bench.says("ev.301", (OF, 302)) == 303
+    while not bench.derived.read_beside():
         pass
-    assert await bench.says("ev.other", (OF, 0)) == 306
+    assert bench.answers() == [304, wrong(304), wrong(304)]
+    assert bench.ingest.idle
+    assert await bench.says("ev.other", (OF, 0)) == 305
     assert bench.ingest.counters.dropped == {}
+
+
+async def test_conditional_publish_behind_a_record_of_its_batch_does_not_wait() -> None:
+    bench = await an_indexing_bench()
+    bench.send("ev.new")
+    bench.send("ev.new", (OF, 303))
+    await turn()
+    assert bench.answers() == [303, 304]
+
+
+@pytest.mark.parametrize("bound", ["WAIT_PUBLISHES", "WAIT_BYTES", "WAIT_NS"])
+async def test_conditional_publish_beyond_a_bound_of_waiting_is_rejected(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
+    monkeypatch.setattr(last_of_subjects, bound, 0)
+    bench = await an_indexing_bench()
+    bench.send("ev.new", (OF, 0))
+    await turn()
+    bench.derived.read_beside(1)
+    (answer,) = bench.answers()
+    assert answer[:2] == (503, 10008)
+    assert "try again" in answer[2]
+    assert bench.ingest.idle
+    assert bench.derived.index_wait.share.size_bytes == 0
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_waiting_publishes_when_the_leader_goes_are_rejected_or_forgotten(left: bool) -> None:
+    bench = await an_indexing_bench()
+    bench.send("ev.new", (OF, 0))
+    await turn()
+    if left:
+        bench.ingest.leave()
+    else:
+        bench.ingest.stop()
+    assert [answer[0] for answer in bench.answers()] == ([503] if left else [])
+    while not bench.derived.read_beside():
+        pass
+    assert bench.answers() == []
+    assert bench.end == 302
+
+
+async def test_publish_of_a_jetstream_client_that_expects_a_new_subject_succeeds_at_the_first_try() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client, cluster.nats() as nats:
+        await client.create_stream("events", "ev.>")
+        js = nats.jetstream(timeout=10)
+        for _ in range(8):
+            await js.publish("ev.old", os.urandom(60_000))
+        ack = await js.publish("ev.new", b"v", headers={OF: "0"})
+        assert ack.seq == 9
 
 
 async def test_a_stream_with_too_many_subjects_refuses_such_publishes_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:

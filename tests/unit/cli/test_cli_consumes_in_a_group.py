@@ -353,3 +353,28 @@ def test_a_queue_is_shown_with_the_workers_that_have_something(
             main(["group", "show", f"q-{name}", "--json"])
         (shown,) = json.loads(capsys.readouterr().out)["queues"]
         assert shown["holders"] == [{"worker": worker, "records": 7, "first": 0, "deliveries": 1}]
+
+
+def test_cursor_show_behind_the_log_start_counts_only_the_records_that_are_kept(
+    cluster: MemoryCluster, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def session(_: Any, work: Callable[[Client], Awaitable[Any]]) -> Any:
+        async def done() -> Any:
+            async with cluster.client() as client:
+                return await work(client)
+
+        return asyncio.run(done())
+
+    async def trimmed(client: Client) -> None:
+        await (await client.cursor(f"c-{name}", name)).commit(2)
+        await client.truncate_before(name, 0, 6)
+        async with asyncio.timeout(60):
+            while (await client.bounds(name)).log_start_offset < 6:
+                await asyncio.sleep(0.01)
+
+    session(None, trimmed)
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.cursor"), "with_client", session)
+    with pytest.raises(SystemExit, match="0"):
+        main(["cursor", "show", f"c-{name}", "--json"])
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["position"], shown["lag"]) == (2, 4)

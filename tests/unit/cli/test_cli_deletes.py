@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +216,40 @@ def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "not within 30 s"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--replicas", "3", "--min-isr", "4"), 2, "--min-isr 4: a partition has 3 replicas"),
+        (("--min-isr", "4"), 0, "--min-isr 4 counts as 3"),
+        (("--replicas", "3", "--min-isr", "3"), 0, ""),
+    ],
+)
+def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str, ...], code: int, said: str, run: Run) -> None:
+    made = f"isr{next(_numbers)}"
+    found = run("stream", "create", made, "--subject", f"isr.{made}", *words)
+    assert found[0] == code, found
+    assert ("--min-isr" in found[1] + found[2]) == bool(said)
+    assert said in found[1] + found[2]
+
+
+@pytest.mark.parametrize("letters", [251, 256, 300])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".jsonl"])
+def test_consume_output_with_a_name_that_is_too_long_is_an_error_that_says_so(
+    letters: int, suffix: str, run: Run, name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / ("x" * (letters - len(suffix)) + suffix)
+    code, _, err = run("consume", name, "--output", str(file))
+    assert (code, "too long" in err, "Traceback" in err) == (2, True, False), err
+
+
+def test_consume_in_json_prints_one_line_for_each_record(run: Run, name: str) -> None:
+    code, out, _ = run("consume", name, "--partition", "0", "--until", "end", "--json")
+    assert (code, [json.loads(line)["offset"] for line in out.splitlines()]) == (0, ALL)
+
+
+def test_log_verify_of_a_folder_without_segments_is_no_log(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text("started")
+    code, out, err = run("log", "verify", str(tmp_path))
+    assert (code, out, "holds no log" in err) == (2, "", True)

@@ -365,7 +365,7 @@ class Asked:
 
     async def publish(self, subject: str, payload: bytes) -> None:
         self.published.append((subject, payload))
-        node = subject.rpartition(".")[2]
+        node = subject.split(".")[2]
         self.said[node] = {**self.said[node], "snapshot": self.said[node]["position"]}
 
     async def read_range(self, stream: str, partition: int, start: int, end: int, uid: str, exact: bool = False) -> Any:
@@ -377,7 +377,10 @@ async def test_a_snapshot_is_asked_for_beside_each_node_that_has_the_service_and
     client: Any = Asked(n1={"position": 7, "snapshot": 3}, n3={"position": 5, "snapshot": 5})
     stored = await service_orders.store_now(client, "counter", "s", 0, (), 30.0, "ns")
     assert stored == {"n1": 7, "n3": 5}
-    assert [subject for subject, _ in client.published] == ["ns.service.n1", "ns.service.n3"]
+    assert [subject for subject, _ in client.published] == [
+        "ns.service.n1.session.s.counter",
+        "ns.service.n3.session.s.counter",
+    ]
     assert frames.decode(client.published[0][1], service_pb2.SnapshotRequest) == service_pb2.SnapshotRequest(
         service="counter", stream="s", partition=0
     )
@@ -541,4 +544,4 @@ def test_a_query_prints_the_answer_and_says_where_it_came_from_if_asked(
         out, err = capfdbinary.readouterr()
         assert out == printed_as
         assert (b"position 9 on n2" in err) is ("--position" in words)
-    assert asked == [("counter", b"how many", 1, 5), ("counter", b"how many", 0, None)]
+    assert asked == [("counter", b"how many", 1, 5), ("counter", b"how many", None, None)]

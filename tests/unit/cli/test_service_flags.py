@@ -314,7 +314,7 @@ async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.
             return {"partitions": [{"uid": "u1", "partition": 0, "services": [found]}]}
 
     async def publish(subject: str, payload: bytes) -> None:
-        assert subject == "ns.service.n1"
+        assert subject.startswith("ns.service.n1.session.")
 
     async def sleep(wait_s: float) -> None:
         slept.append(wait_s)
@@ -329,7 +329,7 @@ async def test_a_snapshot_is_looked_for_five_times_a_second(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "how"),
     [
-        ((), {"partition": 0, "key": None, "message_id": "", "timeout_s": 5.0}),
+        ((), {"partition": None, "key": None, "message_id": "", "timeout_s": 5.0}),
         (
             ("--partition", "2", "--key", "é", "--id", "m1", "--offset", "--timeout", "3"),
             {"partition": 2, "key": "é".encode(), "message_id": "m1", "timeout_s": 3.0},

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -116,6 +117,7 @@ def test_percentiles_are_prometheus_s(counts: tuple[int, ...], part: float, want
         ({}, OK, ""),
         ({"n2": {"offline": 2, "index": 41}}, UNAVAILABLE, "2 partitions offline"),
         ({"n2": {"offline": 2, "index": 39}}, OK, ""),
+        ({"n2": {"offline": 2, "electing": 1, "index": 41, "is_controller": False}}, OK, ""),
         ({"n2": {"electing": 1, "index": 41}}, UNAVAILABLE, "1 partition without a leader"),
         ({"n3": {"under_min_isr": 1}, "n2": {"under_min_isr": 2}}, UNAVAILABLE, "3 partitions under min.isr"),
         ({"n1": {"metadata_leader": ""}}, UNAVAILABLE, "nobody leads"),
@@ -242,6 +244,14 @@ def test_a_frame_has_its_size_whatever_there_is(
     assert len(frame.renderables) == height
     assert max(line.cell_len for line in frame.renderables) <= width  # type: ignore[union-attr]
     assert len(text_of(watching.model(), width, height, View(page=page, sort=sort))) <= height
+
+
+@pytest.mark.parametrize(("more", "said"), [(0, ""), (1, "and 1 more")])
+def test_frame_with_reasons_counts_those_that_do_not_fit(more: int, said: str) -> None:
+    troubles: list[dict[str, Any]] = [{"under_min_isr": 1}, {"under_replicated": 1}, {"failed": 1}, {"nats_connected": False}]
+    watching = watched(5, n2={name: value for one in troubles[: 3 + more] for name, value in one.items()})
+    found = re.findall(r"and \d+ more", "\n".join(text_of(watching.model(), 160, 40)))
+    assert found == ([said] if said else [])
 
 
 def test_markup_in_names_is_text() -> None:

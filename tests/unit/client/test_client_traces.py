@@ -359,3 +359,23 @@ async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.M
         await liftpy.connect("nats://127.0.0.1:1", trace=True)
     with pytest.raises(ConfigError, match="TracerProvider"):
         making_of("otlp")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["send", "post"])
+async def test_span_of_a_cancelled_publish_ends_as_failed(traced: Traced, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = asyncio.Event()
+
+    async def never(*arguments: Any, **named: Any) -> Any:
+        entered.set()
+        await asyncio.Event().wait()
+
+    async with await traced.client.publisher(traced.stream) as publisher:
+        monkeypatch.setattr(Publisher, method, never)  # there is no room for it, and never will be
+        publishing = asyncio.create_task(getattr(publisher, method)(b"v"))
+        await entered.wait()
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        monkeypatch.undo()
+    (span,) = traced.spans("send")
+    assert span.status.status_code is StatusCode.ERROR

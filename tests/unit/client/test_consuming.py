@@ -206,6 +206,9 @@ async def test_relative_starts(node: Node) -> None:
     assert await first(BEGAN + timedelta(seconds=30), backwards=True) == 29
     assert await first("earliest", backwards=True) == 0
     assert await first(7, backwards=True, until=8) == -1
+    assert await first("-7", backwards=True) == 113
+    assert await first("-1", backwards=True) == 119
+    assert await first("-500", backwards=True) == 0
     for wrong in ("sometime", 1.5, b"5", "p1.u1.5", None):
         with pytest.raises(ConfigError, match=r"start|position"):
             consumer(node, wrong)

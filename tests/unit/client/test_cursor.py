@@ -126,3 +126,25 @@ async def test_a_code_of_a_newer_coordinator_is_a_refusal_too(client: Client, mo
     monkeypatch.setattr(module, "ask_coordinator", answered)
     with pytest.raises(GroupRefusedError, match="cursor nightly: 99 new"):
         await cursor.commit(1)
+
+
+async def test_cursor_of_a_stream_made_again_is_refused_wherever_its_position_is_used(client: Client) -> None:
+    cursor = await client.cursor("nightly", "orders")
+    await cursor.commit(5)
+    reading = await cursor.consume(until="end")
+    await client.delete_stream("orders")
+    for use in (cursor.commit(6), cursor.fetch(), cursor.consume()):
+        with pytest.raises(NotFoundError):
+            await use
+    await client.create_stream("orders", "orders", partitions=2)
+    for number in range(10):
+        await client.publish("orders", b"new %d" % number, partition=number % 2)
+    for use in (cursor.commit(6), cursor.commit(1, partition=1), cursor.fetch(), cursor.consume(), cursor.consume(1)):
+        with pytest.raises(NotFoundError, match="made again"):
+            await use
+    with pytest.raises(NotFoundError):
+        _ = [record async for record in reading]
+    again = await client.cursor("nightly", "orders")
+    assert [record.offset async for record in await again.consume(until="end")] == [0, 1, 2, 3, 4]
+    await again.commit(3)
+    assert await again.fetch() == 3

@@ -226,3 +226,33 @@ async def test_what_is_too_much_is_said(client: Client, monkeypatch: pytest.Monk
     (late,) = await parts(client, "DIRECT.GET.orders", seq=1)
     assert direct(late)[0] == "408 Request Timeout"
     assert (await said(client, "STREAM.MSG.GET.orders", seq=1))["error"]["code"] == 503
+
+
+async def test_stateless_reads_that_end_early_close_the_read_of_the_log(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = set[Any]()
+    consume = client.consume
+
+    def watched(*arguments: Any, **named: Any) -> AsyncIterator[Any]:
+        async def records() -> AsyncIterator[Any]:
+            token = object()
+            reading.add(token)
+            try:
+                async for record in consume(*arguments, **named):
+                    yield record
+            finally:
+                reading.discard(token)
+
+        return records()
+
+    monkeypatch.setattr(client, "consume", watched)
+    requests: tuple[dict[str, Any], ...] = (
+        {"seq": 1, "batch": 2},
+        {"seq": 1, "batch": 9},
+        {"multi_last": ["orders.*"]},
+        {"seq": 1},
+    )
+    for fields in requests:
+        assert await parts(client, "DIRECT.GET.orders", **fields)
+        assert not reading, fields

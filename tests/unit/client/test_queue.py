@@ -401,6 +401,22 @@ async def test_a_stream_that_waits_for_nodes_is_taken_of_later(client: Client, m
         assert await all_of(queue, 1, Job.ack) == [0]
 
 
+async def test_queue_that_begins_at_new_takes_added_partitions_from_their_first_record(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_STREAM_NS", 20_000_000)
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=QueueOptions(start="new")) as queue:
+        assert await queue.take(3, timeout_s=0.0) == []
+        await client.add_partitions("jobs", 2)
+        await client.publish("jobs", b"7", partition=1)
+        assert await all_of(queue, 1, Job.ack) == [7]
+        await client.delete_stream("jobs")
+        await client.create_stream("jobs", "jobs")
+        await client.publish("jobs", b"8")
+        assert await all_of(queue, 1, Job.ack) == [8]
+
+
 async def test_where_a_queue_begins(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:

@@ -48,6 +48,15 @@ def test_nothing_is_moved_where_all_is_even() -> None:
     assert plan_moves([], {}).moves == ()
 
 
+def test_plan_moves_with_a_node_below_its_share_moves_to_that_node_alone() -> None:
+    """``a`` is empty, too, but holds its share of 4/7 rounded down."""
+    nodes = [NodeFacts(node_id="a"), *cluster("bcd", weight=2)]
+    held: Held = {("s", number): (node,) for number, node in enumerate("cbbc")}
+    plan = plan_moves(nodes, held)
+    assert [move.into for move in plan.moves] == ["d"]
+    assert plan.fewest == 1
+
+
 def test_who_joins_gets_its_share_and_no_move_is_wasted() -> None:
     nodes = cluster("abcd")
     held = laid(nodes[:3], 4)

@@ -298,3 +298,21 @@ def test_names_of_made_folders_are_flushed_unless_this_process_knows(tmp_path: P
         before = flushes.count("s")
         folders.make(tmp_path / "s" / "1")
         assert flushes.count("s") == before + 1, "a flush that has failed once is never believed again"
+
+
+def test_replace_file_beside_a_longer_temporary_file_keeps_nothing_of_it(tmp_path: Path) -> None:
+    """A process that was killed while it replaced a file leaves its temporary file."""
+    path = tmp_path / "state"
+    path.with_name("state.tmp").write_bytes(b"what an earlier process left" * 10)
+    replace_file(path, b"short")
+    assert path.read_bytes() == b"short"
+
+
+def test_truncate_sealed_file_beside_a_longer_temporary_file_keeps_nothing_of_it(tmp_path: Path) -> None:
+    file = DiskFile(tmp_path / "segment", create=True)
+    file.append([b"0123456789"])
+    file.seal()
+    (tmp_path / "segment.tmp").write_bytes(b"what an earlier process left" * 10)
+    file.truncate(4)
+    assert (tmp_path / "segment").read_bytes() == bytes(file.read(0, 100)) == b"0123"
+    file.close()

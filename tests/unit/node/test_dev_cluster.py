@@ -19,6 +19,7 @@ from sidecar.cli import dev
 from sidecar.dev import cluster as dev_cluster
 from sidecar.dev.cluster import DevCluster, DevNode
 from sidecar.dev.embedded import NatsServer, _port_in
+from sidecar.settings import dev_environment
 
 
 class Process:
@@ -293,3 +294,13 @@ def test_dev_says_once_where_everything_is(as_json: bool, capsys: pytest.Capture
     else:
         assert "ready: 1 nodes on nats://" in said
         assert "{" not in said
+
+
+def test_dev_environment_keeps_settings_of_all_nodes_and_names_the_others() -> None:
+    given = {
+        "LIFTPY_REPLICATION_LEASE_S": "2", "LIFTPY_LOG_LEVEL": "debug", "LIFTPY_NODE_ID": "n9", "LIFTPY_RACK": "r", "OTHER": "x",
+        "LIFTPY_NATS": "nats://elsewhere:1", "LIFTPY_TRACE": "",
+    }  # fmt: skip
+    kept, unused = dev_environment(given)
+    assert kept == {"LIFTPY_REPLICATION_LEASE_S": "2", "LIFTPY_LOG_LEVEL": "debug"}
+    assert unused == ["LIFTPY_NATS", "LIFTPY_NODE_ID", "LIFTPY_RACK"]

@@ -518,6 +518,17 @@ def test_runbooks_are_pages_and_each_that_is_named_is_there() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["{}", "# {}", "## {}", "- one\n- {}", "1. {}", "`{}`", "**{}**", "[{}](disk-full.md)", "[{}](https://x.test)", "```\n{}\n```",
+     "```html\nfirst\n{}\n```", "`a` {} **b**"],
+)  # fmt: skip
+def test_runbook_with_markup_in_its_text_shows_it_as_text(written: str) -> None:
+    shown = as_html(written.format(HOSTILE))
+    assert "<img" not in shown
+    assert "&lt;img src=x onerror=" in shown
+
+
 def test_colours_can_be_told_apart_dark_and_light() -> None:
     def light(colour: str) -> float:
         colour = colour if len(colour) == 7 else "#" + "".join(2 * letter for letter in colour[1:])

@@ -124,7 +124,7 @@ async def test_an_operator_is_refused_what_is_not_there(
 async def test_a_snapshot_is_waited_for_where_there_is_a_service(cluster: Any) -> None:
     assert await store_now(cluster, "bank", "in", 1, (), 30, "ns") == {"n1": 17}
     ((subject, request),) = cluster.told
-    assert (subject, request.service, request.stream, request.partition) == ("ns.service.n1", "bank", "in", 1)
+    assert (subject, request.service, request.stream, request.partition) == ("ns.service.n1.session.in.bank", "bank", "in", 1)
     with pytest.raises(NotFoundError, match="not beside n2"):
         await store_now(cluster, "bank", "in", 1, ("n2",), 30, "ns")
     with pytest.raises(NotFoundError):

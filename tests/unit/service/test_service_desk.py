@@ -39,7 +39,7 @@ class World:
         timers: Any = SimpleNamespace(set=lambda timer, at_ns: self.timers.append((at_ns, timer)), cancel=lambda *_: None)
         key = PartitionKey("s", "u1", 0)
         self.moved: list[tuple[str, str]] = []
-        self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2")
+        self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2", passed_over=())
         self.services = PartitionServices(
             bus=bus,
             key=key,
@@ -62,8 +62,11 @@ class World:
         self.sent.append((subject, b"".join(pieces)))
 
     def _listen(self, subject: str, sink: Any) -> Any:
-        assert subject == "liftpy.service.n1"
-        self.say = lambda payload, reply=b"_INBOX.x": sink(subject.encode(), reply, payload, b"")
+        if subject == "liftpy.service.n1":
+            self.say = lambda payload, reply=b"_INBOX.x": sink(subject.encode(), reply, payload, b"")
+        else:
+            assert subject == "liftpy.service.n1.session.*.*"
+            self.say_bound = lambda at, payload: sink(f"liftpy.service.n1.session.{at}".encode(), b"_INBOX.x", payload, b"")
         return SimpleNamespace(close=lambda: None)
 
     def become(self, role: str, phase: str, epoch: int) -> None:
@@ -85,7 +88,18 @@ def hello(**fields: Any) -> bytes:
     return frames.encode(pb.ServiceHello(**{"service": "bank", "stream": "s", "instance": 5, **fields}))
 
 
+def test_desk_refuses_what_names_another_service_or_stream_than_its_subject(world: World) -> None:
+    """Permissions of NATS bind the subject, and so the stream and the name."""
+    world.say_bound("s.bank", hello())
+    assert world.last(pb.JoinLog).service == "bank"
+    world.sent.clear()
+    for message in (hello(service="other"), hello(stream="t"), frames.encode(pb.ServiceAck(service="other", stream="s"))):
+        world.say_bound("s.bank", message)
+    assert (world.sent, sum(by_reason(world.counters).values())) == ([], 3)
+
+
 def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) -> None:
+    world.say(hello(position=10))
     world.say(hello(position=4))
     assert world.last(pb.JoinLog).ackId >> 32 == 3  # above those of earlier incarnations
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
@@ -110,6 +124,7 @@ def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) ->
 def test_a_slow_service_holds_a_promotion_up_for_one_candidates_time_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = 1_000_000_000
     monkeypatch.setattr("sidecar.clock.now_ns", lambda: now_ns)
+    world.say(hello(position=10))
     world.say(hello(position=2))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(12)
@@ -164,6 +179,7 @@ def test_a_partition_that_is_not_here_is_told_and_a_goodbye_needs_no_answer(worl
 
 
 def test_an_ack_for_another_stream_of_the_name_counts_for_nothing(world: World) -> None:
+    world.say(hello(position=10))
     world.say(hello())
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(12)
@@ -292,7 +308,7 @@ def test_a_service_is_told_what_the_code_beside_all_replicas_can_do(world: World
 
 async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World) -> None:
     told: list[Any] = []
-    join = pb.ServiceHello(service="groups", stream="s", instance=8)
+    join = pb.ServiceHello(service="groups", stream="s", instance=8, position=10)
     world.desk.said_here(join, "_INBOX.here", told.append)
     assert told == [], "not while it speaks"
     await asyncio.sleep(0)
@@ -323,6 +339,7 @@ async def test_a_service_of_this_process_is_spoken_to_without_nats(world: World)
 
 
 def test_no_more_is_reported_of_a_replay_than_was_asked_for(world: World) -> None:
+    world.say(hello(position=10))
     world.say(hello(position=4))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(3)
@@ -343,6 +360,7 @@ def test_after_the_last_one_is_forgotten_the_next_one_is_looked_at_again(world: 
 def test_the_end_of_a_partition_leaves_no_timer_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[Any] = []
     monkeypatch.setattr(world.services._timers, "cancel", gone.append)
+    world.say(hello(position=10))
     world.say(hello(position=2))
     world.become("CANDIDATE", "LEADER_REPLAY", 2)
     world.services.replay(12)

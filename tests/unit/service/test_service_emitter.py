@@ -24,6 +24,7 @@ from liftpy.service.settings import ServiceSettings
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch import Record, parse_batch, seal
+from sidecar.cli.service_endings import exit_code
 
 TOTAL = 120
 
@@ -408,3 +409,36 @@ async def test_whatever_is_new_wakes_the_emitter(tell: str, must_look: bool) -> 
     sender.emitter._wake.clear()
     getattr(sender.emitter, tell)()
     assert (sender.emitter._wake.is_set(), sender.emitter._must_look) == (True, must_look)
+
+
+@pytest.mark.parametrize("purged", [range(5, 8), range(6, 10), range(10)])
+async def test_service_goes_on_where_outputs_were_purged(start: Any, purged: range) -> None:
+    partition = Partition()
+    start(Sender(partition)).produce(10)
+    await until(lambda: len(partition.log) == 10)
+    whole = list(partition.log)
+
+    async def without(stream: str, number: int, first: int, end: int, uid: str, exact: bool = False) -> AsyncIterator[Any]:
+        records = [record for record in partition.log[first:end] if record.offset not in purged or record not in whole]
+        yield SimpleNamespace(records=lambda: iter(records))
+
+    partition.read_range = without  # type: ignore[method-assign]
+    late = start(Sender(partition))
+    late.produce(12)
+    await until(lambda: len(partition.log) == 12)
+    assert (late.emitter.problem, late.failed) == ("", [])
+
+
+async def test_service_ends_to_be_restarted_when_its_output_stream_was_created_again(start: Any) -> None:
+    partition = Partition()
+    sender = start(Sender(partition))
+    sender.produce(3)
+    await until(lambda: len(partition.log) == 3)
+
+    async def bounds(stream: str, number: int) -> Bounds:
+        return Bounds("o2", "n1", "n1", 1, 0, -1)
+
+    partition.bounds = bounds  # type: ignore[method-assign]
+    sender.emitter.look_again()
+    await until(lambda: sender.failed)
+    assert exit_code(sender.failed[0]) == 75

@@ -102,7 +102,6 @@ def test_learning_counts_as_written_and_compares() -> None:
         written(0, source="u/1"),
         written(0, source="u"),
         written(0, said=1),
-        written(1),
     ],
 )
 def test_a_foreign_record_in_the_output_stream_is_told(foreign: Record) -> None:

@@ -290,6 +290,8 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
+        self.is_busy = False
+        """Records keep arriving: no read is answered with nothing."""
 
     def append(self, *values: bytes, headers: Any = (), epoch: int = 1) -> None:
         for value in values:
@@ -297,6 +299,9 @@ class FakeLog:
 
     async def fetch(self, progress: ReadProgress) -> list[BatchSlice]:
         await asyncio.sleep(0 if progress.next_offset < len(self.batches) else 0.01)
+        if self.is_busy and progress.next_offset >= len(self.batches):
+            self.append(b"more")
+        progress.high_watermark = len(self.batches) - 1
         found = [parse_batch(data) for data in self.batches[progress.next_offset : progress.next_offset + 7]]
         if found:
             progress.next_offset = found[-1].next_offset
@@ -515,3 +520,18 @@ def test_a_new_failing_has_no_decision_and_is_tried_at_once() -> None:
     failing.decided_s = 200.0
     assert failing.next(OnError.SKIP, leads=True, now_s=209.9) is Next.WAIT
     assert failing.next(OnError.SKIP, leads=True, now_s=210.0) is Next.DECIDE
+
+
+@pytest.mark.parametrize("kind", [Skipping, Brittle])
+async def test_poison_record_is_decided_while_records_keep_arriving(nodes: Any, kind: type[Brittle]) -> None:
+    """The scan for a decision ended only with an answer without records."""
+    node = nodes(kind, leads=True)
+    node.log.is_busy = True
+    node.log.append(*BEFORE, b"bad", *AFTER)
+    await node.start()
+    if kind is Skipping:
+        await node.until(lambda: node.decisions and node.machine.position > len(BEFORE) + len(AFTER) + 2)
+        assert (node.decisions, "bad" in node.services[-1].seen) == (1, False)
+    else:
+        with pytest.raises(ServiceFailedError, match="service skip"):
+            await node.until(lambda: False)

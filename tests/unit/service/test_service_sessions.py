@@ -19,8 +19,12 @@ CANDIDATE = replace(FOLLOWS, candidate=True, leader_epoch=2, high_watermark=9, l
 LEADS = replace(CANDIDATE, candidate=False, leads=True)
 
 
-def sessions() -> ServiceSessions:
-    return ServiceSessions(KEY, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
+def sessions(*caught_up: str) -> ServiceSessions:
+    """Those of a replica, beside which services of these names have caught up once."""
+    made = ServiceSessions(KEY, "n1", first_ack_id=100, session_ns=3000, lease_ms=1500, patience_ns=2000)
+    for name in caught_up:
+        made.hello(hello(name, position=10), "_INBOX.a", FOLLOWS, 0)
+    return made
 
 
 def hello(name: str = "bank", instance: int = 1, position: int = 0, **fields: Any) -> pb.ServiceHello:
@@ -59,7 +63,7 @@ def test_a_promotion_without_services_does_not_wait() -> None:
 
 
 def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_leader() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     effects = s.replay(CANDIDATE, 0)
     (order,) = joined(effects)
@@ -77,7 +81,7 @@ def test_a_promotion_waits_until_the_service_has_replayed_and_then_makes_it_lead
 
 
 def test_it_waits_for_every_service() -> None:
-    s = sessions()
+    s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
     one, two = joined(s.replay(CANDIDATE, 0))
@@ -86,7 +90,7 @@ def test_it_waits_for_every_service() -> None:
 
 
 def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
-    s = sessions()
+    s = sessions("bank")
     (old,) = joined(s.hello(hello(), "_INBOX.a", FOLLOWS, 0))
     (order,) = joined(s.replay(CANDIDATE, 0))
     assert s.ack(acked(old, 99), CANDIDATE) == []
@@ -96,7 +100,7 @@ def test_an_ack_of_an_earlier_order_or_instance_counts_for_nothing() -> None:
 
 
 def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until_it_has_caught_up() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(s.replay(CANDIDATE, 0)))
     s.role_changed(replace(FOLLOWS, leader_epoch=3))  # passed over
@@ -109,7 +113,7 @@ def test_a_service_that_let_a_promotion_time_out_does_not_hold_up_the_next_until
 
 
 def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_the_next() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     assert s.expire(2999) == []
@@ -121,7 +125,7 @@ def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_
 
 
 def test_a_slow_service_holds_a_promotion_up_for_one_time_out_in_all_and_is_excused() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert s.waits_until_ns is None
     s.replay(CANDIDATE, 5000)
@@ -136,7 +140,7 @@ def test_a_slow_service_holds_a_promotion_up_for_one_time_out_in_all_and_is_excu
 
 @pytest.mark.parametrize("other", ["well", "slow"])
 def test_a_service_that_hangs_fails_the_promotion_whatever_the_others_do(other: str) -> None:
-    s = sessions()
+    s = sessions("hangs", "other")
     for name in ("hangs", "other"):
         s.hello(hello(name, position=3), "_INBOX.a", FOLLOWS, 0)
     orders = joined(s.replay(CANDIDATE, 0))
@@ -148,7 +152,7 @@ def test_a_service_that_hangs_fails_the_promotion_whatever_the_others_do(other: 
 
 
 def test_one_that_expired_meanwhile_fails_it_too() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     s.expire(10_000)
@@ -162,7 +166,7 @@ def test_a_compacted_stream_takes_no_services() -> None:
 
 
 def test_a_service_that_leaves_in_good_order_is_not_waited_for() -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     assert s.hello(hello(leaving=True), "", CANDIDATE, 1) == [Replayed(10, True)]
@@ -249,7 +253,7 @@ def test_a_promotion_does_not_wait_for_what_stands_at_a_record_that_it_can_not_a
     s = sessions()
     s.hello(hello(position=3, failing=True), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0))[-1].finished
-    again = sessions()
+    again = sessions("bank")
     again.hello(hello(position=3), "_INBOX.a", FOLLOWS, 0)
     assert not any(r.finished for r in replays(again.replay(CANDIDATE, 0)))
     assert replays(again.hello(hello(position=4, failing=True), "_INBOX.a", CANDIDATE, 0))[-1].finished
@@ -375,7 +379,7 @@ def test_a_long_story_is_cut_whether_it_stays_or_leaves() -> None:
 
 @pytest.mark.parametrize(("position", "excused"), [(9, True), (10, False)])
 def test_who_is_excused_is_so_until_it_is_past_hw_as_another_instance_too(position: int, excused: bool) -> None:
-    s = sessions()
+    s = sessions("bank")
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     s.role_changed(replace(FOLLOWS, leader_epoch=3))
@@ -384,7 +388,7 @@ def test_who_is_excused_is_so_until_it_is_past_hw_as_another_instance_too(positi
 
 
 def test_who_had_replayed_before_a_promotion_failed_is_not_excused() -> None:
-    s = sessions()
+    s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
     one, _ = joined(s.replay(CANDIDATE, 0))
@@ -402,7 +406,7 @@ def test_the_same_role_in_another_epoch_is_another_order() -> None:
 
 
 def test_a_promotion_hears_of_progress_once_and_never_of_more_than_it_waits_for() -> None:
-    s = sessions()
+    s = sessions("a", "b")
     for name in ("a", "b"):
         s.hello(hello(name), "_INBOX.a", FOLLOWS, 0)
     assert replays(s.replay(CANDIDATE, 0)) == [Replayed(0, False)]
@@ -449,3 +453,40 @@ def test_what_was_never_done_has_no_time() -> None:
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [1.5, 0.0]
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     assert [s.report(9)[0][name] for name in ("since_output_s", "since_snapshot_s")] == [None, None]
+
+
+def test_promotion_does_not_wait_for_a_service_that_has_never_caught_up() -> None:
+    s = sessions()
+    s.hello(hello("new", position=3), "_INBOX.a", FOLLOWS, 0)
+    assert replays(s.replay(CANDIDATE, 0)) == [Replayed(10, True)]
+
+
+def test_services_under_changing_names_fail_one_promotion_of_a_partition_at_most() -> None:
+    """Role `service` could keep every partition without a leader: each new name failed one more promotion [L12]."""
+    s = sessions()
+    failed = 0
+    for turn in range(2, 12):
+        now_ns = turn * 10_000
+        s.expire(now_ns)
+        s.hello(hello(f"name{turn}", position=10), "_INBOX.a", FOLLOWS, now_ns)
+        candidate = replace(CANDIDATE, leader_epoch=turn)
+        effects = s.replay(candidate, now_ns)
+        due_ns = s.waits_until_ns
+        if due_ns is not None:
+            effects += s.lose_patience(due_ns)
+        if any(r.finished for r in replays(effects)):
+            s.role_changed(replace(LEADS, leader_epoch=turn))
+        else:
+            failed += 1
+        s.role_changed(replace(FOLLOWS, leader_epoch=turn))
+    assert failed == 1
+
+
+def test_promotion_after_a_candidate_that_was_passed_over_does_not_fail_for_services() -> None:
+    s = sessions("hangs")
+    s.hello(hello("hangs", position=3), "_INBOX.a", FOLLOWS, 0)
+    assert not any(r.finished for r in replays(s.replay(replace(CANDIDATE, is_retry=True), 0)))
+    due_ns = s.waits_until_ns
+    assert due_ns is not None
+    assert due_ns < 2000, "before the candidate's own time-out"
+    assert replays(s.lose_patience(due_ns)) == [Replayed(10, True)]

@@ -404,7 +404,10 @@ async def test_only_queries_that_still_wait_are_refused_when_nobody_says_how_far
         asked.append((given, options.patience_s, options.answer_timeout_s))
         raise UnavailableError("nobody leads")
 
-    server._client = SimpleNamespace(bounds=bounds)
+    async def stream(name: str) -> None:
+        raise UnavailableError("nobody says how many partitions it has")
+
+    server._client = SimpleNamespace(bounds=bounds, stream=stream)
     first, second = Query(b"", "_INBOX.r1", 0.0), Query(b"", "_INBOX.r2", 0.0)
     server._desk.take(first)
     server._desk.take(second)

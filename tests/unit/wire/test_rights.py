@@ -102,7 +102,7 @@ def test_who_may_do_what_on_the_wire() -> None:
             "ns.orders.*.read.*",
             "ns.info",
             "ns.status.*",
-            "ns.service.*",
+            "ns.service.*.session.orders.*",
             "ns.service.*.snapshot.*",
             "shop.orders",
             "|",

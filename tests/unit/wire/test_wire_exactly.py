@@ -160,7 +160,8 @@ def test_each_row_of_rights_has_a_builder_of_that_name_and_a_pattern() -> None:
 def test_a_services_own_user_and_a_node() -> None:
     rights = rights_of(AccessRole.SERVICE, Scope("ns", ("s",), ("out",), "_INBOX_svc", "", ("sums",), ("_INBOX_app",)))
     assert rights.publish == (
-        "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*", "ns.service.sums.snapshot.*", "out", "_INBOX_app.>",
+        "ns.s.*.read", "ns.s.*.read.*", "ns.info", "ns.status.*", "ns.service.*.session.s.sums",
+        "ns.service.sums.snapshot.*", "out", "_INBOX_app.>",
     )  # fmt: skip
     assert rights.subscribe == (
         "ns.service.sums.query", "ns.service.sums.query.*", "ns.service.sums.snapshot.*", "_INBOX_svc.>",

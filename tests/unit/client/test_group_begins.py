@@ -1,0 +1,76 @@
+"""Where a member of a group begins, and goes on, in streams that change while it runs; in a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from liftpy.client import Client, GroupOptions
+from liftpy.client import group as module
+from liftpy.client.group import Group
+from liftpy.client.group_admin import describe_group
+from liftpy.cluster.image import StreamImage
+from liftpy.testing.memory import memory_cluster
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with memory_cluster() as cluster, cluster.client() as made:
+        await asyncio.to_thread(cluster.serve_groups)
+        await made.create_stream("orders", "orders")
+        yield made
+
+
+async def taken(group: Group, count: int) -> list[bytes | None]:
+    """The values of the next records, ``count`` at least; committed."""
+    found: list[bytes | None] = []
+    async with asyncio.timeout(40):
+        while len(found) < count:
+            found += [record.value for record in (await anext(group)).slice.records()]
+        await group.commit()
+    return found
+
+
+async def committed(client: Client) -> dict[tuple[str, int], int]:
+    return {(key.stream, key.partition): at for key, at in (await describe_group(client, "billing")).positions.items()}
+
+
+async def test_group_that_begins_at_new_reads_what_is_added_from_its_first_record(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.publish("orders", b"old")
+    options = GroupOptions(start="new", auto_commit_s=0)
+    async with client.group("billing", ["orders", "pay-*"], options=options) as group:
+        async with asyncio.timeout(40):
+            while not group.owned or await committed(client) != {("orders", 0): 1}:
+                await asyncio.sleep(0.01)
+        await client.add_partitions("orders", 2)
+        await client.publish("orders", b"added", partition=1)
+        await client.create_stream("pay-1", "pay-1")
+        await client.publish("pay-1", b"made")
+        monkeypatch.setattr(module, "_STREAMS_S", 0.0)  # now it notices
+        assert sorted(await taken(group, 2)) == [b"added", b"made"]
+        assert await committed(client) == {("orders", 0): 1, ("orders", 1): 1, ("pay-1", 0): 1}
+
+
+async def test_group_in_a_stream_made_again_and_shorter_reads_it_from_its_first_record(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        await client.publish("orders", b"%d" % number)
+    async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
+        assert await taken(group, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    listed, real = await client.list_streams(), client.list_streams
+    await client.delete_stream("orders")
+    await client.create_stream("orders", "orders")
+    await client.publish("orders", b"new")
+
+    async def stale_at_first() -> list[StreamImage]:
+        monkeypatch.setattr(client, "list_streams", real)
+        return listed
+
+    monkeypatch.setattr(client, "list_streams", stale_at_first)
+    async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
+        assert await taken(group, 1) == [b"new"]
