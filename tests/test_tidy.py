@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tidy_imports, tidy_names
+from tests import tidy_imports, tidy_names, tidy_private
 from tests.conftest import ONE_AT_A_TIME, SPARK, group_of, place_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,22 +45,23 @@ PICKLE_EXCEPTIONS: dict[str, str] = {}
 FUNCTION_SIZE_EXCEPTIONS: dict[str, str] = {}
 
 LAYERS = (
-    ("sidecar", "liftpy.testing.plugin"),
+    ("sidecar.cli", "sidecar.__main__"),
+    ("sidecar", "liftpy.testing.plugin", "protos"),
     ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "liftpy.backup", "pyspark_liftpy"),
     ("liftpy.ingest", "liftpy.trace"),
     ("liftpy.replica", "liftpy.cluster"),
     ("liftpy.log",),
     ("liftpy.wire",),
     (
-        "liftpy.ids",
-        "liftpy.dataclass",
-        "liftpy.errors",
-        "liftpy.config",
-        "liftpy.invariants",
-        "liftpy.partition",
+        "liftpy.ids", "liftpy.dataclass", "liftpy.errors", "liftpy.config", "liftpy.invariants", "liftpy.partition",
         "liftpy.instruments",
+        "liftpy.clock_trust", "liftpy.event_groups", "liftpy.figures_text", "liftpy.glance", "liftpy.health", "liftpy.history",
+        "liftpy.page_view", "liftpy.problems", "liftpy.purge", "liftpy.scraped", "liftpy.shares", "liftpy.strict_json",
+        "liftpy.timeline",
+        "liftpy.verdict", "liftpy.versions", "liftpy.watching",
     ),
-)
+)  # fmt: skip
+"""Packages and modules, the highest layer first. A module imports its own layer and the layers below."""
 NOT_EACH_OTHER = {("liftpy.replica", "liftpy.cluster"), ("liftpy.cluster", "liftpy.replica")}
 
 
@@ -133,6 +134,10 @@ def _layer(module: str) -> int | None:
         if any(module == p or module.startswith(p + ".") for p in packages):
             return number
     return None
+
+
+def test_every_module_belongs_to_a_layer() -> None:
+    assert [module for module in modules() if _layer(module) is None] == ["liftpy"], "add the package to LAYERS"
 
 
 def _package(module: str) -> str:
@@ -273,6 +278,63 @@ def pong(): return Colour
     }  # fmt: skip
     found = {name for name in tidy_names.unread_attributes(planted) if name.startswith("p.")}
     assert found == {"p.Unused.stored_only", "p.Unused._also_stored", "p.Colour.RED"}, "'field' is a name that others read"
+
+
+def test_class_names_are_unique_in_their_folder() -> None:
+    assert not tidy_names.repeated_classes(modules())
+    planted = {
+        "p": ast.parse(""),
+        "p.a": ast.parse("class Lease: ..."),
+        "p.b": ast.parse("class Lease: ..."),
+        "q": ast.parse("class Lease: ..."),
+    }
+    assert tidy_names.repeated_classes(planted) == {"p.Lease": ["p.a", "p.b"]}
+
+
+KNOWN_FOLDER_CIRCLES: tuple[frozenset[str], ...] = (
+    frozenset({
+        "liftpy", "liftpy.client", "liftpy.cluster", "liftpy.cluster.decisions", "liftpy.cluster.placement", "liftpy.group",
+        "liftpy.ingest",
+        "liftpy.log", "liftpy.replica", "liftpy.service", "liftpy.trace", "liftpy.wire",
+    }),
+    frozenset({
+        "sidecar", "sidecar.backup", "sidecar.bench", "sidecar.bus", "sidecar.cli", "sidecar.dev", "sidecar.metadata",
+        "sidecar.partition",
+        "sidecar.raft", "sidecar.status", "sidecar.tracing", "sidecar.workers",
+    }),
+)  # fmt: skip
+"""Folders that import each other today, because of the modules that lie loose beside them. Take folders out; add none."""
+
+
+def test_folders_import_each_other_in_no_new_circle() -> None:
+    new = [
+        circle
+        for circle in tidy_imports.folder_circles(modules())
+        if not any(circle <= known for known in KNOWN_FOLDER_CIRCLES)
+    ]
+    assert not new, f"these folders import each other: {[sorted(circle) for circle in new]}"
+
+
+def test_folder_circles_of_planted_modules_are_found() -> None:
+    planted = {
+        "p": ast.parse(""), "p.a": ast.parse("from q import b"), "q": ast.parse(""), "q.b": ast.parse("import p.c"),
+        "p.c": ast.parse(""), "r": ast.parse(""), "r.a": ast.parse("import p.a"),
+    }  # fmt: skip
+    assert not tidy_imports.circles(planted)
+    assert tidy_imports.folder_circles(planted) == [frozenset({"p", "q"})]
+
+
+def test_tests_reach_no_more_private_names() -> None:
+    """``python -m tests.tidy_private`` writes the lower counts down; it refuses higher ones."""
+    assert not tidy_private.differences(tidy_private.count(ROOT / "tests"), tidy_private.recorded())
+
+
+def test_private_accesses_of_a_test_are_counted() -> None:
+    text = "a._b\nself._c\nx.__class__\nmonkeypatch.setattr(a, '_d', 1)\npatch.object(a, '_e')\nimport p._pb\np._pb.x\nnt._replace(a=1)"
+    assert tidy_private.count_in(text) == 3
+    assert tidy_private.differences({"t": 3, "n": 1}, {"t": 2, "u": 1}) == [
+        "n: 1 private accesses, at most 0", "t: 3 private accesses, at most 2", "u: 0 private accesses, record 0 instead of 1",
+    ]  # fmt: skip
 
 
 def test_no_imports_go_round_in_a_circle() -> None:

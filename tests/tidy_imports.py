@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 
 def _imported(node: ast.AST, modules: Mapping[str, ast.Module], *, types: bool) -> Iterator[str]:
@@ -22,6 +22,21 @@ def _imported(node: ast.AST, modules: Mapping[str, ast.Module], *, types: bool) 
 def circles(trees: Mapping[str, ast.Module], *, types: bool = False) -> list[frozenset[str]]:
     """Groups of modules each of which reaches the others by imports; ``types``: those for type checkers count as well."""
     edges = {module: {n for n in _imported(tree, trees, types=types) if n in trees} for module, tree in trees.items()}
+    return [group for group in _groups(edges) if len(group) > 1]
+
+
+def folder_of(module: str, modules: Iterable[str]) -> str:
+    """Return the package that ``module`` lies in. A package is its own folder."""
+    below = module + "."
+    return module if any(name.startswith(below) for name in modules) else module.rpartition(".")[0] or module
+
+
+def folder_circles(trees: Mapping[str, ast.Module]) -> list[frozenset[str]]:
+    """Return the groups of folders that import each other. Imports for type checkers count."""
+    folders = {module: folder_of(module, trees) for module in trees}
+    edges: dict[str, set[str]] = {folder: set() for folder in folders.values()}
+    for module, tree in trees.items():
+        edges[folders[module]] |= {folders[name] for name in _imported(tree, trees, types=True) if name in trees}
     return [group for group in _groups(edges) if len(group) > 1]
 
 

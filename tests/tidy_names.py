@@ -9,6 +9,8 @@ import ast
 import re
 from collections.abc import Iterable, Mapping
 
+from tests.tidy_imports import folder_of
+
 _PYSYNCOBJ = "PySyncObj calls it"
 _SPARK = "Spark calls it"
 _CLICK = "click calls it"
@@ -200,3 +202,12 @@ def _attributes(node: ast.ClassDef) -> set[str]:
         if stored and isinstance(inner.value, ast.Name) and inner.value.id == "self":
             found.add(inner.attr)
     return found
+
+
+def repeated_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the classes of one name that several modules of one folder define, by folder and name."""
+    places: dict[str, list[str]] = {}
+    for name, _ in _classes(trees):
+        module, _, own = name.rpartition(".")
+        places.setdefault(f"{folder_of(module, trees)}.{own}", []).append(module)
+    return {name: modules for name, modules in places.items() if len(modules) > 1}

@@ -1,0 +1,1 @@
+"""Record what the code does before it is moved or renamed, and compare afterwards."""

@@ -1,0 +1,312 @@
+"""What is frozen. Each part is a function that returns names and their values, as texts.
+
+A value is a short digest where nobody reads it (traces, bytes), and the whole text where a person wants to see the difference (help,
+transcripts, metrics).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import io
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+REPLICA_EVENTS = 600
+WHOLE_EVENTS = 600
+Values = dict[str, str]
+
+
+def digest(data: str | bytes) -> str:
+    """Return 16 hexadecimal digits of SHA-256."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:16]
+
+
+# simulators
+
+
+def _replica_seed(seed: int) -> str:
+    from liftpy.testing.run import run_seed
+
+    outcome = run_seed(seed, REPLICA_EVENTS, trace=True)
+    assert outcome.trace is not None
+    return digest("\n".join([*outcome.trace.lines, outcome.violation or ""]))
+
+
+def _whole_seed(seed: int) -> str:
+    logging.disable(logging.CRITICAL)
+    from tests.simulation.whole.run import run_seed
+
+    outcome = run_seed(seed, WHOLE_EVENTS, trace=True)
+    assert outcome.trace is not None
+    return digest("\n".join([*outcome.trace.lines, outcome.violation or ""]))
+
+
+def _raft_seed(seed: int) -> str:
+    logging.disable(logging.CRITICAL)
+    from tests.simulation.raft.group_simulation import Run
+
+    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(prefix="liftpy-freeze-", dir=base))
+    run = Run(seed, folder)
+    try:
+        run.execute()
+        end = ""
+    except Exception as error:
+        end = f"{type(error).__name__}: {error}"
+    finally:
+        run.close()
+        shutil.rmtree(folder, ignore_errors=True)
+    return digest(repr((sorted(run.ghost.entries.items()), sorted(run.seen.items()), sorted(run.acked.items()), run.now, end)))
+
+
+def _group_seed(kind: str, seed: int) -> str:
+    from tests.simulation.group.__main__ import HISTORIES
+
+    try:
+        return digest(repr(sorted(HISTORIES[kind](seed).items())))
+    except Exception as error:
+        return digest(f"{type(error).__name__}: {error}")
+
+
+def _seeds(run: Callable[[int], str], count: int, jobs: int) -> Values:
+    if jobs < 2 or count < 4:
+        return {f"{seed:04}": run(seed) for seed in range(1, count + 1)}
+    with ProcessPoolExecutor(jobs) as pool:
+        found = pool.map(run, range(1, count + 1), chunksize=4)
+        return {f"{seed:04}": value for seed, value in enumerate(found, 1)}
+
+
+# bytes
+
+
+def _anonymous(meaning: object) -> str:
+    """Return the repr of a decoded value without class names and without module names: those may change."""
+    return re.sub(r"\b[A-Za-z_][\w.]*\(", "(", re.sub(r" at 0x[0-9a-f]+", "", repr(meaning)))
+
+
+def wire_bytes() -> Values:
+    """Return a digest of the bytes, the meaning and the encoding of every sample of every decoder.
+
+    The samples are those of the fuzzer: frames, requests, records and files.
+    """
+    from tests.fuzz.registry import all_decoders
+
+    values: Values = {}
+    for decoder in all_decoders():
+        for number, sample in enumerate(decoder.samples):
+            try:
+                meaning = decoder.call(bytes(sample))
+            except decoder.errors as error:
+                values[f"{decoder.name} {number}"] = f"{digest(bytes(sample))} rejected {type(error).__name__}"
+                continue
+            again = digest(bytes(decoder.again(meaning))) if decoder.again is not None else "-"
+            values[f"{decoder.name} {number}"] = f"{digest(bytes(sample))} {again}"
+    return values
+
+
+def protobuf_fields() -> Values:
+    """Return number, type and label of every field of every message, and the values of every enumeration."""
+    from liftpy.wire import _pb
+
+    values: Values = {}
+
+    def walk(messages: Iterable[Any]) -> Iterator[Any]:
+        for message in messages:
+            yield message
+            yield from walk(message.nested_types)
+
+    for path in sorted(Path(str(_pb.__file__)).parent.glob("*_pb2.py")):
+        module = importlib.import_module(f"{_pb.__name__}.{path.stem}")
+        for message in walk(module.DESCRIPTOR.message_types_by_name.values()):
+            for field in message.fields:
+                kind = (
+                    field.message_type.full_name if field.message_type else field.enum_type.full_name if field.enum_type else ""
+                )
+                repeated = "repeated" if field.is_repeated else "optional" if field.has_presence else "plain"
+                values[f"{message.full_name}.{field.name}"] = f"{field.number} type {field.type} {repeated} {kind}".strip()
+        for enum in module.DESCRIPTOR.enum_types_by_name.values():
+            values |= {f"{enum.full_name}.{value.name}": str(value.number) for value in enum.values}
+    return values
+
+
+def replayed_entries() -> Values:
+    """Return the differences between the recorded images of the metadata log and those of this code: none."""
+    from tests.replay.corpus import FOLDER, differences
+
+    levels = sorted(int(path.stem.removeprefix("level-")) for path in FOLDER.glob("level-*.digests"))
+    return {f"level {level}": "\n".join(differences(level)) or "as recorded" for level in levels}
+
+
+# command line
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield every command of the command line with its path."""
+    from sidecar.cli.main import liftpy
+
+    def walk(path: tuple[str, ...], command: click.Command) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+        yield path, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                if below is not None:
+                    yield from walk((*path, name), below)
+
+    yield from walk(("liftpy",), liftpy)
+
+
+def command_help() -> Values:
+    """Return the help text of every command."""
+    values: Values = {}
+    for path, command in commands():
+        with click.Context(command, info_name=" ".join(path), terminal_width=100, max_content_width=100) as context:
+            values[" ".join(path)] = command.get_help(context)
+    return values
+
+
+TRANSCRIPT = r"""
+stream create orders --subject shop.orders
+stream create orders --subject shop.orders
+stream create wide --subject wide.* --partitions 2 --replicas 2 --json
+stream create small --subject small --retention-age 60 --max-message-bytes 100
+stream list
+stream list --json
+stream show orders
+stream show orders --json
+stream show nothing
+publish orders <one\ntwo\nthree\n
+publish orders --json --key k --header h=1 <four\n
+publish small <x\n
+publish nothing <x\n
+consume orders --from earliest --until end
+consume orders --from earliest --until end --json
+consume orders --from earliest --until end --key k --format json
+consume orders --from 0 --until 0
+consume orders --from -1 --until end
+consume orders --reverse --from latest
+consume orders --from 99 --until end
+consume nothing
+consume orders --from nonsense
+cursor set reader --stream orders --to 2
+cursor set reader --stream orders --to 2 --yes
+cursor show reader
+cursor show reader --json
+cursor list
+cursor list --json
+group list
+group list --json
+group show nothing
+stream alter orders --retention-age 100 --dry-run
+stream alter orders --retention-age 100
+stream alter orders --replication-factor 9
+stream pause wide
+stream resume wide
+stream truncate orders --before 2 --dry-run
+stream truncate orders --before 2 --yes
+stream purge orders --subject shop.orders --dry-run
+stream add-partitions wide --to 3
+stream delete small --yes
+stream delete small --yes
+stream delete _groups --yes
+rights --role reader --stream orders
+rights --role publisher --stream orders
+rights --role nobody
+nonsense
+stream nonsense
+stream create
+"""
+
+
+def _normal(text: str) -> str:
+    """Replace what differs between two runs: identifiers, times, ports, durations."""
+    text = re.sub(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?", "<time>", text)
+    text = re.sub(r"\b1[0-9]{18}\b", "<ns>", text)
+    text = re.sub(r"\b1[0-9]{12}\b", "<ms>", text)
+    text = re.sub(r"\b[0-9]{6}-[0-9a-f]{8,16}\b", "<uid>", text)
+    text = re.sub(r"\b[0-9a-f]{16,32}\b", "<id>", text)
+    text = re.sub(r"\bnats://[\w.:]+", "<nats>", text)
+    text = re.sub(r'"seconds": [\d.]+', '"seconds": <number>', text)
+    return re.sub(r"\b\d+(?:\.\d+)? (ms|s)\b", r"<number> \1", text)
+
+
+@contextmanager
+def _commands_in_memory() -> Iterator[Callable[[list[str], str], str]]:
+    """Yield a function that runs a command line against a cluster in memory and returns what it prints, with the exit code."""
+    from unittest.mock import patch
+
+    from liftpy.testing.memory import memory_cluster
+    from sidecar.cli import session
+    from sidecar.cli.main import main
+
+    with memory_cluster() as cluster:
+
+        def run(words: list[str], stdin: str) -> str:
+            output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+            fed = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+            with (
+                patch.object(session, "connect", lambda *_, name="", **__: cluster.client(name)),
+                patch("sys.stdin", fed),
+                redirect_stdout(output),
+                redirect_stderr(errors),
+            ):
+                try:
+                    code: Any = main(words)
+                except SystemExit as end:
+                    code = end.code
+            said, complaint = (_normal(text.buffer.getvalue().decode()) for text in (output, errors))
+            return said + (f"--- stderr\n{complaint}" if complaint else "") + f"--- exit code {code}"
+
+        yield run
+
+
+def command_transcript() -> Values:
+    """Return what a fixed list of commands prints against a cluster in memory."""
+    values: Values = {}
+    with _commands_in_memory() as run:
+        for number, line in enumerate(TRANSCRIPT.strip().splitlines(), 1):
+            command, _, stdin = line.partition(" <")
+            values[f"{number:02} liftpy {command}"] = run(command.split(), stdin.replace("\\n", "\n"))
+    return values
+
+
+# figures
+
+
+def metric_texts() -> Values:
+    """Return kind and help text of every metric that a node or its partitions may show."""
+    from sidecar.status import names
+
+    values: Values = {}
+    for table, rows in vars(names).items():
+        if table.isupper() and isinstance(rows, dict):
+            values |= {f"{table}.{name}": repr(row) for name, row in rows.items()}
+    return values
+
+
+PARTS: dict[str, Callable[[int, int], Values]] = {
+    "wire": lambda seeds, jobs: wire_bytes(),
+    "protobuf": lambda seeds, jobs: protobuf_fields(),
+    "replay": lambda seeds, jobs: replayed_entries(),
+    "help": lambda seeds, jobs: command_help(),
+    "transcript": lambda seeds, jobs: command_transcript(),
+    "metrics": lambda seeds, jobs: metric_texts(),
+    "replica": lambda seeds, jobs: _seeds(_replica_seed, 10 * seeds, jobs),
+    "whole": lambda seeds, jobs: _seeds(_whole_seed, seeds, jobs),
+    "raft": lambda seeds, jobs: _seeds(_raft_seed, seeds, jobs),
+    "members": lambda seeds, jobs: _seeds(partial(_group_seed, "members"), seeds, jobs),
+    "queues": lambda seeds, jobs: _seeds(partial(_group_seed, "queues"), seeds, jobs),
+    "ordered": lambda seeds, jobs: _seeds(partial(_group_seed, "ordered"), seeds, jobs),
+}
+"""Name of a part to the function that makes it, from the number of seeds (ten times as many for the replica) and of processes."""

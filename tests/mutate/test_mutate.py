@@ -1,0 +1,88 @@
+"""The mutation tool makes valid mistakes, tells noticed from unnoticed ones, and leaves the checkout as it is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.mutate.__main__ import changed_lines, choose
+from tests.mutate.operators import make_mutants
+from tests.mutate.runner import Tree
+
+SOURCE = '''"""A module."""
+
+import os
+
+
+class Store:
+    def __init__(self) -> None:
+        """Start."""
+        self.size = 0
+
+    async def put(self, key: str = "ä", ready: bool = True) -> int:
+        if not key and ready or self.size >= 4:
+            raise ValueError(f"no {key}")
+        try:
+            await self.write(key)
+        finally:
+            self.close()
+        while self.size < 2:
+            self.size += 1
+            continue
+        log.info("done")
+        return self.size - 1 if key is None else 7
+'''
+
+
+def test_mutants_of_a_module_cover_each_operator_and_compile() -> None:
+    mutants = make_mutants("store.py", SOURCE)
+    for mutant in mutants:
+        compile(mutant.apply(SOURCE), "store.py", "exec")
+    mistakes = " | ".join(mutant.mistake for mutant in mutants)
+    for word in (
+        "delete 'self.size = 0'", "True -> False", "and -> or", "or -> and", ">= -> >", "drop 'not'", "delete 'raise", "drop 'await'",
+        "drop 'finally", "never enter", "delete 'self.size += 1'", "continue -> break",
+        "return None", "- -> +", "is -> is not", "7 -> 8",
+    ):  # fmt: skip
+        assert word in mistakes
+    assert "log.info" not in mistakes
+    assert len({mutant.id for mutant in mutants}) == len(mutants)
+
+
+def test_mutant_behind_a_letter_of_two_bytes_replaces_the_right_text() -> None:
+    mutant = next(m for m in make_mutants("store.py", SOURCE) if m.mistake == "True -> False")
+    assert 'key: str = "ä", ready: bool = False' in mutant.apply(SOURCE)
+
+
+def _make_repository(root: Path) -> None:
+    files = {
+        "liftpy/__init__.py": "",
+        "liftpy/bound.py": "def within(n):\n    return n < 3\n\n\ndef untested(n):\n    return n < 4\n",
+        "tests/unit/test_bound.py": "from liftpy.bound import within\n\n\ndef test_within():\n    assert not within(3)\n",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    git = ["git", "-C", str(root), "-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "start"], check=True)
+
+
+def test_tree_tells_noticed_from_unnoticed_mutants(tmp_path: Path) -> None:
+    root = tmp_path / "repository"
+    _make_repository(root)
+    mutants = {m.mistake: m for m in choose("", None, 0, 1, root) if m.mistake.startswith("< -> <=")}
+    tree = Tree(tmp_path / "copy", root)
+    verdicts = {mistake: tree.attempt(mutant, 30.0, wide=False).verdict for mistake, mutant in mutants.items()}
+    assert verdicts == {"< -> <= in 'n < 3'": "killed", "< -> <= in 'n < 4'": "survived"}
+    assert "n < 3" in (root / "liftpy/bound.py").read_text(encoding="utf-8")
+
+
+def test_choose_since_a_revision_takes_the_changed_lines_only(tmp_path: Path) -> None:
+    _make_repository(tmp_path)
+    path = tmp_path / "liftpy/bound.py"
+    path.write_text(path.read_text(encoding="utf-8").replace("n < 4", "n < 5"), encoding="utf-8")
+    assert changed_lines("HEAD", tmp_path) == {"liftpy/bound.py": {6}}
+    assert {mutant.line for mutant in choose("", "HEAD", 0, 1, tmp_path)} == {6}
