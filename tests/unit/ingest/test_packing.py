@@ -73,7 +73,9 @@ def test_ids_and_subjects_are_packed_so(watched: Watched, monkeypatch: pytest.Mo
 
 def test_a_file_is_written_in_those_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    storage: Any = SimpleNamespace(replace=lambda name, data: given.append((name, data)), names=list)
+    storage: Any = SimpleNamespace(
+        replace=lambda name, data: given.append((name, data)), names=list, load=lambda name: b"".join(given[-1][1])
+    )
     pieces = [b"x" * 5, b"y" * 7]
     unwritten = Unwritten("s-u1/0", 9, 3, {"ids": (1, lambda: pieces), "subjects": (2, list)})
     size_bytes = unwritten.write(storage)

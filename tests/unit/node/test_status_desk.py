@@ -110,7 +110,7 @@ def a_worker(stream: str = "s", partition: int = 3) -> Any:
             ),
             reader=SimpleNamespace(poison_envelopes=114, refused_replies=115, protocol_frames=116),
         ),
-        derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129),
+        derived=SimpleNamespace(ids=Ids(), producers=Known(), subjects=LastOffsets(), replayed_bytes=129, states_left_out=0),
         states=SimpleNamespace(writer=SimpleNamespace(last_bytes=135, written=136, failed=137)),
         standby=SimpleNamespace(report=lambda: {"held_bytes": 130, "appended": 131}),
         fetches=SimpleNamespace(assembling_bytes=117),
