@@ -10,8 +10,6 @@ from liftpy.cluster.decisions import altering
 from liftpy.ingest.standby import Standby
 from liftpy.partition import PartitionState, Pause
 from liftpy.replica.pausing import Pausing
-from liftpy.replica.phases import RoleName
-from liftpy.replica.replica import Replica
 from tests.simulation.mutants.bug import Mutant, Patches, method
 
 
@@ -25,15 +23,6 @@ def woken_before_it_is_resumed() -> Patches:
 
 def nobody_is_woken() -> Patches:
     return [method(Pausing, "is_over", lambda self, intake: False)]
-
-
-def followers_listen_before_the_leader_knows() -> Patches:
-    def stands_by(self: Replica) -> bool:
-        shared = self._shared
-        could = self.role is not RoleName.FAILED and shared.node_id in shared.held.isr
-        return could and shared.held.has_standby and not shared.state.pause.takes_nothing
-
-    return [patch.object(Replica, "stands_by", property(stands_by))]
 
 
 def heard_before_a_pause_is_kept() -> Patches:
@@ -62,7 +51,6 @@ MUTANTS: Sequence[Mutant] = (
     Mutant("a leader heeds no pause", "none: a script asks for the refusal", pause_is_not_heeded),
     Mutant("a leader that is woken stores at once", "A13", woken_before_it_is_resumed),
     Mutant("nobody is woken", "a pause that a publish should end", nobody_is_woken),
-    Mutant("followers listen before the leader takes publishes", "A2", followers_listen_before_the_leader_knows),
     Mutant("what was heard before a pause that was missed is kept", "A2", heard_before_a_pause_is_kept),
     Mutant("what is refused is altered at once for followers", "A2", heard_while_settings_change),
     Mutant("a setting that was altered twice is none", "A2", altered_twice_is_not_seen),

@@ -17,7 +17,6 @@ KILLS = (
     "a leader heeds no pause",
     "a leader that is woken stores at once",
     "nobody is woken",
-    "followers listen before the leader takes publishes",
     "what was heard before a pause that was missed is kept",
 )
 

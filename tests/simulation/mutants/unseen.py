@@ -94,12 +94,12 @@ def another_partitions_bound_counts() -> Patches:
 
 
 def compaction_keeps_the_oldest() -> Patches:
-    real = Superseded._by_key
+    real = Superseded._is_newest
 
     def kept(self: Superseded, batch: Any) -> Any:
         return ~real(self, batch) if len(self._latest) > 1 else real(self, batch)
 
-    return [method(Superseded, "_by_key", kept)]
+    return [method(Superseded, "_is_newest", kept)]
 
 
 def retention_does_not_stop_at_hw() -> Patches:
@@ -157,5 +157,5 @@ MUTANTS = (
     ),
     Mutant("a node's bound stops every partition", "L10", another_partitions_bound_counts, "lasting-many"),
     Mutant("compaction keeps the oldest", "D5", compaction_keeps_the_oldest),
-    Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw, "edges", 1),
+    Mutant("retention does not stop at HW", "D26; Kafka", retention_does_not_stop_at_hw, "edges"),
 )

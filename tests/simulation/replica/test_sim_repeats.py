@@ -15,7 +15,7 @@ import pytest
 from liftpy.ingest.acks import PendingAcks, Publishers
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.ingest import Ingest
-from liftpy.ingest.recent_ids import RecentIds, Stored
+from liftpy.ingest.recent_ids import Stored
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import Outcome, run_plan
 
@@ -65,14 +65,6 @@ def a_promotion_knows_only_what_is_committed() -> Patches:
     return [patch.object(DerivedState, "replay", replay)]
 
 
-def what_is_cut_is_known_on() -> Patches:
-    def cut(self: RecentIds, end_offset: int) -> None:
-        while self._tail and self._tail[-1].last_offset >= end_offset:
-            self._tail.pop()
-
-    return [patch.object(RecentIds, "cut", cut)]
-
-
 def what_is_in_hand_is_not_known() -> Patches:
     real = Ingest._repeats
 
@@ -98,7 +90,7 @@ def a_leader_does_not_take_its_own() -> Patches:
     ("bug", "seed"),
     [
         (said_before_the_commit, 1), (followers_take_no_ids, 14), (a_promotion_knows_only_what_is_committed, 14),
-        (what_is_cut_is_known_on, 11), (what_is_in_hand_is_not_known, 49), (a_leader_does_not_take_its_own, 1),
+        (what_is_in_hand_is_not_known, 49), (a_leader_does_not_take_its_own, 1),
     ],
 )  # fmt: skip
 def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
