@@ -399,7 +399,7 @@ def _sim_answers_without_reading(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sim_says_cut_first(patch: pytest.MonkeyPatch) -> None:
-    def cut(self: SimReplica, act: Callable[[], Any]) -> None:
+    def cut(self: SimReplica, act: Callable[[], Any], *_: Any, **__: Any) -> None:
         self.later(0, act)
         self.feed(ev.LogCut(end_offset=self.log.log_end_offset - 1))
 

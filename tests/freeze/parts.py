@@ -100,10 +100,14 @@ def wire_bytes() -> Values:
 
     The samples are those of the fuzzer: frames, requests, records and files.
     """
+    from tests.fuzz.decoder import RNG
     from tests.fuzz.registry import all_decoders
 
+    RNG.seed(7)
     values: Values = {}
     for decoder in all_decoders():
+        if decoder.name == "raft journal":  # its sample names the number of the journal within the process
+            continue
         for number, sample in enumerate(decoder.samples):
             try:
                 meaning = decoder.call(bytes(sample))
