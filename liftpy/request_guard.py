@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -60,8 +61,14 @@ class RequestGuard:
 
         return received
 
-    async def run(self, work: Awaitable[object], reply: bytes) -> None:
-        """Await ``work``, which answers the request with this reply subject."""
+    def run(self, work: Awaitable[object], reply: bytes) -> Coroutine[Any, Any, None]:
+        """Await ``work``, which answers the request with this reply subject. A task that ends before it has begun closes ``work``."""
+        running = self._run(work, reply)
+        if isinstance(work, Coroutine):
+            weakref.finalize(running, work.close).atexit = False
+        return running
+
+    async def _run(self, work: Awaitable[object], reply: bytes) -> None:
         try:
             await work
         except Exception as error:

@@ -46,15 +46,19 @@ def test_each_line_goes_with_what_was_given(
 ) -> None:
     seen: list[Any] = []
 
-    async def publish_lines(publisher: object, file: object, manner: Any) -> Any:
+    async def publish_lines(publisher: object, file: object, manner: Any, *_: object) -> Any:
         seen.extend((publisher, manner))
         return publish._Report(published=1)
 
     async def publisher(*given: Any, **more: Any) -> tuple[Any, ...]:
         return (*given, more["subject"], more["options"].window)
 
+    async def stream(_: str) -> None: ...
+
     monkeypatch.setattr(publish, "_publish_lines", publish_lines)
-    monkeypatch.setattr(publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher))))
+    monkeypatch.setattr(
+        publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher, stream=stream)))
+    )
     lines = tmp_path / "lines"
     lines.write_bytes(b"a\n")
     more = ["--partition", "3", "--subject", "a.b", "--window", "7", "--ack", ack, "--header", "h=1", "--keep-going", *words]

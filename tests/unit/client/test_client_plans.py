@@ -368,7 +368,7 @@ async def test_a_stream_that_was_made_is_known_and_its_leaders_are_waited_for() 
     config = StreamConfig()
     wish = {"partitions": 3, "replicas": 2, "config": config, "placement": WISH}
     assert await made.create_stream("s", "shop.s", **wish, ready_s=7.0) is stream
-    assert told.asked == [("create_stream", ("s", "shop.s"), wish)]
+    assert told.asked == [("create_stream", ("s", "shop.s"), {**wish, "first_leader_epoch": 0})]
     assert led == [("u1", 0, 7.0), ("u1", 1, 7.0)], "one without a leader has nobody to wait for"
     assert made._streams == {"s": stream}
     led.clear()
@@ -504,7 +504,7 @@ def test_where_the_messages_of_a_partition_go() -> None:
         with pytest.raises(ConfigError, match=r"has wildcards: name the subject to publish on \(subject=\.\.\.\)$"):
             _address(subject)
     assert _address("a*.b>").subject == "a*.b>"
-    assert _address_of(image(2, answers=False), 1, "else") == Address("else", "u1", False)
+    assert _address_of(image(2, answers=False), 1, "shop.s.1") == Address("shop.s.1", "u1", False)
     assert _address_of(image(2), 1).window_s == 7.0
     with pytest.raises(NotFoundError, match=r"^s has no partition 2: its partitions are 0 to 1$"):
         _address_of(image(2), 2)

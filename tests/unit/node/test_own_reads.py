@@ -42,7 +42,7 @@ class Bus:
 
 def reads(bus: Bus, may_serve: bool = True) -> ReadSubjects:
     """Of an empty log."""
-    log = SimpleNamespace(log_start_offset=0, log_end_offset=0)
+    log = SimpleNamespace(log_start_offset=0, log_end_offset=0, horizon=SimpleNamespace(end_offset=0, deletes_end=0))
     source = SimpleNamespace(
         log=log, compacted=False, high_watermark=-1, leader_epoch=1, leader="n1", leads=True, may_serve=may_serve
     )
