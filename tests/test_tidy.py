@@ -58,7 +58,7 @@ LAYERS = (
         "liftpy.clock_trust", "liftpy.event_groups", "liftpy.figures_text", "liftpy.glance", "liftpy.health", "liftpy.history",
         "liftpy.page_view", "liftpy.problems", "liftpy.purge", "liftpy.scraped", "liftpy.shares", "liftpy.strict_json",
         "liftpy.timeline",
-        "liftpy.verdict", "liftpy.versions", "liftpy.watching",
+        "liftpy.verdict", "liftpy.versions", "liftpy.watching", "liftpy.request_guard",
     ),
 )  # fmt: skip
 """Packages and modules, the highest layer first. A module imports its own layer and the layers below."""
