@@ -50,7 +50,7 @@ LAYERS = (
     ("liftpy.client", "liftpy.spark", "liftpy.service", "liftpy.group", "liftpy.testing", "liftpy.backup", "pyspark_liftpy"),
     ("liftpy.ingest", "liftpy.trace"),
     ("liftpy.replica", "liftpy.cluster"),
-    ("liftpy.log",),
+    ("liftpy.log", "liftpy.request_guard"),
     ("liftpy.wire",),
     (
         "liftpy.ids", "liftpy.dataclass", "liftpy.errors", "liftpy.config", "liftpy.invariants", "liftpy.partition",
@@ -58,7 +58,7 @@ LAYERS = (
         "liftpy.clock_trust", "liftpy.event_groups", "liftpy.figures_text", "liftpy.glance", "liftpy.health", "liftpy.history",
         "liftpy.page_view", "liftpy.problems", "liftpy.purge", "liftpy.scraped", "liftpy.shares", "liftpy.strict_json",
         "liftpy.timeline",
-        "liftpy.verdict", "liftpy.versions", "liftpy.watching", "liftpy.request_guard",
+        "liftpy.verdict", "liftpy.versions", "liftpy.watching",
     ),
 )  # fmt: skip
 """Packages and modules, the highest layer first. A module imports its own layer and the layers below."""
