@@ -37,12 +37,21 @@ from liftpy.ingest.jetstream import first_refused
 from liftpy.wire.columnar import ByteArray, RecordColumns
 from liftpy.wire.headers import HeadersLike, Pairs, pairs_of
 from liftpy.wire.keyed import partition_of, partitions_of
-from liftpy.wire.producer_note import MAX_NAME_BYTES, SourcePosition
+from liftpy.wire.producer_note import BY_KEY, MAX_NAME_BYTES, Partitioning, PartitioningMethod, SourcePosition
 
 Partitioner = Literal["key", "sticky", "round-robin"] | Callable[[bytes | None, int], int]
 """``key``: by Kafka's hash of the key, without one as ``sticky``: one partition until its batch is full or gone, then the next.
 ``round-robin``: each record to the next one. A function is given the key (or None) and the number of partitions."""
 _CHUNK_RECORDS = 65_536
+_METHODS = {
+    ("key", False): PartitioningMethod.KEY,
+    ("key", True): PartitioningMethod.KEY_OR_NUMBER,
+} | {
+    (how, numbered): PartitioningMethod.NUMBER if numbered else PartitioningMethod.RANDOM
+    for how in ("sticky", "round-robin")
+    for numbered in (False, True)
+}
+"""By partitioner, and whether it goes by the number of a record."""
 
 
 class Producer:
@@ -53,6 +62,11 @@ class Producer:
     record that is stored (``next_sequence`` says which); ``repeat``: at the producer's first record; it sends all of them again, what
     is stored is left out, and if it is not the same ones it is told so (DIVERGED_PRODUCER); ``anew``: at sequence 0, as if there had
     been nothing. Records keep their order within a partition.
+
+    A repeated record goes to the partition that it went to before. A process with ``begin`` ``repeat`` or ``anew`` chooses the partition
+    of a record without key by the number of the record. A process with ``repeat`` shares its records out by as many partitions as the
+    first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises PublishRejectedError
+    (DIVERGED_PRODUCER) and stores nothing.
 
     What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
     """
@@ -94,6 +108,7 @@ class Producer:
             name=name,
             source=source,
             round=self._round,
+            partitioning=lambda: self._partitioning,
             inbox=self._inbox,
             options=options,
             failed=self._fail,
@@ -105,7 +120,18 @@ class Producer:
             for partition, address in enumerate(addresses)
         ]
         self._next = secrets.randbelow(len(self._courses))
-        """The partition that the next record without a key goes to."""
+        """The partition that the next record without a key goes to, where that is chosen by chance."""
+        self._is_numbered = options.begin != "resume" and not callable(partitioner)
+        """Partitions are chosen so that a repetition chooses the same ones."""
+        self._first = producer_id % (1 << 32)
+        self._numbered_count = 0
+        """Records that were taken and whose partition was chosen by their number."""
+        self._used = len(self._courses)
+        self._partitioning: Partitioning | None = None
+        self._why_not_again = ""
+        """Why the partition of a record can't be chosen as before; '': it can."""
+        self._why_not_keyless = ""
+        """Why that of a record without key can't."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False
@@ -144,6 +170,12 @@ class Producer:
     def partitions(self) -> int:
         """How many the stream had when the producer was opened."""
         return len(self._courses)
+
+    @property
+    def used_partitions(self) -> int:
+        """Number of partitions, from 0 on, that the partitioner chooses among. With ``begin="repeat"`` it is the number that the stream
+        had when the producer's first record was sent."""
+        return self._used
 
     @property
     def unanswered(self) -> tuple[int, int]:
@@ -209,6 +241,7 @@ class Producer:
         except BaseException:
             await self.close()
             raise
+        self._choose_partitioning()
         self._tasks = [
             asyncio.create_task(course.run(), name=f"producer of {self._stream}/{course.partition}") for course in self._courses
         ]
@@ -281,10 +314,17 @@ class Producer:
         if pairs:
             size_bytes += sum(len(name.encode()) + len(content) + RECORD_BYTES for name, content in pairs)
         self._must_fit(size_bytes)
-        course = self._choose(key) if partition is None else self._course(partition)
+        if partition is None:
+            self._must_choose_as_before(keyless=key is None)
+        course: Course | None = None
+        if partition is not None:
+            course = self._course(partition)
+        elif not self._is_numbered:
+            course = self._choose(key)
         if not self._buffer.try_enter(size_bytes):
             await self._buffer.enter(size_bytes)
             self._must_go_on()
+        course = course or self._choose(key)  # by its number: what is not taken is not counted
         ticket, index = course.lane.add(value, key, pairs, size_bytes, self._loop.time())
         course.awake.set()
         if ticket is not course.newest:
@@ -334,10 +374,15 @@ class Producer:
                 end = bisect_right(made_from, made_from[end - 1], end - 1)
             taken = ends[end - 1] - (ends[start - 1] if start else 0)
             some_keys = None if keys is None else keys[start:end]
-            places = self._shared_out(end - start, some_keys, partition)  # first: a partitioner that raises takes no room
+            if partition is None:
+                self._must_choose_as_before(keyless=some_keys is None or None in some_keys)
+            by_number = partition is None and self._is_numbered
+            places = [] if by_number else self._shared_out(end - start, some_keys, partition)  # one that raises takes no room
             if not self._buffer.try_enter(taken, end - start):
                 await self._buffer.enter(taken, end - start)
                 self._must_go_on()
+            if by_number:  # what is not taken is not counted
+                places = self._shared_out(end - start, some_keys, partition)
             if made_from is not None:
                 self._last_position = made_from[end - 1]
             some_positions = None if made_from is None else made_from[start:end]
@@ -437,12 +482,14 @@ class Producer:
             return [(self._course(partition), None)]
         if len(self._courses) == 1:
             return [(self._courses[0], None)]
+        if self._is_numbered and (self._partitioner != "key" or keys is None):
+            return self._shared_out_by_number(count)
         if self._partitioner == "sticky" or (self._partitioner == "key" and keys is None):
             self._next = (self._next + 1) % len(self._courses)
             return [(self._courses[self._next], None)]
         places: dict[int, list[int]] = {}
         if self._partitioner == "key" and keys is not None and None not in keys:
-            for index, place in enumerate(partitions_of(keys, len(self._courses)).tolist()):  # type: ignore[arg-type]
+            for index, place in enumerate(partitions_of(keys, self._used).tolist()):  # type: ignore[arg-type]
                 places.setdefault(place, []).append(index)
         else:
             for index in range(count):
@@ -450,17 +497,60 @@ class Producer:
                 places.setdefault(course.partition, []).append(index)
         return [(self._courses[place], at) for place, at in places.items()]
 
+    def _shared_out_by_number(self, count: int) -> list[tuple[Course, list[int] | None]]:
+        first, used = self._first + self._numbered_count, self._used
+        self._numbered_count += count
+        return [(self._courses[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
+
     def _choose(self, key: bytes | None) -> Course:
         courses, how = self._courses, self._partitioner
         if len(courses) == 1:
             return courses[0]
         if callable(how):
-            return self._course(how(key, len(courses)))
+            return self._course(how(key, self._used))
         if how == "key" and key is not None:
-            return courses[partition_of(key, len(courses))]
+            return courses[partition_of(key, self._used)]
+        if self._is_numbered:
+            self._numbered_count += 1
+            return courses[(self._first + self._numbered_count - 1) % self._used]
         if how == "round-robin" or courses[self._next].lane.takes_a_new_batch:
             self._next = (self._next + 1) % len(courses)
         return courses[self._next]
+
+    # ---- the same partitions again ---------------------------------------------------------------------------------------------
+    def _choose_partitioning(self) -> None:
+        """Choose partitions as the processes before have chosen them, where this one repeats what they sent [A18]."""
+        if self._source is not None:
+            return
+        own = PartitioningMethod.FUNCTION if callable(self._partitioner) else _METHODS[self._partitioner, self._is_numbered]
+        self._partitioning = Partitioning(len(self._courses), own)
+        states = [course.known for course in self._courses if course.known is not None]
+        if self._options.begin != "repeat" or not states or len(self._courses) == 1:
+            return
+        counts = {state.partitioning.partitions for state in states}
+        methods = {int(state.partitioning.method) for state in states}
+        if 0 in counts:
+            self._why_not_again = "the log does not say how, or they were chosen in several ways"
+        elif len(counts) > 1:
+            self._why_not_again = f"they were chosen among {' and among '.join(map(str, sorted(counts)))} partitions"
+        elif counts == {1} or methods == {own}:
+            self._used = counts.pop()
+        elif own is PartitioningMethod.KEY_OR_NUMBER and methods <= BY_KEY:
+            self._used, own = counts.pop(), PartitioningMethod.KEY
+            self._why_not_keyless = 'a process with begin="resume" has chosen them at random for records without key'
+        else:
+            before = " and ".join(_method_name(method) for method in sorted(methods))
+            self._why_not_again = f"they were chosen by {before} before, and now by {_method_name(own)}"
+        self._partitioning = None if self._why_not_again else Partitioning(self._used, own)
+
+    def _must_choose_as_before(self, *, keyless: bool) -> None:
+        why = self._why_not_again or (self._why_not_keyless if keyless else "")
+        if why:
+            text = (
+                f"cannot choose the same partitions of {self._stream} again for the records of producer {self.name}: {why}. "
+                "Name the partition of each record (partition=), or use another id"
+            )
+            raise PublishRejectedError(text, "DIVERGED_PRODUCER")
 
     def _must_fit(self, size_bytes: int) -> None:
         if size_bytes > self._most_bytes:
@@ -511,6 +601,10 @@ def _number_of(name: str) -> int:
     if not name or len(name.encode()) > MAX_NAME_BYTES:
         raise ConfigError(f"a producer's id has 1 to {MAX_NAME_BYTES} bytes")
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8, person=b"liftpy-producer").digest(), "big") or 1
+
+
+def _method_name(method: int) -> str:
+    return PartitioningMethod(method).name.lower() if method in list(PartitioningMethod) else f"method {method}"
 
 
 def _checked(headers: HeadersLike) -> Pairs:

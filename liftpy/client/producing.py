@@ -34,7 +34,7 @@ from liftpy.ingest.digest import RollingDigest
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.columnar import RecordColumns
-from liftpy.wire.producer_note import SourcePosition
+from liftpy.wire.producer_note import Partitioning, SourcePosition
 
 _Ack = client_pb2.Ack
 _REFUSALS = {
@@ -221,6 +221,8 @@ class Errand:
     """What the producer reads; its offset says nothing."""
     round: Round | None
     """That it sends; ``source`` is its position then."""
+    partitioning: Callable[[], Partitioning | None]
+    """How the producer chooses partitions, once every course has begun; None: it can't say that."""
     inbox: str
     """Where answers come to."""
     options: ProducerOptions
@@ -250,11 +252,14 @@ class Course:
         self._refusal: LiftError | None = None
         self.repeat = Repeat()
         """What of the producer's round is stored."""
+        self.known: client_pb2.ProducerState | None = None
+        """What the log held of the producer when the course began; None: nothing."""
 
     # ---- its epoch -----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
         """Ask how to go on, and begin there."""
         state, how = await self._ask(), self._options.begin
+        self.known = state if state.known else None
         digest = RollingDigest.decode(state.digest) if state.digest else None
         if self._errand.round is not None and not self._is_of_the_round(state):
             self.lane.begin(state.epoch, 0, RollingDigest(), reset=True)
@@ -277,6 +282,10 @@ class Course:
         if state.known and self._options.begin == "resume" and not same:
             text = f"another process has gone on as this producer of {self._stream}/{self.partition}"
             raise PublishRejectedError(text, "PRODUCER_FENCED")
+        own, known = self._errand.partitioning(), state.partitioning
+        if self._options.begin == "repeat" and own is not None and known.partitions not in (0, own.partitions):
+            text = f"another process of this producer of {self._stream} chooses among another number of partitions"
+            raise PublishRejectedError(text, "DIVERGED_PRODUCER")
         self.lane.begin_again(state.epoch)
 
     def _is_of_the_round(self, state: client_pb2.ProducerState) -> bool:
@@ -373,6 +382,8 @@ class Course:
         head.producerReset, head.producerDigest = parcel.reset, b"" if parcel.digest is None else parcel.digest.encode()
         if parcel.names:
             head.producerName = self._errand.name
+            if (partitioning := self._errand.partitioning()) is not None:
+                head.producerPartitioning.CopyFrom(partitioning.message())
         self._say_position(head, parcel.position)
         reply = f"{self._errand.inbox}.{self.partition}-{parcel.sequence}-{parcel.attempt}"
         payload = frames.batch_publish(head, parcel.batch)

@@ -434,6 +434,11 @@ class SyncProducer:
         """With a source: read it behind this offset; see ``liftpy.client.Producer``."""
         return self._producer.begin_after
 
+    @property
+    def used_partitions(self) -> int:
+        """Number of partitions that the partitioner chooses among; see ``liftpy.client.Producer``."""
+        return self._producer.used_partitions
+
     def next_sequence(self, partition: int = 0) -> int:
         """That the next batch to the partition begins with; see ``liftpy.client.Producer``."""
         return self._producer.next_sequence(partition)

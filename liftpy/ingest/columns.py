@@ -32,7 +32,7 @@ from liftpy.wire.header_block import Headers, parse_headers
 from liftpy.wire.headers import ACK, KEY, REPLY_TO, TOMBSTONE, may_be_enveloped
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.ordinary import Ordinary
-from liftpy.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, ProducerNote, SourcePosition
+from liftpy.wire.producer_note import MAX_NAME_BYTES, MAX_UID_BYTES, Partitioning, ProducerNote, SourcePosition
 from liftpy.wire.subjects import is_protocol_shaped
 
 RawMessage = tuple[bytes, bytes, bytes, bytes]
@@ -397,7 +397,8 @@ class MessageReader:
             except UnfitBatchError as error:
                 columns.unfit = Unfit(error.reason, str(error))
                 return
-            columns.asked = Question(head.askedProducer, head.producerInstance, head.producerSequence, *note)
+            asked = (head.askedProducer, head.producerInstance, head.producerSequence)
+            columns.asked = Question(*asked, note.name, note.position)
         else:
             try:
                 note = _note(head)
@@ -467,7 +468,12 @@ def _note(head: client_pb2.BatchPublish) -> ProducerNote:
         if not said.streamUid or len(said.streamUid.encode()) > MAX_UID_BYTES or said.offset < 0:
             raise UnfitBatchError("a position has the uid of a stream and an offset")
         position = SourcePosition(said.streamUid, said.partition, said.offset, said.generation)
-    return ProducerNote(name, position)
+    if not head.HasField("producerPartitioning"):
+        return ProducerNote(name, position)
+    partitioning = Partitioning(head.producerPartitioning.partitions, head.producerPartitioning.method)
+    if position is not None or not partitioning.partitions or not 0 <= partitioning.method < 256:
+        raise UnfitBatchError("a partitioning has a number of partitions and a method, and no position beside it")
+    return ProducerNote(name, None, partitioning)
 
 
 def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNote) -> Claim | None:
@@ -492,6 +498,7 @@ def _claim(head: client_pb2.BatchPublish, published: Published, note: ProducerNo
         head.producerInstance,
         note.name,
         note.position,
+        note.partitioning,
     )
 
 

@@ -338,7 +338,7 @@ def _told(batch: RecordBatch) -> NewBatch:
         stored_note = batch.columns.note if header.column_bits & Columns.NOTE.value else None
         note = ProducerNote() if stored_note is None else ProducerNote.decode(stored_note)
         said = (header.producer_id, header.producer_epoch, header.base_sequence)
-        numbering = Numbering(*said, columns, name=note.name, position=note.position)
+        numbering = Numbering(*said, columns, name=note.name, position=note.position, partitioning=note.partitioning)
     ids, asks = headers_of(batch)
     record_count = 0 if header.is_remains else header.record_count
     return NewBatch(header.base_offset, header.last_offset, header.timestamp_ns, record_count, ids, numbering, batch, asks)

@@ -12,12 +12,12 @@ from typing import NamedTuple, Protocol
 from liftpy.ingest.derived_budget import Share
 from liftpy.wire.batch import RecordBatch
 from liftpy.wire.batch_columns import ColumnSet
-from liftpy.wire.producer_note import SourcePosition
+from liftpy.wire.producer_note import Partitioning, SourcePosition
 
 
 class Numbering(NamedTuple):
     """What a producer has numbered in a batch. ``columns``: its records, from index ``first`` on; None: some are gone (compaction).
-    ``name``: '' where the batch does not say it. ``position``: of what it was made from."""
+    ``name``: '' where the batch does not say it. ``position``: of what it was made from. ``partitioning``: None: it does not say."""
 
     producer_id: int
     epoch: int
@@ -26,6 +26,7 @@ class Numbering(NamedTuple):
     first: int = 0
     name: str = ""
     position: SourcePosition | None = None
+    partitioning: Partitioning | None = None
 
 
 class NewBatch(NamedTuple):

@@ -402,7 +402,8 @@ class Ingest:
             columns.batch, publishers.batch_records = published._replace(body=body), body.record_count
             columns.ids = {index - known: message_id for index, message_id in columns.ids.items() if index >= known}
         sequence = after(claim.base_sequence, known)
-        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, claim.name, claim.position)
+        said = (claim.name, claim.position, claim.partitioning)
+        return Numbering(claim.producer_id, claim.epoch, sequence, published.columns, known, *said)
 
     def _has_nothing_unfit_to_store(self, columns: MessageColumns) -> bool:
         """Whether what the stream's settings have against a producer's batch is about records that are stored already. If not, its

@@ -29,7 +29,7 @@ from liftpy.ingest.producers import Claim, Finding, Producers, ProducerState, Ru
 from liftpy.replica.effects import RejectReason
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.batch_columns import ColumnSet
-from liftpy.wire.producer_note import SourcePosition
+from liftpy.wire.producer_note import Partitioning, SourcePosition
 
 _EPOCHS = 1 << 16
 _GIVEN_BYTES = 900
@@ -57,6 +57,7 @@ class Given(NamedTuple):
     last_offset: int
     position: SourcePosition | None = None
     """That the log holds last."""
+    partitioning: Partitioning | None = None
 
     @property
     def told(self) -> client_pb2.ProducerState:
@@ -65,6 +66,8 @@ class Given(NamedTuple):
         told = client_pb2.ProducerState(epoch=self.epoch, nextSequence=self.next_sequence, digest=digest, known=self.known)
         if self.position is not None:
             told.position.CopyFrom(self.position.message())
+        if self.partitioning is not None:
+            told.partitioning.CopyFrom(self.partitioning.message())
         return told
 
 
@@ -123,7 +126,8 @@ class ProducerDesk:
         self._names[producer_id] = asked.name, _generation(asked)
         if state is None:
             return Given(epoch, sequence, None if sequence else RollingDigest(), False, -1)
-        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), state.position)
+        said = (state.position, state.partitioning)
+        return Given(epoch, state.next_sequence, state.digest, True, last_offset_of(state), *said)
 
     def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
         if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:

@@ -45,7 +45,7 @@ from liftpy.ingest.derived_part import NewBatch
 from liftpy.ingest.digest import DIGEST_BYTES, RollingDigest
 from liftpy.ingest.packing import joined
 from liftpy.wire.batch_columns import ColumnSet
-from liftpy.wire.producer_note import ProducerNote, SourcePosition
+from liftpy.wire.producer_note import BY_KEY, Partitioning, PartitioningMethod, ProducerNote, SourcePosition
 
 _ROUND = 1 << 32
 _EPOCHS = 1 << 16
@@ -100,6 +100,8 @@ class ProducerState(NamedTuple):
     """'': none of its batches that were taken says it."""
     position: SourcePosition | None = None
     """Of its last batch; None: it numbers its records only."""
+    partitioning: Partitioning | None = None
+    """That all its processes have used; None: none of its batches that were taken says it, or they say different ones."""
 
 
 class Claim(NamedTuple):
@@ -116,6 +118,8 @@ class Claim(NamedTuple):
     name: str = ""
     position: SourcePosition | None = None
     """Of the last source record that something in the batch was made from."""
+    partitioning: Partitioning | None = None
+    """That its process uses; None: the batch does not say it."""
 
 
 class Finding(Enum):
@@ -249,7 +253,7 @@ class Producers:
         numbering = batch.numbering
         if numbering is None:
             return
-        producer_id, epoch, base_sequence, columns, first, name, position = numbering
+        producer_id, epoch, base_sequence, columns, first, name, position, partitioning = numbering
         before = self._states.pop(producer_id, None)
         self._time_ns = max(self._time_ns, batch.timestamp_ns)
         count = batch.last_offset - batch.base_offset + 1
@@ -261,13 +265,14 @@ class Producers:
         if before is None or (newer and not base_sequence):
             known = None if base_sequence else RollingDigest()
         else:
+            partitioning = _merged(before.partitioning, partitioning)
             known = before.digest if base_sequence == before.next_sequence else None
             earlier = before.batches[1 - _REMEMBERED :]
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
         batches = (*earlier, stored)
         self._states[producer_id] = ProducerState(
-            epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position
+            epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning
         )
         self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
@@ -403,7 +408,7 @@ class Producers:
 
 def _encoded(producer_id: int, state: ProducerState) -> bytes:
     digest = b"" if state.digest is None else state.digest.encode()
-    note = ProducerNote(state.name, state.position).encode()
+    note = ProducerNote(state.name, state.position, state.partitioning).encode()
     head = _STATE.pack(
         producer_id, state.epoch, state.next_sequence, state.time_ns, state.digest is not None, len(state.batches)
     )
@@ -424,8 +429,19 @@ def _decoded(data: bytes, at: int) -> tuple[int, ProducerState, int]:
         at += _BATCH.size
     (note_size,) = _NOTE_SIZE.unpack_from(data, at)
     at += _NOTE_SIZE.size + note_size
-    name, position = ProducerNote.decode(data[at - note_size : at])
-    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, name, position), at
+    note = ProducerNote.decode(data[at - note_size : at])
+    return producer_id, ProducerState(epoch, next_sequence, digest, tuple(batches), time_ns, *note), at
+
+
+def _merged(before: Partitioning | None, said: Partitioning | None) -> Partitioning | None:
+    """How all processes of a producer have chosen partitions, if the next one says ``said``; None: it says nothing."""
+    if said is None or said == before:
+        return before
+    if before is None or before.partitions != said.partitions:
+        return None
+    if {before.method, said.method} == BY_KEY:
+        return said._replace(method=PartitioningMethod.KEY)
+    return said if said.partitions == 1 else None
 
 
 def _in_order(states: dict[int, ProducerState]) -> dict[int, ProducerState]:

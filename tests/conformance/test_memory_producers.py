@@ -121,6 +121,99 @@ def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> N
         assert {record.value for record in client.consume("s", until="end")} == {bytes(1000)}
 
 
+# ---- the same partitions again ---------------------------------------------------------------------------------------------
+REPEAT = ProducerOptions(begin="repeat")
+
+
+async def values_in(client: Client, partitions: int) -> list[bytes | None]:
+    """The values of all partitions of ``s``, sorted."""
+    found = [r.value for p in range(partitions) async for r in client.consume("s", p, until="end")]
+    return sorted(found, key=lambda value: value or b"")
+
+
+@pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
+@pytest.mark.parametrize("many", [False, True])
+async def test_producer_repeats_without_keys_stores_once(partitioner: Any, many: bool) -> None:
+    values = [b"%03d" % number for number in range(100)]
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=3)
+        for round_number in range(8):
+            count = 1 if round_number < 7 else len(values)  # a job that gets further at last
+            async with client.producer("s", id="job", options=REPEAT, partitioner=partitioner) as producer:
+                if many:
+                    await producer.send_many(values[:count])
+                else:
+                    for value in values[:count]:
+                        await producer.send(value)
+        assert await values_in(client, 3) == values
+
+
+@pytest.mark.parametrize(("first_begin", "keyed"), [("resume", True), ("repeat", True), ("repeat", False), ("anew", False)])
+@pytest.mark.parametrize("partitioner", ["key", lambda key, count: len(key or b"") * 7 % count])
+async def test_producer_repeats_after_partitions_were_added_chooses_the_same(
+    first_begin: Any, partitioner: Any, keyed: bool
+) -> None:
+    values = [b"%03d" % number for number in range(200)]
+    keys = [b"k" * (number % 23) for number in range(200)] if keyed else None
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=2)
+        async with client.producer(
+            "s", id="job", options=ProducerOptions(begin=first_begin), partitioner=partitioner
+        ) as producer:
+            await producer.send_many(values[:150], keys=keys and keys[:150])
+        await client.add_partitions("s", 4)
+        async with client.producer("s", id="job", options=REPEAT, partitioner=partitioner) as producer:
+            await producer.send_many(values, keys=keys)
+            assert producer.used_partitions == 2
+        assert await values_in(client, 4) == values
+
+
+@pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
+async def test_producer_repeats_what_was_sent_at_random_is_rejected(partitioner: Any) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=3)
+        async with client.producer("s", id="job", partitioner=partitioner) as producer:
+            await producer.send_many([b"0", b"1"])
+        async with client.producer("s", id="job", options=REPEAT, partitioner=partitioner) as producer:
+            for send in (producer.send(b"0"), producer.send_many([b"0"])):
+                with pytest.raises(PublishRejectedError, match="partition=") as caught:
+                    await send
+                assert caught.value.reason == "DIVERGED_PRODUCER"
+        assert await values_in(client, 3) == [b"0", b"1"]
+
+
+async def test_producer_repeats_what_was_sent_among_two_counts_is_rejected() -> None:
+    values = [b"%03d" % number for number in range(50)]
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=2)
+        async with client.producer("s", id="job") as producer:
+            await producer.send_many(values, keys=values)
+        await client.add_partitions("s", 4)
+        async with client.producer("s", id="job") as producer:  # it resumes, and chooses among all four
+            await producer.send_many([b"more"], keys=[b"more"])
+        async with client.producer("s", id="job", options=REPEAT) as producer:
+            with pytest.raises(PublishRejectedError, match="partition="):
+                await producer.send_many(values, keys=values)
+        assert await values_in(client, 4) == [*values, b"more"]
+
+
+async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_partitions() -> None:
+    values = [b"%03d" % number for number in range(60)]
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", partitions=2)
+        async with client.producer("s", id="job", options=REPEAT) as producer:
+            await producer.send_many(values)
+        for partition in (0, 1):
+            await client.truncate_before("s", partition, 30)
+        await client.add_partitions("s", 4)
+        (node,) = cluster.nodes
+        cluster.kill(node)
+        cluster.heal()
+        async with client.producer("s", id="job", options=REPEAT) as producer:
+            await producer.send_many([*values, b"more"])
+        assert await values_in(client, 4) == [b"more"]
+
+
 # ---- the stream's limits ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("setting", "reason"), [({"max_message_bytes": 50}, "TOO_LARGE"), ({"optimistic_concurrency": True}, "INCORRECT_OFFSET")]

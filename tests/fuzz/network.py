@@ -23,7 +23,7 @@ from liftpy.wire.batch import seal as seal_batch
 from liftpy.wire.header_block import parse_headers
 from liftpy.wire.inboxes import DEFAULT_INBOX_PREFIXES, InboxRule
 from liftpy.wire.pieces import Piece
-from liftpy.wire.producer_note import ProducerNote, SourcePosition
+from liftpy.wire.producer_note import Partitioning, PartitioningMethod, ProducerNote, SourcePosition
 from sidecar.raft import codec as raft_codec
 from sidecar.raft.sealing import seal, unseal
 from sidecar.raft.sessions import TERM_REACH, PeerSessions
@@ -189,7 +189,8 @@ def _published(data: bytes) -> Any:
     _batches(sealed.view)
     if found.batch.note:
         assert found.claim is not None
-        assert ProducerNote.decode(sealed.columns.note or b"") == (found.claim.name, found.claim.position)
+        said = (found.claim.name, found.claim.position, found.claim.partitioning)
+        assert ProducerNote.decode(sealed.columns.note or b"") == said
     if found.claim is not None:
         assert found.claim.record_count == len(records)
         later = body_after(found.batch, len(records) // 2, "data.orders", Codec.NONE) if len(records) > 1 else None
@@ -318,7 +319,10 @@ def decoders() -> list[Decoder]:
         ),
         Decoder(
             "producer's note",
-            [ProducerNote("till", SourcePosition("u1", 3, 99, 7)).encode(), ProducerNote("\u00e9").encode()],
+            [
+                ProducerNote("till", SourcePosition("u1", 3, 99, 7)).encode(),
+                ProducerNote("\u00e9", None, Partitioning(3, PartitioningMethod.KEY)).encode(),
+            ],
             _position_of,
             s,
             covers=("liftpy.wire.producer_note:ProducerNote.decode",),

@@ -154,7 +154,7 @@ class Repeat(Feature):
             for sent in self._sents:
                 if sent.outcome is Outcome.OPEN:
                     sent.outcome = Outcome.UNKNOWN
-            if world.is_same(uid) and not world.grew and _is_mistaken(error):
+            if world.is_same(uid) and _is_mistaken(error):
                 world.model.violate(f"a job that is repeated was refused: {error}")
 
 

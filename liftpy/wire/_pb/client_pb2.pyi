@@ -61,7 +61,7 @@ class Message(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
-    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence", "producerName", "producerPosition")
+    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence", "producerName", "producerPosition", "producerPartitioning")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class BatchPublish(_message.Message):
     PRODUCERSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERNAME_FIELD_NUMBER: _ClassVar[int]
     PRODUCERPOSITION_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERPARTITIONING_FIELD_NUMBER: _ClassVar[int]
     stream: str
     streamUid: str
     partition: int
@@ -90,7 +91,30 @@ class BatchPublish(_message.Message):
     producerSequence: int
     producerName: str
     producerPosition: SourcePosition
-    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ..., producerName: _Optional[str] = ..., producerPosition: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
+    producerPartitioning: Partitioning
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ..., producerName: _Optional[str] = ..., producerPosition: _Optional[_Union[SourcePosition, _Mapping]] = ..., producerPartitioning: _Optional[_Union[Partitioning, _Mapping]] = ...) -> None: ...
+
+class Partitioning(_message.Message):
+    __slots__ = ("partitions", "method")
+    class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UNKNOWN: _ClassVar[Partitioning.Method]
+        RANDOM: _ClassVar[Partitioning.Method]
+        KEY: _ClassVar[Partitioning.Method]
+        NUMBER: _ClassVar[Partitioning.Method]
+        KEY_OR_NUMBER: _ClassVar[Partitioning.Method]
+        FUNCTION: _ClassVar[Partitioning.Method]
+    UNKNOWN: Partitioning.Method
+    RANDOM: Partitioning.Method
+    KEY: Partitioning.Method
+    NUMBER: Partitioning.Method
+    KEY_OR_NUMBER: Partitioning.Method
+    FUNCTION: Partitioning.Method
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    partitions: int
+    method: Partitioning.Method
+    def __init__(self, partitions: _Optional[int] = ..., method: _Optional[_Union[Partitioning.Method, str]] = ...) -> None: ...
 
 class SourcePosition(_message.Message):
     __slots__ = ("streamUid", "partition", "offset", "generation")
@@ -105,18 +129,20 @@ class SourcePosition(_message.Message):
     def __init__(self, streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class ProducerState(_message.Message):
-    __slots__ = ("epoch", "nextSequence", "digest", "known", "position")
+    __slots__ = ("epoch", "nextSequence", "digest", "known", "position", "partitioning")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NEXTSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONING_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     nextSequence: int
     digest: bytes
     known: bool
     position: SourcePosition
-    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ...) -> None: ...
+    partitioning: Partitioning
+    def __init__(self, epoch: _Optional[int] = ..., nextSequence: _Optional[int] = ..., digest: _Optional[bytes] = ..., known: _Optional[bool] = ..., position: _Optional[_Union[SourcePosition, _Mapping]] = ..., partitioning: _Optional[_Union[Partitioning, _Mapping]] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("stream", "partitionSubject", "msgSubject", "offset", "ackInbox", "correlationId", "ackPolicy", "receptionTimestamp", "commitTimestamp", "ackError", "leaderEpoch", "partition", "leader", "epoch", "detail", "streamUid", "recordCount", "duplicate", "producer", "knownRecords", "retryAfterMs")
