@@ -21,6 +21,7 @@ from liftpy.cluster.codec import times_from_pb
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
+from liftpy.cluster.request_bounds import MAX_REQUEST_BYTES
 from liftpy.cluster.stream_config import camel_case, config_to_pb, quota_from_pb
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.dataclass import dataclass
@@ -51,6 +52,8 @@ ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
 OPERATION_ID_SIZE_BYTES = 16
+_REQUEST_BYTES = 1024
+"""What a control request has besides what is asked, at most."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 _NODES_BYTES = 64 * 1024
@@ -119,6 +122,23 @@ class MoveWish:
     reason: MoveReason = MoveReason.BY_HAND
 
 
+def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
+    """Raise ConfigError where an assignment is too large for one request, and say how many of its partitions fit."""
+    beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
+    if beyond_bytes <= 0 or not request.manual:
+        return
+    fitting = len(request.manual)
+    while fitting and beyond_bytes > 0:
+        fitting -= 1
+        size_bytes = request.manual[fitting].ByteSize()
+        beyond_bytes -= size_bytes + 2 + (size_bytes > 127)
+    raise ConfigError(
+        f"cannot {what} with an assignment of {len(request.manual)} partitions: one request holds {fitting} of them "
+        f"({MAX_REQUEST_BYTES} bytes). Create the stream with the first partitions, and add the others with add_partitions "
+        "(liftpy stream add-partitions --assignment), at most as many at a time"
+    )
+
+
 def _count(count: int, what: str) -> int:
     """So many ``what``; raise ConfigError where a request has no room for the number."""
     if not 0 <= count < _MAX_COUNT:
@@ -179,7 +199,7 @@ class Admin:
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
-        return cluster_pb2.CreateStream(
+        create = cluster_pb2.CreateStream(
             name=name,
             subject=subject,
             partitions=_count(partitions, "partitions"),
@@ -189,6 +209,8 @@ class Admin:
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
         )
+        _must_fit(create, f"create stream {name}")
+        return create
 
     async def add_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
@@ -210,7 +232,7 @@ class Admin:
 
     def _more(self, name: str, partitions: int, uid: str, placement: PlacementWish) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
-        return cluster_pb2.AddPartitions(
+        more = cluster_pb2.AddPartitions(
             name=name,
             uid=uid,
             partitions=_count(partitions, "partitions"),
@@ -218,6 +240,8 @@ class Admin:
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
         )
+        _must_fit(more, f"add partitions to stream {name}")
+        return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
         response = await self._command(request)

@@ -68,6 +68,9 @@ class Producer:
     first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises PublishRejectedError
     (DIVERGED_PRODUCER) and stores nothing.
 
+    A process that was told that a record is stored fails with PublishRejectedError (RECORDS_LOST) when a leader finds that the log has
+    lost it: after an unclean election, or without the data directory. Open the producer again to go on behind what is stored.
+
     What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
     """
 
