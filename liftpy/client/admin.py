@@ -153,6 +153,8 @@ class Admin:
         self._transport = transport
         self._subjects = subjects
         self._deadline_s = deadline_s
+        self._done_index = 0
+        """Index of the metadata image that the last command, or linearizable question, was answered with."""
         self._has_answered = False
         """Whether the namespace has controllers here: then no responders mean an outage, which is waited out."""
         self.internal = False
@@ -554,12 +556,28 @@ class Admin:
                     raise
                 self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
+                if self._is_behind(response, request, subject):
+                    request.linearizable = True  # the metadata leader knows what this client was told
+                    payload = frames.sealed(request)
+                    raise UnavailableError("the node that answered does not know yet what the cluster has told this client")
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
                         await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
+        """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was deleted
+        and created again."""
+        if subject != self._subjects.info() or request.linearizable:
+            if response.error == _Error.OK and response.index:
+                self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
+            return False
+        if not 0 < response.index < self._done_index:
+            return False
+        self._transport.counters["answers of nodes that are behind"] += 1
+        return True
 
     def _check_cluster(self, waited_s: float) -> None:
         """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""
