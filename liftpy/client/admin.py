@@ -568,8 +568,8 @@ class Admin:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
-        """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was deleted
-        and created again."""
+        """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was
+        deleted and created again."""
         if subject != self._subjects.info() or request.linearizable:
             if response.error == _Error.OK and response.index:
                 self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it

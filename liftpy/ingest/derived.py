@@ -199,8 +199,8 @@ class DerivedState:
                 part.cut(end_offset)
 
     def has_lost(self, offset: int, leader_epoch: int) -> bool:
-        """Whether the record at ``offset``, which the leader of ``leader_epoch`` has acknowledged, is not in the log, and was not dropped
-        from its beginning. A leader acknowledges records of its own LeaderEpoch and of earlier ones."""
+        """Whether the record at ``offset``, which the leader of ``leader_epoch`` has acknowledged, is not in the log, and was not
+        dropped from its beginning. A leader acknowledges records of its own LeaderEpoch and of earlier ones."""
         log = self._log
         if offset < log.log_start_offset:
             return False

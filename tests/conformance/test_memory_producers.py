@@ -143,6 +143,7 @@ async def values_in(client: Client, partitions: int) -> list[bytes | None]:
 @pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
 @pytest.mark.parametrize("many", [False, True])
 async def test_producer_repeats_without_keys_stores_once(partitioner: Any, many: bool) -> None:
+    """[A18]"""
     values = [b"%03d" % number for number in range(100)]
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=3)
@@ -227,6 +228,7 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
 async def test_live_producer_whose_records_were_lost_is_told(begin: Any, others: int) -> None:
+    """[A19]"""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s")
         producer = await client.producer("s", id="p", options=ProducerOptions(begin=begin))

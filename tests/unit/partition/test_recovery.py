@@ -196,6 +196,7 @@ async def recovered_anew(folder: DataFolder, pool: ThreadPoolExecutor) -> Recove
 
 
 async def test_recovered_logs_folder_gone_names_what_is_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    """[S17]"""
     a_log(folder, "a.b-u1")
     path = a_log(folder, "a.b-u1", 12)
     a_log(folder, "c-u2")
