@@ -171,7 +171,7 @@ async def test_a_log_is_opened_as_the_process_before_has_left_it(clean_stop: boo
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         node: Any = SimpleNamespace(
             identity=SimpleNamespace(flushes_lazily=lambda: None, previous=SimpleNamespace(clean_stop=clean_stop)),
-            pool=pool, folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_held=str),
+            pool=pool, folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made"),
             recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
         )  # fmt: skip
         with pytest.raises(StorageError, match="seen enough"):
