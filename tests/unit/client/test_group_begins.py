@@ -74,3 +74,32 @@ async def test_group_in_a_stream_made_again_and_shorter_reads_it_from_its_first_
     monkeypatch.setattr(client, "list_streams", stale_at_first)
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 1) == [b"new"]
+
+
+async def test_group_commit_leaves_out_what_was_fetched_and_not_given(client: Client) -> None:
+    await client.publish("orders", b"given")
+    options = GroupOptions(auto_commit_s=0)
+    async with client.group("billing", ["orders"], options=options) as group, asyncio.timeout(40):
+        part = await group.take()
+        assert part is not None
+        await client.publish("orders", b"fetched")
+        group.finished(part)
+        for _ in range(20):  # the next record comes during one of them
+            await group.commit()
+            await asyncio.sleep(0.005)
+    async with client.group("billing", ["orders"], options=options) as group:
+        assert await taken(group, 1) == [b"fetched"]
+
+
+async def test_group_that_gives_records_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.publish("orders", b"1")
+    listed, real = list[int](), client.list_streams
+
+    async def counted() -> list[StreamImage]:
+        listed.append(1)
+        return await real()
+
+    monkeypatch.setattr(client, "list_streams", counted)
+    async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
+        assert await taken(group, 1) == [b"1"]
+    assert len(listed) == 1
