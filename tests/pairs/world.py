@@ -237,6 +237,14 @@ class World:
             waiting.append(self.publish(sent, rng.randrange(self.partitions), ids=rng.random() < 0.6))
         await asyncio.gather(*waiting)
 
+    @asynccontextmanager
+    async def writing(self, rng: random.Random, count: int) -> AsyncIterator[None]:
+        """Publish some records while something else goes on."""
+        task = asyncio.create_task(self.write(rng, count))
+        await asyncio.sleep(0)
+        yield
+        await task
+
     async def _close_publishers(self) -> None:
         for publisher in self._publishers.values():
             with suppress(LiftError):
@@ -388,6 +396,16 @@ class World:
             await asyncio.sleep(_POLL_S)
         self.model.violate(f"{what}: not within {timeout_s:g} s ({last})")
         return False
+
+    async def until_image(self, condition: Callable[[StreamImage], bool], what: str) -> None:
+        """Wait until the stream is as it is wanted, or is made again."""
+        uid = self.uid
+
+        async def there() -> bool:
+            image = await self.image()
+            return image.uid != uid or condition(image)
+
+        await self.until(there, what)
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
     async def settle(self) -> bool:
