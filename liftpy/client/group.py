@@ -517,11 +517,13 @@ class Group:
         bounds = await consumer.begin()
         if bounds.uid != pump.gained.key.uid:
             raise NotFoundError(f"{pump.gained.key.stream} was made again")
-        if pump.gained.position < 0 and self._options.start == "new" and pump.gained.key not in self._done:
-            first = bounds.end_offset if self._start_of(pump.gained.key) == "new" else bounds.log_start_offset
-            begins = self._done[pump.gained.key] = (first, 0)  # the next owner begins there, not later
+        key = pump.gained.key
+        if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
+            first = bounds.end_offset if self._start_of(key) == "new" else bounds.log_start_offset
+            begins = self._done.setdefault(key, (first, 0))
             assert self._machine is not None
-            await self._try_commit(self._machine, {pump.gained.key: begins})
+            # before anything is given: where that is not committed, the next owner would begin later
+            await self._commit(self._machine, {key: begins}, _ANSWER_S)
         async for piece in consumer.batches():
             pump.taken.clear()
             self._ready.append((pump, piece))

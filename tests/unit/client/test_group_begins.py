@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from liftpy.client import group as module
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group
 from liftpy.cluster.image import StreamImage
+from liftpy.errors import UnavailableError
+from liftpy.group.commands import decode_command
 from liftpy.testing.memory import memory_cluster
 
 
@@ -103,3 +106,24 @@ async def test_group_that_gives_records_lists_the_streams_once(client: Client, m
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 1) == [b"1"]
     assert len(listed) == 1
+
+
+async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, real, tried = GroupOptions(start="new", auto_commit_s=0), client.call_service, asyncio.Event()
+
+    async def once_unanswered(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        if not tried.is_set() and decode_command(command).HasField("commit"):
+            await client.publish("orders", b"new")
+            tried.set()
+            raise UnavailableError("nobody answers")
+        return await real(service, stream, command, **how)
+
+    monkeypatch.setattr(client, "call_service", once_unanswered)
+    async with asyncio.timeout(40):
+        async with client.group("billing", ["orders"], options=options) as group:
+            part = await group.take()  # and nothing of it is committed
+            assert part is not None
+        async with client.group("billing", ["orders"], options=options) as group:
+            assert await taken(group, 1) == [b"new"]
