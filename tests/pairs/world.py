@@ -427,10 +427,12 @@ class World:
         return sent.outcome is Outcome.ACKED
 
     async def is_in_sync(self) -> bool:
-        """Whether every partition is led, and every replica is in its ISR."""
+        """Whether every partition is led, and every replica is in its ISR: of all streams, that of groups included, because a fault
+        may take the last copy of any of them."""
         return all(
             partition.leader and sorted(partition.isr) == sorted(partition.replicas)
-            for partition in (await self.image()).partitions
+            for stream in await self.client.list_streams(internal=True)
+            for partition in stream.partitions
         )
 
     async def _read(self, partition: int) -> FoundLog:
