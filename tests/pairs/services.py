@@ -174,6 +174,14 @@ class LateGroup(ConsumerGroup):
 
     name, begin = "group-new", "new"
 
+    async def start(self, world: World) -> None:
+        await super().start(world)
+
+        async def begun() -> bool:
+            return len((await describe_group(world.client, f"{self.name}-{world.stream}")).positions) == PARTITIONS
+
+        await world.until(begun, "the group has begun: what is added from here on comes later")
+
 
 class GroupInto(Feature):
     """A group copies the stream into another one, each record once."""

@@ -127,3 +127,16 @@ async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
             assert part is not None
         async with client.group("billing", ["orders"], options=options) as group:
             assert await taken(group, 1) == [b"new"]
+
+
+async def test_group_member_that_opens_after_partitions_were_added_reads_them_from_their_first_record(client: Client) -> None:
+    """The other member has not noticed them."""
+    options = GroupOptions(start="new", auto_commit_s=0)
+    await client.publish("orders", b"old")
+    async with client.group("billing", ["orders"], options=options) as first, asyncio.timeout(40):
+        while not first.owned or await committed(client) != {("orders", 0): 1}:
+            await asyncio.sleep(0.01)
+        await client.add_partitions("orders", 2)
+        await client.publish("orders", b"added", partition=1)
+        async with client.group("billing", ["orders"], options=options) as second:
+            assert await taken(second, 1) == [b"added"]
