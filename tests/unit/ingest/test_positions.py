@@ -150,6 +150,7 @@ def test_the_answer_to_a_question_has_the_position() -> None:
 
 def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
     """[A18]"""
+
     def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
         position = at(offset_in(0, 0, plan), generation, partition=3)
         return ProducerDesk(producers).ask(Question(P + 1, 2, 0, "other", position))
