@@ -51,13 +51,13 @@ def test_the_whole_table() -> None:
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
-        "reportLeader reportPromotion reportPurged truncateBefore wakePartition"
+        "reportLeader reportPromotion reportPurged reportService truncateBefore wakePartition"
     )
     assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
-        "reportPurged": "node",
+        "reportPurged": "node", "reportService": "node",
         "wakePartition": "leader",
     }  # fmt: skip
 
