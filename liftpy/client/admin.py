@@ -30,6 +30,7 @@ from liftpy.errors import (
     FencedError,
     LiftError,
     NoClusterError,
+    NoMajorityError,
     NotFoundError,
     OutcomeUnknownError,
     ProtocolError,
@@ -50,6 +51,10 @@ DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
+_LEAST_S = 0.25
+"""No attempt is made that would have less time."""
+_MAJORITY_S = 1.5
+"""A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 OPERATION_ID_SIZE_BYTES = 16
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
@@ -124,6 +129,28 @@ def _count(count: int, what: str) -> int:
     if not 0 <= count < _MAX_COUNT:
         raise ConfigError(f"{count} {what}: give a number from 0 to {_MAX_COUNT - 1}")
     return count
+
+
+class _Majority:
+    """Notices, over the unanswered attempts of one request, that too few controllers are there."""
+
+    def __init__(self) -> None:
+        self._missing_since_s: float | None = None
+
+    def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
+        """A lone controller said ``cluster``; None: nobody did. Raises NoMajorityError once it is sure."""
+        voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
+        missing = sorted(one.nodeId for one in voters if not one.connected)
+        if len(voters) - len(missing) > len(voters) // 2 or not voters:
+            self._missing_since_s = None
+            return
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        elif now_s - self._missing_since_s >= _MAJORITY_S:
+            raise NoMajorityError(
+                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}), so nothing can be decided: "
+                "start them, then repeat the command. What was under way may be done then"
+            )
 
 
 class Admin:
@@ -518,16 +545,25 @@ class Admin:
         payload = frames.sealed(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
         nobody_since: float | None = None
+        unanswered, least_s = None, min(_LEAST_S, self._deadline_s / 4)
+        majority = _Majority()
         async for attempt in retrying(self._deadline_s):
             with attempt:
-                left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
+                left_s = give_up_at - asyncio.get_running_loop().time()
+                if unanswered is not None and left_s < least_s:
+                    raise unanswered
                 try:
-                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
+                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, max(left_s, least_s)))
                 except NobodyListensError:
                     now = asyncio.get_running_loop().time()
                     nobody_since = now if nobody_since is None else nobody_since
                     self._check_cluster(now - nobody_since)
                     raise
+                except OutcomeUnknownError:
+                    waited_s = asyncio.get_running_loop().time() - give_up_at + self._deadline_s
+                    unanswered = OutcomeUnknownError(f"the metadata group has not answered within {waited_s:.1f} s")
+                    majority.said(await self._lone_controller(left_s - ATTEMPT_S), asyncio.get_running_loop().time())
+                    raise unanswered from None
                 self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
                 if response.error != _Error.OK:
@@ -536,6 +572,20 @@ class Admin:
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _lone_controller(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
+        """What a controller says that knows no metadata leader; None: none says anything, or there is a leader."""
+        if left_s < _LEAST_S:
+            return None
+        request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
+        request.describeCluster.maxBytes = 1
+        subject = self._subjects.info()
+        try:
+            answer = await self._transport.request(subject, frames.sealed(request), min(_MAJORITY_S / 3, left_s))
+            response = self._decoded(answer, subject, request.operationId)
+        except (UnavailableError, OutcomeUnknownError):
+            return None
+        return response.cluster if response.error == _Error.OK and not response.cluster.metadataLeader else None
 
     def _check_cluster(self, waited_s: float) -> None:
         """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""
