@@ -592,7 +592,8 @@ class Admin:
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
             raise NoClusterError(
                 f"no liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}: "
-                "check --namespace and --nats (connect: namespace, nats), or start the nodes"
+                "check --namespace and --nats (connect: namespace, nats). If they are right, the whole cluster is down: "
+                "start the nodes, then start this client again"
             )
 
     def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:
