@@ -37,7 +37,7 @@ from liftpy.errors import (
     StaleRequestError,
     UnavailableError,
 )
-from liftpy.ids import check_data_subject, check_name, check_new_stream
+from liftpy.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
@@ -51,6 +51,8 @@ DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
+DEFAULT_REPLICAS = 3
+"""Of a stream that names no number, where there are so many nodes."""
 _LEAST_S = 0.25
 """No attempt is made that would have less time."""
 _MAJORITY_S = 1.5
@@ -131,6 +133,15 @@ def _count(count: int, what: str) -> int:
     return count
 
 
+def check_min_isr(config: StreamConfig, replicas: int) -> None:
+    """Raise ConfigError where ``config`` wants more replicas in sync than the ``replicas`` of a partition."""
+    if config.min_isr > replicas:
+        raise ConfigError(
+            f"min_isr = {config.min_isr} (--min-isr), but a partition has only {replicas} replicas: set more replicas (--replicas, "
+            "--replication-factor), or a lower min_isr"
+        )
+
+
 class _Majority:
     """Notices, over the unanswered attempts of one request, that too few controllers are there."""
 
@@ -206,6 +217,8 @@ class Admin:
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
+        if config is not None and not placement.assignment:  # one by hand may begin with fewer, as a restore does
+            check_min_isr(config, replicas or DEFAULT_REPLICAS)
         return cluster_pb2.CreateStream(
             name=name,
             subject=subject,
@@ -239,7 +252,7 @@ class Admin:
         check_name(name, "stream")
         return cluster_pb2.AddPartitions(
             name=name,
-            uid=uid,
+            uid=check_uid(uid),
             partitions=_count(partitions, "partitions"),
             placement=placement.policy,
             manual=placement.lists(),
@@ -280,7 +293,7 @@ class Admin:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
         check_name(name, "stream")
         request = cluster_pb2.ControlRequest()
-        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
+        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
         await self._command(request)
 
     async def remove_node(self, node_id: str) -> None:
@@ -410,7 +423,7 @@ class Admin:
         """Pause partitions, or resume them with NOT_PAUSED; see ``Client.pause``. ``config_version``: only if the stream's is that one,
         else StaleRequestError."""
         check_name(name, "stream")
-        wish = cluster_pb2.PausePartitions(stream=name, uid=uid, pause=codec.pause_to_pb(pause))
+        wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
             wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
             if not wish.partitions:
@@ -456,7 +469,7 @@ class Admin:
         if fixed:
             raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
         wish = cluster_pb2.AlterStream(
-            name=name, uid=uid, replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
+            name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from liftpy.errors import (
     StaleRequestError,
     UnavailableError,
 )
+from liftpy.partition import Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -207,6 +208,25 @@ async def test_the_cluster_is_described(admin: Admin, controller: Controller) ->
 async def test_bad_names_are_refused_before_anything_is_sent(transport: Transport, name: str, subject: str) -> None:
     with pytest.raises(InvalidNameError):
         await Admin(transport, Subjects("ns")).create_stream(name, subject)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda admin: admin.delete_stream("s", "\ud800"),
+        lambda admin: admin.pause("s", None, Pause.UNTIL_RESUMED, uid="\ud800"),
+        lambda admin: admin.alter_stream("s", 2, uid="\ud800"),
+        lambda admin: admin.add_partitions("s", 2, uid="\ud800"),
+        lambda admin: admin.create_stream("s", "x.s", config=StreamConfig(min_isr=4)),
+        lambda admin: admin.create_stream("s", "x.s", replicas=2, config=StreamConfig(min_isr=3)),
+    ],
+)
+async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
+    admin: Admin, controller: Controller, asked: Callable[[Admin], Awaitable[object]]
+) -> None:
+    with pytest.raises(ConfigError):
+        await asked(admin)
+    assert controller.asked == []
 
 
 async def test_no_server_is_said_plainly() -> None:
