@@ -53,6 +53,9 @@ _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
 DEFAULT_REPLICAS = 3
 """Of a stream that names no number, where there are so many nodes."""
+_TOO_FEW = "not enough nodes"
+_LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
+"""A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
 _LEAST_S = 0.25
 """No attempt is made that would have less time."""
 _MAJORITY_S = 1.5
@@ -476,7 +479,17 @@ class Admin:
             wish.changed.extend(map(camel_case, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        while True:
+            try:
+                return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+            except ConfigError as error:
+                if not str(error).startswith(_TOO_FEW) or asyncio.get_running_loop().time() >= until_s:
+                    raise
+                fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
+                if not fenced:
+                    raise
+            await asyncio.sleep(_LIVE_AGAIN_S)  # after an outage nodes come back within a session
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
@@ -545,8 +558,13 @@ class Admin:
         return codec.stream_from_pb(pages.stream)
 
     async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """A request that readers may ask for."""
-        return await self._ask_on(self._subjects.info(), request)
+        """A request that readers may ask for. Nobody needs to know the outcome of one that changes nothing: it is asked again."""
+        try:
+            return await self._ask_on(self._subjects.info(), request)
+        except OutcomeUnknownError as error:
+            if request.HasField("openGroups"):
+                raise
+            raise UnavailableError(str(error)) from None
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """A request that only operators may ask for."""

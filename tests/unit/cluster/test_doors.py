@@ -131,3 +131,9 @@ def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> N
     assert (refusal(Door.ADMIN, "", probed) == "") is internal, "operators probe with it"
     assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
     assert refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
+
+
+@pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
+def test_doors_refuse_stream_names_that_read_as_options(name: str) -> None:
+    said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True))
+    assert "begins with -" in said
