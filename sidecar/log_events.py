@@ -22,6 +22,7 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.disk", "%s: a flush took %.1f s; slow ones since the last such line:"): "disk.slow_flush",
     ("liftpy.housekeeping", "how much space is free in %s can't be told: %s"): "disk.space_unknown",
     ("liftpy.group", "%s becomes a controller: %s"): "group.becomes_controller",
+    ("liftpy.group", "%s can't become a controller: %s: %s"): "group.cannot_become_controller",
     ("liftpy.group", "NATS, group's connection: %r"): "group.bus_error",
     ("liftpy.group", "%s is the only controller in its settings, and a group runs:"): "group.follows",
     ("liftpy.group", "%s is a controller"): "group.is_controller",
