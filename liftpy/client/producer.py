@@ -63,10 +63,10 @@ class Producer:
     is stored is left out, and if it is not the same ones it is told so (DIVERGED_PRODUCER); ``anew``: at sequence 0, as if there had
     been nothing. Records keep their order within a partition.
 
-    A repeated record goes to the partition that it went to before. A process with ``begin`` ``repeat`` or ``anew`` chooses the partition
-    of a record without key by the number of the record. A process with ``repeat`` shares its records out by as many partitions as the
-    first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises PublishRejectedError
-    (DIVERGED_PRODUCER) and stores nothing.
+    A repeated record goes to the partition that it went to before. A process with ``begin`` ``repeat`` or ``anew`` chooses the
+    partition of a record without key by the number of the record. A process with ``repeat`` shares its records out by as
+    many partitions as the first one did, also if partitions were added (``used_partitions``). Where that is not possible,
+    ``send`` raises PublishRejectedError (DIVERGED_PRODUCER) and stores nothing.
 
     What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
     """

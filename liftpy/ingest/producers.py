@@ -276,9 +276,7 @@ class Producers:
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
         batches = (*earlier, stored)
-        state = ProducerState(
-            epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning
-        )
+        state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
         self._put(producer_id, state)
         self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
