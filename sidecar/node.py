@@ -237,7 +237,8 @@ class Node:
         held = self._recovered.names.__contains__
         journal = await asyncio.get_running_loop().run_in_executor(self._pool, folder.open_promises, held)
         self._promises = Promises(journal, self._pool, self.counters, self.fatal)
-        damaged = bool(self._recovered.damaged) or elsewhere["damaged"] > 0
+        lost = await asyncio.get_running_loop().run_in_executor(self._pool, self._lost_logs, folder, group.image)
+        damaged = bool(self._recovered.damaged) or elsewhere["damaged"] > 0 or bool(lost)
         self.counters["logs that a failed flush had closed"] += len(self._recovered.suspect) + elsewhere["suspect"]
         if damaged:
             identity.distrust()  # so that a crash before the next clean stop does not make the damage forgotten
@@ -272,6 +273,19 @@ class Node:
         self._serve_jetstream(links)
         self._rights.started()
         return {"node": settings.node_id, "incarnation": self.incarnation, "status": self.status.url, "pid": os.getpid()}
+
+    def _lost_logs(self, folder: DataFolder, image: ClusterImage) -> list[str]:
+        """Logs of which this node is in the ISR, and whose folder is gone [S17]; the marks of others that are gone are removed."""
+        lost = []
+        for name in self._recovered.missing:
+            stream, _, number = name.rpartition("/")
+            partitions = next((s.partitions for s in image.streams.values() if f"{s.name}-{s.uid}" == stream), ())
+            if any(p.partition == int(number) and self.settings.node_id in p.isr for p in partitions if number.isdigit()):
+                logger.error("%s: the folder of the log is gone: records that this node acknowledged are lost here", name)
+                lost.append(name)
+            else:
+                folder.unmark_held(name)
+        return lost
 
     def _serve_jetstream(self, links: Links) -> None:
         if self.settings.jetstream_api:

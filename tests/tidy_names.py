@@ -39,6 +39,8 @@ UNREFERENCED = {
     "liftpy.client.sync.SyncConsumer.getone": "for applications",
     "liftpy.spark.lag.lag_listener": "for applications",
     "liftpy.client.producer.Producer.resends": "for applications",
+    "liftpy.client.producer.Producer.used_partitions": "for applications",
+    "liftpy.client.sync.SyncProducer.used_partitions": "for applications",
     "liftpy.client.publisher.Publisher.in_flight_bytes": "for applications",
     "liftpy.cluster.checks.LeadershipHistory": _CHECKS,
     "liftpy.cluster.checks.LeadershipHistory.see": _CHECKS,

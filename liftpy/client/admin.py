@@ -21,6 +21,7 @@ from liftpy.cluster.codec import times_from_pb
 from liftpy.cluster.image import ClusterImage, NodeImage, StreamImage
 from liftpy.cluster.level_range import FeatureLevels, said
 from liftpy.cluster.pages import ClusterPages, StreamPages
+from liftpy.cluster.request_bounds import MAX_REQUEST_BYTES
 from liftpy.cluster.stream_config import camel_case, config_to_pb, quota_from_pb
 from liftpy.config import ALTERABLE, DefaultQuota, ReplicationConfig, SessionTimes, StreamConfig
 from liftpy.dataclass import dataclass
@@ -61,6 +62,8 @@ _LEAST_S = 0.25
 _MAJORITY_S = 1.5
 """A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 OPERATION_ID_SIZE_BYTES = 16
+_REQUEST_BYTES = 1024
+"""What a control request has besides what is asked, at most."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 _NODES_BYTES = 64 * 1024
@@ -129,6 +132,23 @@ class MoveWish:
     reason: MoveReason = MoveReason.BY_HAND
 
 
+def _must_fit(request: cluster_pb2.CreateStream | cluster_pb2.AddPartitions, what: str) -> None:
+    """Raise ConfigError where an assignment is too large for one request, and say how many of its partitions fit."""
+    beyond_bytes = request.ByteSize() + _REQUEST_BYTES - MAX_REQUEST_BYTES
+    if beyond_bytes <= 0 or not request.manual:
+        return
+    fitting = len(request.manual)
+    while fitting and beyond_bytes > 0:
+        fitting -= 1
+        size_bytes = request.manual[fitting].ByteSize()
+        beyond_bytes -= size_bytes + 2 + (size_bytes > 127)
+    raise ConfigError(
+        f"cannot {what} with an assignment of {len(request.manual)} partitions: one request holds {fitting} of them "
+        f"({MAX_REQUEST_BYTES} bytes). Create the stream with the first partitions, and add the others with add_partitions "
+        "(liftpy stream add-partitions --assignment), at most as many at a time"
+    )
+
+
 def _count(count: int, what: str) -> int:
     """So many ``what``; raise ConfigError where a request has no room for the number."""
     if not 0 <= count < _MAX_COUNT:
@@ -174,6 +194,8 @@ class Admin:
         self._transport = transport
         self._subjects = subjects
         self._deadline_s = deadline_s
+        self._done_index = 0
+        """Index of the metadata image that the last command, or linearizable question, was answered with."""
         self._has_answered = False
         """Whether the namespace has controllers here: then no responders mean an outage, which is waited out."""
         self.internal = False
@@ -222,7 +244,7 @@ class Admin:
         check_data_subject(subject, self._subjects.namespace)
         if config is not None and not placement.assignment:  # one by hand may begin with fewer, as a restore does
             check_min_isr(config, replicas or DEFAULT_REPLICAS)
-        return cluster_pb2.CreateStream(
+        create = cluster_pb2.CreateStream(
             name=name,
             subject=subject,
             partitions=_count(partitions, "partitions"),
@@ -232,6 +254,8 @@ class Admin:
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
         )
+        _must_fit(create, f"create stream {name}")
+        return create
 
     async def add_partitions(
         self, name: str, partitions: int = 0, *, uid: str = "", placement: PlacementWish | None = None
@@ -253,7 +277,7 @@ class Admin:
 
     def _more(self, name: str, partitions: int, uid: str, placement: PlacementWish) -> cluster_pb2.AddPartitions:
         check_name(name, "stream")
-        return cluster_pb2.AddPartitions(
+        more = cluster_pb2.AddPartitions(
             name=name,
             uid=check_uid(uid),
             partitions=_count(partitions, "partitions"),
@@ -261,6 +285,8 @@ class Admin:
             manual=placement.lists(),
             allowOffline=placement.allow_offline,
         )
+        _must_fit(more, f"add partitions to stream {name}")
+        return more
 
     async def _plan(self, request: cluster_pb2.ControlRequest) -> PlacementPlan:
         response = await self._command(request)
@@ -597,6 +623,10 @@ class Admin:
                     raise unanswered from None
                 self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
+                if self._is_behind(response, request, subject):
+                    request.linearizable = True  # the metadata leader knows what this client was told
+                    payload = frames.sealed(request)
+                    raise UnavailableError("the node that answered does not know yet what the cluster has told this client")
                 if response.error != _Error.OK:
                     if response.retryAfterMs:
                         await asyncio.sleep(min(response.retryAfterMs / 1000, left_s))
@@ -617,6 +647,18 @@ class Admin:
         except (UnavailableError, OutcomeUnknownError):
             return None
         return response.cluster if response.error == _Error.OK and not response.cluster.metadataLeader else None
+
+    def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
+        """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was
+        deleted and created again."""
+        if subject != self._subjects.info() or request.linearizable:
+            if response.error == _Error.OK and response.index:
+                self._done_index = response.index  # it may fall: a rescued metadata group may begin again below it
+            return False
+        if not 0 < response.index < self._done_index:
+            return False
+        self._transport.counters["answers of nodes that are behind"] += 1
+        return True
 
     def _check_cluster(self, waited_s: float) -> None:
         """Raise NoClusterError where nobody of the namespace has ever answered, and there were no responders for ``waited_s``."""

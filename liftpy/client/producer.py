@@ -64,9 +64,12 @@ class Producer:
     been nothing. Records keep their order within a partition.
 
     A repeated record goes to the partition that it went to before. A process with ``begin`` ``repeat`` or ``anew`` chooses the
-    partition of a record without key by the number of the record. A process with ``repeat`` shares its records out by as
-    many partitions as the first one did, also if partitions were added (``used_partitions``). Where that is not possible,
-    ``send`` raises PublishRejectedError (DIVERGED_PRODUCER) and stores nothing.
+    partition of a record without key by the number of the record. A process with ``repeat`` chooses among as many partitions as the
+    first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises
+    PublishRejectedError (DIVERGED_PRODUCER) and stores nothing.
+
+    A process that was told that a record is stored fails with PublishRejectedError (RECORDS_LOST) when a leader finds that the log has
+    lost it: after an unclean election, or without the data directory. Open the producer again to go on behind what is stored.
 
     What fails once has failed: the first error is raised by every later call, and by ``flush``; to go on, open it again.
     """
@@ -121,17 +124,13 @@ class Producer:
         ]
         self._next = secrets.randbelow(len(self._courses))
         """The partition that the next record without a key goes to, where that is chosen by chance."""
+        self._next_number = producer_id % (1 << 32)
+        """Of the next record whose partition is chosen by its number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
-        """Partitions are chosen so that a repetition chooses the same ones."""
-        self._first = producer_id % (1 << 32)
-        self._numbered_count = 0
-        """Records that were taken and whose partition was chosen by their number."""
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
-        self._why_not_again = ""
-        """Why the partition of a record can't be chosen as before; '': it can."""
-        self._why_not_keyless = ""
-        """Why that of a record without key can't."""
+        self._why_not_again = self._why_not_keyless = ""
+        """Why the partition of a record, or of one without key, can't be chosen as before; '': it can."""
         self._tasks: list[asyncio.Task[None]] = []
         self._subscription: Any = None
         self._has_begun = False
@@ -498,8 +497,8 @@ class Producer:
         return [(self._courses[place], at) for place, at in places.items()]
 
     def _shared_out_by_number(self, count: int) -> list[tuple[Course, list[int] | None]]:
-        first, used = self._first + self._numbered_count, self._used
-        self._numbered_count += count
+        first, used = self._next_number, self._used
+        self._next_number += count
         return [(self._courses[(first + at) % used], list(range(at, count, used))) for at in range(min(used, count))]
 
     def _choose(self, key: bytes | None) -> Course:
@@ -511,8 +510,8 @@ class Producer:
         if how == "key" and key is not None:
             return courses[partition_of(key, self._used)]
         if self._is_numbered:
-            self._numbered_count += 1
-            return courses[(self._first + self._numbered_count - 1) % self._used]
+            self._next_number += 1
+            return courses[(self._next_number - 1) % self._used]
         if how == "round-robin" or courses[self._next].lane.takes_a_new_batch:
             self._next = (self._next + 1) % len(courses)
         return courses[self._next]

@@ -254,6 +254,8 @@ class Course:
         """What of the producer's round is stored."""
         self.known: client_pb2.ProducerState | None = None
         """What the log held of the producer when the course began; None: nothing."""
+        self._acked: tuple[int, int] | None = None
+        """(offset, LeaderEpoch) of the newest acknowledgment that says where a record is."""
 
     # ---- its epoch -----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -308,6 +310,8 @@ class Course:
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
                 head.producerName = self._errand.name
                 self._say_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
+                if self._acked is not None:
+                    head.producerAckedOffset, head.producerAckedEpoch = self._acked
                 message = await self._transport.exchange(
                     self.addressing.address.subject, frames.batch_publish(head, b""), self._options.attempt_s
                 )
@@ -423,6 +427,8 @@ class Course:
 
     def _placed(self, sequence: int, ack: _Ack) -> None:
         offset = ack.offset
+        if offset >= 0:  # of a record that is there, whichever of the batch it is
+            self._acked = max(offset, self._acked[0] if self._acked else 0), ack.leaderEpoch
         known = ack.recordCount if ack.duplicate else ack.knownRecords
         if ack.duplicate and self._options.begin != "repeat" and offset >= 0:
             known, offset = 0, offset  # this process has sent it twice: to its publishers it was stored once, there

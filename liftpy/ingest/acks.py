@@ -46,6 +46,7 @@ JETSTREAM_ERRORS: dict[RejectReason, tuple[int, int, str]] = {
     RejectReason.DIVERGED_PRODUCER: (400, 10071, "the producer has sent other records before"),
     RejectReason.UNKNOWN_PRODUCER: (400, 10071, "the producer's epoch was not given here"),
     RejectReason.PRODUCER_CONFLICT: (400, 10071, "another producer has this id, or another source"),
+    RejectReason.RECORDS_LOST: (400, 10071, "acknowledged records of the producer are lost"),
     RejectReason.QUOTA: (429, 10167, "the stream's quota is used up: too many requests"),
 }
 """Reason -> (code, err_code, description) as a JetStream client reads them; err_codes are nats-server's own."""

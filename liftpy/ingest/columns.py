@@ -398,7 +398,8 @@ class MessageReader:
                 columns.unfit = Unfit(error.reason, str(error))
                 return
             asked = (head.askedProducer, head.producerInstance, head.producerSequence)
-            columns.asked = Question(*asked, note.name, note.position)
+            acked = (head.producerAckedOffset, head.producerAckedEpoch) if head.HasField("producerAckedOffset") else None
+            columns.asked = Question(*asked, note.name, note.position, acked)
         else:
             try:
                 note = _note(head)

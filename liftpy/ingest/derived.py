@@ -198,6 +198,14 @@ class DerivedState:
             for part in self.parts:
                 part.cut(end_offset)
 
+    def has_lost(self, offset: int, leader_epoch: int) -> bool:
+        """Whether the record at ``offset``, which the leader of ``leader_epoch`` has acknowledged, is not in the log, and was not
+        dropped from its beginning. A leader acknowledges records of its own LeaderEpoch and of earlier ones."""
+        log = self._log
+        if offset < log.log_start_offset:
+            return False
+        return offset >= log.log_end_offset or log.epochs.epoch_at(offset) > leader_epoch
+
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def snapshot(self, of: str) -> Unwritten | None:
         """What is known of the log up to HW, to be written beside it behind a checkpoint of HW; None: that is nothing that a file could

@@ -25,7 +25,7 @@ from liftpy.ingest.ingest_shell import Hearing, IngestShell, May, Subscription
 from liftpy.ingest.jetstream import Unfit
 from liftpy.ingest.node_room import NO_LIMIT, PartitionRoom
 from liftpy.ingest.overload import IDS_LOST, KnownIds, Overload
-from liftpy.ingest.producer_desk import ProducerDesk, Question, last_offset_of
+from liftpy.ingest.producer_desk import RECORDS_LOST, ProducerDesk, Question, last_offset_of
 from liftpy.ingest.producers import Claim, Finding, after
 from liftpy.ingest.published_batch import body_after, largest_record_bytes
 from liftpy.ingest.quota import Quota, quota_for
@@ -371,6 +371,9 @@ class Ingest:
     # ---- producers -----------------------------------------------------------------------------------------------------
     def _tell_of_producer(self, asked: Question, publishers: Publishers) -> None:
         """Answer who wants to go on as a producer, once what he is told is committed."""
+        if asked.acked is not None and self._derived.has_lost(*asked.acked):
+            self._refuse(publishers, RECORDS_LOST)
+            return
         given = self._desk.ask(asked)
         if isinstance(given, Finding):
             self._refuse(publishers, self._desk.why_not(given))

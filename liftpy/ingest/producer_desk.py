@@ -49,6 +49,14 @@ _REFUSALS = {
 }
 
 
+RECORDS_LOST = Unfit(
+    RejectReason.RECORDS_LOST,
+    "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
+    "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
+)
+"""For a process whose acknowledged records are gone [A20]."""
+
+
 class Given(NamedTuple):
     """What a process is told, once ``last_offset`` is committed: the last that the log holds of its producer; -1: it holds nothing, and
     ``known`` is false. ``digest``: of all records before ``next_sequence``, None: not known."""
@@ -83,6 +91,8 @@ class Question(NamedTuple):
     sequence: int = 0
     name: str = ""
     position: SourcePosition | None = None
+    acked: tuple[int, int] | None = None
+    """(offset, LeaderEpoch) of the last acknowledgment that the process has; None: it has none."""
 
 
 class ProducerDesk:

@@ -70,6 +70,7 @@ class RejectReason(Enum):
     PRODUCER_CONFLICT = 17
     PAUSED = 18
     QUOTA = 19
+    RECORDS_LOST = 20
 
 
 @value

@@ -36,6 +36,8 @@ class SimProducer(SimPublisher):
         self._lane = self._new_lane()
         self._last_id = 0
         """Of this process: what its next record follows on; 0: nothing."""
+        self._acked: tuple[int, int] | None = None
+        """(offset, LeaderEpoch) of its last acknowledgment."""
         super().__init__(cluster, name, interval_ns, key)
 
     @staticmethod
@@ -62,6 +64,7 @@ class SimProducer(SimPublisher):
         """The one before is dead, or believed to be."""
         self._process += 1
         self._lane, self._last_id = self._new_lane(), 0
+        self._acked = None
         self._ask(self._process, self._lane)
 
     def _add(self) -> None:
@@ -80,11 +83,18 @@ class SimProducer(SimPublisher):
         head = self._head(process)
         head.askedProducer, head.producerSequence, head.producerName = _PRODUCER, lane.unanswered[0], self.name
         self._say_position(head, 0)
+        if self._acked is not None:
+            head.producerAckedOffset, head.producerAckedEpoch = self._acked
         self._publish(frames.batch_publish(head, b""), (-1,), lambda ack: self._told(process, lane, ack))
         self.cluster.clock.after(self._rng.choice(_ASKS_AGAIN_MS) * MS, lambda: self._ask(process, lane))
 
     def _told(self, process: int, lane: Lane, ack: _Ack | None) -> None:
-        if process != self._process or not lane.asks or ack is None or ack.ackError:
+        if process != self._process or not lane.asks or ack is None:
+            return
+        if ack.ackError == _Ack.RECORDS_LOST:
+            self.cluster.counters["producer: told of lost records"] += 1
+            self._begin()
+        if ack.ackError:
             return
         state = ack.producer
         self.cluster.counters["producer: told its epoch"] += 1
@@ -147,6 +157,8 @@ class SimProducer(SimPublisher):
             elif lane.asks:
                 self._ask(process, lane)
             return
+        if ack.offset >= 0:
+            self._acked = ack.offset, ack.leaderEpoch
         known = ack.recordCount if ack.duplicate else ack.knownRecords
         self.cluster.counters["producer: stored before"] += ack.duplicate
         for _ in lane.placed(sequence, Landed(ack.offset, ack.leaderEpoch, known)):

@@ -16,6 +16,7 @@ from liftpy.client import Client, ClusterState
 from liftpy.cluster.image import INSUFFICIENT_NODES
 from liftpy.cluster.movements import movements
 from liftpy.cluster.waiting import why_it_waits
+from liftpy.partition import PartitionStatus
 from sidecar.cli.asking import NodeReports, ask_nodes
 from sidecar.cli.movement import movement_json
 from sidecar.cli.options import connection_options, json_option
@@ -94,6 +95,7 @@ def _partition(stream: Any, partition: Any, reports: NodeReports) -> dict[str, A
         "epoch": partition.epoch,
         "replicas": list(partition.replicas),
         "isr": list(partition.isr),
+        "incomplete": list(partition.incomplete),
         "high_watermark": leader.get("high_watermark"),
         "newest_offset": top,
         "log_start_offset": leader.get("log_start_offset"),
@@ -124,6 +126,7 @@ def _show(found: dict[str, Any]) -> None:
     heads = ("partition", "status", "leader", "epochs", "replicas", "ISR", "HW", "newest", "lag")
     partitions = map(_partition_row, found["partitions"])
     console.print(table(heads, partitions, folds=("status", "replicas", "ISR", "lag"), title="partitions", width=console.width))
+    _show_offline(console, found["partitions"])
     _show_moves(console, found["moves"])
     _show_services(console, found["partitions"])
 
@@ -141,6 +144,17 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
         _known(p["newest_offset"]),
         lag,
     )
+
+
+def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
+    """Why partitions have no leader that waits for no node: what they wait for."""
+    for p in partitions:
+        if p["status"] == PartitionStatus.OFFLINE.name and (lacking := [n for n in p["isr"] if n in p["incomplete"]]):
+            text = (
+                f"{p['stream']}/{p['partition']} waits for an operator: {', '.join(lacking)} may have lost acknowledged records. "
+                f"If they can't be put back: liftpy partition elect {p['stream']} {p['partition']} --node {lacking[0]} --unclean"
+            )
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_moves(console: Console, moves: list[dict[str, Any]]) -> None:

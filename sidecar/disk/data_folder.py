@@ -7,6 +7,7 @@
 <data>/raft/                                      the metadata group's own
 <data>/workers/<number>/                          what further processes of the node keep, their promises until the next start
 <data>/streams/<stream>-<uid>/<partition>/        one partition's log
+<data>/held/<stream>-<uid>.<partition>            a mark that the node has made that log: what is missing then was lost
 """
 
 from __future__ import annotations
@@ -246,9 +247,43 @@ class DataFolder:
         """The storage of the log in ``path``, which is made if need be."""
         return FolderStorage(path, self.maps, self._folders)
 
+    # ---- which logs there have to be ---------------------------------------------------------------------------------------
+    def held_logs(self) -> frozenset[str]:
+        """The logs that this node has made and not deleted, as ``<stream>-<uid>/<partition>``, whether or not they are there."""
+        held = self.path / "held"
+        try:
+            names = os.listdir(held) if held.exists() else []
+        except OSError as error:
+            raise StorageError(f"read {held}: {error.strerror}") from error
+        return frozenset("/".join(name.rsplit(".", 1)) for name in names)
+
+    def mark_held(self, name: str) -> None:
+        """Make durable that the node has a log ``<stream>-<uid>/<partition>``, before a record in it is acknowledged [S17]."""
+        log, held = self.path / "streams" / name, self.path / "held"
+        make_folder(held)
+        mark = held / _mark_of(name)
+        try:
+            for folder in (log, log.parent, log.parent.parent):  # the log first: a mark without one says that it was lost
+                sync_folder(folder)
+            os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640))
+            sync_folder(held)
+        except OSError as error:
+            raise StorageError(f"write {mark}: {error.strerror}") from error
+
+    def unmark_held(self, name: str) -> None:
+        """The log is to be deleted, or is another node's: if it is missing, nothing is lost."""
+        mark = self.path / "held" / _mark_of(name)
+        try:
+            if mark.exists():
+                mark.unlink()
+                sync_folder(mark.parent)
+        except OSError as error:
+            raise StorageError(f"remove {mark}: {error.strerror}") from error
+
     def delete_partition(self, key: PartitionKey) -> None:
         """Remove a partition's log, once the record that says so is applied [M11]; renamed first: it goes all or not at all."""
         path = self.partition_path(key)
+        self.unmark_held(key.folder)
         try:
             if path.exists():
                 doomed = path.with_name(f"{path.name}.deleted")
@@ -281,3 +316,7 @@ class DataFolder:
     def close(self) -> None:
         """Release the lock, as far as this process holds it."""
         os.close(self.lock)
+
+
+def _mark_of(name: str) -> str:
+    return ".".join(name.rsplit("/", 1))

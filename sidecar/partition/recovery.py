@@ -46,6 +46,9 @@ class RecoveredLogs:
         """Of all logs in the folder: ``<stream>-<uid>/<partition>``."""
         self.damaged: list[str] = []
         """Logs that may miss records which this node acknowledged, or that can't be read."""
+        self.missing: list[str] = []
+        """Logs that this node has made, and whose folder is gone; the first process looks for all of them."""
+        self._held: frozenset[str] = frozenset()
         self._done: list[str] = []
         """Logs that have been looked at."""
         self._count = 0
@@ -61,6 +64,8 @@ class RecoveredLogs:
             await loop.run_in_executor(pool, folder.finish_deletions)
         paths = await loop.run_in_executor(pool, _logs_in, folder.path / "streams")
         self.names = frozenset(f"{path.parent.name}/{path.name}" for path in paths)
+        self._held = await loop.run_in_executor(pool, folder.held_logs)
+        self.missing = sorted(self._held - self.names) if share.number == 0 else []
         paths = [path for path in paths if share.holds_folder(f"{path.parent.name}/{path.name}")]
         self._count = len(paths)
         parts = [paths[start : start + _AT_ONCE] for start in range(0, len(paths), _AT_ONCE)]
@@ -82,6 +87,11 @@ class RecoveredLogs:
             self.damaged.append(name)  # whoever opens it tries again
             return
         self._found[path] = found
+        if not found.segments and not found.checkpoint.log_start_offset and name in self._held:
+            logger.error("%s: all segments of the log are gone: records that this node acknowledged are lost here", path)
+            self.damaged.append(name)
+        elif name not in self._held and found.segments:
+            folder.mark_held(name)  # an earlier version has made it
         if found.report.flush_failed:
             self.suspect.append(name)
             text = "%s: suspect: %s; %d bytes that were not known to be on the disk have been written again"

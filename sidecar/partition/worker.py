@@ -542,6 +542,8 @@ async def open_worker(node: NodeTools, key: PartitionKey, subject: str, config: 
         log, report = Log.open(
             storage, config, now_wall_ns=time.time_ns(), clean=clean, recovered=recovered, promised_epoch=promised
         )
+        if recovered is None or not recovered.segments:
+            node.folder.mark_held(key.folder)
         if recovered is not None and not recovered.has_states:
             return log, report, FoundState(), None
         found = found_state(log, key)

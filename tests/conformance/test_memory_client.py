@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from functools import partial
 from itertools import count
@@ -14,6 +15,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from liftpy.client import Client, ReadOptions
+from liftpy.client.plans import PlacementWish
 from liftpy.config import ReplicationConfig, StreamConfig
 from liftpy.errors import ConfigError, LiftError, NotFoundError, OffsetOutOfRangeError, PublishRejectedError
 from liftpy.service import Record, Service
@@ -356,3 +358,18 @@ async def test_what_has_ended_says_so() -> None:
         with memory_cluster(1), contextlib.suppress(LiftError):
             pass
     assert threading.active_count() == before
+
+
+async def test_client_assignment_too_large_for_one_request_is_rejected_with_what_fits() -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        nodes = tuple(cluster.nodes)
+        assignment = tuple((number, nodes) for number in range(6000))
+        with pytest.raises(ConfigError, match="add_partitions") as caught:
+            await client.create_stream("s", "data.s", placement=PlacementWish(assignment=assignment))
+        (fitting,) = map(int, re.findall(r"one request holds (\d+)", str(caught.value)))
+        plan = await client.plan_stream("s", "data.s", placement=PlacementWish(assignment=assignment[:fitting]))
+        assert len(plan.replicas) == fitting > 1000
+        await client.create_stream("s", "data.s", placement=PlacementWish(assignment=assignment[:1]))
+        with pytest.raises(ConfigError, match="add_partitions"):
+            await client.add_partitions("s", placement=PlacementWish(assignment=assignment[1:]))
+        assert len((await client.stream("s")).partitions) == 1

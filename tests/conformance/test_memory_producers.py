@@ -83,6 +83,15 @@ def lose_all_but_the_log(cluster: MemoryCluster) -> None:
     cluster.heal()
 
 
+def lose_logs_and_lead_again(cluster: MemoryCluster) -> None:
+    """The only node dies, and comes back with its identity and without its logs."""
+    (node,) = cluster.nodes
+    cluster.kill(node)
+    cluster._call(cluster._nodes[node]._storages.clear)
+    cluster.heal()
+    cluster.leader("s")
+
+
 @pytest.mark.parametrize("how", ["retention", "truncation"])
 @pytest.mark.parametrize("then", ["restart", "new replica", "restart while copying"])
 def test_producer_and_message_id_outlive_their_records(how: str, then: str) -> None:
@@ -134,6 +143,7 @@ async def values_in(client: Client, partitions: int) -> list[bytes | None]:
 @pytest.mark.parametrize("partitioner", ["key", "sticky", "round-robin"])
 @pytest.mark.parametrize("many", [False, True])
 async def test_producer_repeats_without_keys_stores_once(partitioner: Any, many: bool) -> None:
+    """[A18]"""
     values = [b"%03d" % number for number in range(100)]
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s", partitions=3)
@@ -212,6 +222,45 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
         async with client.producer("s", id="job", options=REPEAT) as producer:
             await producer.send_many([*values, b"more"])
         assert await values_in(client, 4) == [b"more"]
+
+
+# ---- lost records ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
+@pytest.mark.parametrize("others", [0, 80])
+async def test_live_producer_whose_records_were_lost_is_told(begin: Any, others: int) -> None:
+    """[A20]"""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s")
+        producer = await client.producer("s", id="p", options=ProducerOptions(begin=begin))
+        await producer.send_many([b"%d" % number for number in range(50)])
+        await producer.flush()
+        lose_logs_and_lead_again(cluster)
+        for number in range(others):
+            await client.publish("s", b"by another %d" % number)
+        with pytest.raises(LiftError, match="were lost"):
+            await (await producer.send(b"50"))
+        assert getattr(producer.failure, "reason", "") == "RECORDS_LOST"
+        await producer.close()
+        async with client.producer("s", id="p") as producer:
+            assert producer.next_sequence() == 0
+
+
+@pytest.mark.parametrize("dropped", ["retention", "truncation"])
+async def test_live_producer_whose_records_were_dropped_goes_on(dropped: str) -> None:
+    config = dataclasses.replace(SHORT, min_isr=1, retention_records=5 if dropped == "retention" else 0)
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.create_stream("s", "data.s", config=config)
+        async with client.producer("s", id="p") as producer:
+            await producer.send_many([bytes(1000)] * 20)
+            await producer.flush()
+            if dropped == "truncation":
+                await client.truncate_before("s", 0, 20)
+            cluster.keep_house()
+            (node,) = cluster.nodes
+            cluster.kill(node)
+            cluster.heal()
+            await (await producer.send(b"next"))
+            assert producer.next_sequence() == 21
 
 
 # ---- the stream's limits ---------------------------------------------------------------------------------------------------

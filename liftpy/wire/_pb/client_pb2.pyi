@@ -61,7 +61,7 @@ class Message(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., timestamp: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., subject: _Optional[str] = ..., replySubject: _Optional[str] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., tombstone: _Optional[bool] = ..., keyed: _Optional[bool] = ..., streamUid: _Optional[str] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class BatchPublish(_message.Message):
-    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence", "producerName", "producerPosition", "producerPartitioning")
+    __slots__ = ("stream", "streamUid", "partition", "expectedOffset", "ackInbox", "correlationId", "ackPolicy", "askedProducer", "producerInstance", "producerReset", "producerDigest", "producerSequence", "producerName", "producerPosition", "producerAckedOffset", "producerAckedEpoch", "producerPartitioning")
     STREAM_FIELD_NUMBER: _ClassVar[int]
     STREAMUID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,8 @@ class BatchPublish(_message.Message):
     PRODUCERSEQUENCE_FIELD_NUMBER: _ClassVar[int]
     PRODUCERNAME_FIELD_NUMBER: _ClassVar[int]
     PRODUCERPOSITION_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERACKEDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERACKEDEPOCH_FIELD_NUMBER: _ClassVar[int]
     PRODUCERPARTITIONING_FIELD_NUMBER: _ClassVar[int]
     stream: str
     streamUid: str
@@ -91,8 +93,10 @@ class BatchPublish(_message.Message):
     producerSequence: int
     producerName: str
     producerPosition: SourcePosition
+    producerAckedOffset: int
+    producerAckedEpoch: int
     producerPartitioning: Partitioning
-    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ..., producerName: _Optional[str] = ..., producerPosition: _Optional[_Union[SourcePosition, _Mapping]] = ..., producerPartitioning: _Optional[_Union[Partitioning, _Mapping]] = ...) -> None: ...
+    def __init__(self, stream: _Optional[str] = ..., streamUid: _Optional[str] = ..., partition: _Optional[int] = ..., expectedOffset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., askedProducer: _Optional[int] = ..., producerInstance: _Optional[int] = ..., producerReset: _Optional[bool] = ..., producerDigest: _Optional[bytes] = ..., producerSequence: _Optional[int] = ..., producerName: _Optional[str] = ..., producerPosition: _Optional[_Union[SourcePosition, _Mapping]] = ..., producerAckedOffset: _Optional[int] = ..., producerAckedEpoch: _Optional[int] = ..., producerPartitioning: _Optional[_Union[Partitioning, _Mapping]] = ...) -> None: ...
 
 class Partitioning(_message.Message):
     __slots__ = ("partitions", "method")
@@ -167,6 +171,7 @@ class Ack(_message.Message):
         UNKNOWN_PRODUCER: _ClassVar[Ack.Error]
         PRODUCER_CONFLICT: _ClassVar[Ack.Error]
         PAUSED: _ClassVar[Ack.Error]
+        RECORDS_LOST: _ClassVar[Ack.Error]
         QUOTA: _ClassVar[Ack.Error]
     OK: Ack.Error
     UNKNOWN: Ack.Error
@@ -187,6 +192,7 @@ class Ack(_message.Message):
     UNKNOWN_PRODUCER: Ack.Error
     PRODUCER_CONFLICT: Ack.Error
     PAUSED: Ack.Error
+    RECORDS_LOST: Ack.Error
     QUOTA: Ack.Error
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITIONSUBJECT_FIELD_NUMBER: _ClassVar[int]

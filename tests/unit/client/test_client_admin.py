@@ -98,6 +98,31 @@ async def test_a_stream_is_made_with_its_settings(admin: Admin, controller: Cont
     assert (asked.createStream.partitions, asked.createStream.replicationFactor) == (1, 0)
 
 
+async def test_admin_after_a_command_does_not_believe_a_node_that_is_behind(admin: Admin, controller: Controller) -> None:
+    def at(index: int, uid: str) -> Answer:
+        return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid=uid, subject="shop.orders"))
+
+    gone: Answer = lambda _: pb.ControlResponse(index=6, error=_Error.NOT_FOUND)  # type: ignore[arg-type]  # noqa: E731
+    controller.script = [at(7, "new"), at(5, "old"), at(7, "new"), gone, at(8, "new"), at(8, "new")]
+    assert (await admin.create_stream("orders", "shop.orders")).uid == "new"
+    for _ in range(3):
+        assert (await admin.stream("orders")).uid == "new"
+    assert [asked.linearizable for asked in controller.asked] == [False, False, True, False, True, False]
+
+
+async def test_admin_after_a_rescue_believes_a_linearizable_answer_with_a_lower_index(
+    admin: Admin, controller: Controller
+) -> None:
+    def at(index: int) -> Answer:
+        return lambda _: pb.ControlResponse(index=index, stream=pb.Stream(name="orders", uid="u", subject="shop.orders"))
+
+    controller.script = [at(700), at(5), at(6), at(6)]
+    await admin.create_stream("orders", "shop.orders")
+    await admin.stream("orders")
+    await admin.stream("orders")
+    assert not controller.script
+
+
 async def test_an_unknown_outcome_is_asked_again_with_the_same_id(
     admin: Admin, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from liftpy.config import StreamConfig
 from liftpy.errors import StorageError
+from liftpy.ids import PartitionKey
 from liftpy.log import log as log_module
 from liftpy.log.horizon import HORIZON_NAME, Horizon, encode_horizon
 from liftpy.log.log import Log
@@ -183,3 +185,39 @@ async def test_the_first_process_ends_deletions_and_the_others_bear_it(
     assert logs.names == {f"a-1/{kept.name}"}
     assert doomed.exists() == (number == 1)
     logs.close()
+
+
+# ---- logs that were lost [S17] ---------------------------------------------------------------------------------------------
+async def recovered_anew(folder: DataFolder, pool: ThreadPoolExecutor) -> RecoveredLogs:
+    found = RecoveredLogs()
+    await found.run(folder, pool, clean_stop=False)
+    found.close()
+    return found
+
+
+async def test_recovered_logs_folder_gone_names_what_is_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    """[S17]"""
+    a_log(folder, "a.b-u1")
+    path = a_log(folder, "a.b-u1", 12)
+    a_log(folder, "c-u2")
+    assert (await recovered_anew(folder, pool)).missing == []
+    shutil.rmtree(path)
+    shutil.rmtree(folder.path / "streams" / "c-u2")
+    found = await recovered_anew(folder, pool)
+    assert (found.missing, found.damaged) == (["a.b-u1/12", "c-u2/0"], [])
+
+
+async def test_recovered_logs_all_segments_gone_is_damage(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    path = a_log(folder, "a-u1")
+    await recovered_anew(folder, pool)
+    for name in os.listdir(path):
+        if name.endswith((".log", ".index")) or name == "checkpoint":
+            (path / name).unlink()
+    assert (await recovered_anew(folder, pool)).damaged == ["a-u1/0"]
+
+
+async def test_recovered_logs_deleted_partition_is_not_missing(folder: DataFolder, pool: ThreadPoolExecutor) -> None:
+    a_log(folder, "a-u1")
+    await recovered_anew(folder, pool)
+    folder.delete_partition(PartitionKey("a", "u1", 0))
+    assert (await recovered_anew(folder, pool)).missing == []
