@@ -18,7 +18,7 @@ from liftpy.errors import CorruptionError
 from liftpy.log.log import Log
 from liftpy.log.segment import Segment, log_name
 from liftpy.log.storage import LogFile
-from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, parse_batch, parse_header
+from liftpy.wire.batch import HEADER_SIZE_BYTES, MAX_BATCH_BYTES, claimed_size_bytes, parse_batch
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Scan:
         self.read_bytes += len(block)
         done = self._check(block)
         if not done and not self.done:  # one batch that is larger, or a size that is wrong
-            wanted = parse_header(block).size_bytes
+            wanted = max(claimed_size_bytes(block), HEADER_SIZE_BYTES)
             whole = file.reread(self.position, min(wanted, MAX_BATCH_BYTES, self.end - self.position))
             self.read_bytes += len(whole)
             done = self._check(whole, whole=True)

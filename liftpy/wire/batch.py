@@ -465,6 +465,16 @@ def parse_header(buffer: memoryview, position: int = 0) -> BatchHeader:
     )
 
 
+def claimed_size_bytes(buffer: memoryview, position: int = 0) -> int:
+    """The size that the header at ``position`` claims, unchecked: only for reading so many bytes before ``parse_batch`` judges them.
+
+    Raises CorruptionError when there is no whole header.
+    """
+    if len(buffer) - position < HEADER_SIZE_BYTES:
+        raise CorruptionError(f"{len(buffer) - position} bytes at {position} are shorter than a batch header")
+    return int(_HEADER.unpack_from(buffer, position)[4])
+
+
 def parse_batch(buffer: bytes | memoryview, position: int = 0, *, verify: bool = True) -> RecordBatch:
     """The batch at ``position``; ``verify`` checks its CRC.
 

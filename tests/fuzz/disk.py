@@ -319,7 +319,7 @@ def decoders() -> list[Decoder]:
             s,
             mend=_mend_line,
             make=lambda rng, d: _mend_line(b"\n" + damaged_json(rng, d.partition(b"\n")[2])),
-            covers=("sidecar.disk.data_folder:DataFolder.load_identity",),
+            covers=("sidecar.disk.data_folder:_identity_in",),
         ),
         Decoder(
             "scrub file",

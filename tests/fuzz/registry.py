@@ -55,6 +55,7 @@ ELSEWHERE = {
     "liftpy.testing.services:_in_process": "what its own child process says",
     "liftpy.testing.services:run_in_child": "what its own parent process says",
     "liftpy.group.machine:GroupMachine.restore": "a snapshot whose digest was checked, tests/unit/group",
+    "liftpy.wire.batch:claimed_size_bytes": "one number of a header; tests/unit/log/test_damage_noticed.py flips its bits",
     "liftpy.wire.batch:reach": "of a batch that was parsed",
     "liftpy.wire.kept:picked": "of a batch that was parsed; meanings.check_kept",
     "liftpy.wire.filters:_is_one_of": "of a batch that was parsed; meanings.check_kept",

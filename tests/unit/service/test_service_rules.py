@@ -15,7 +15,7 @@ from liftpy.client.positions import Bounds
 from liftpy.errors import ConfigError, DataLossError, LiftError, LogTruncatedError, NotFoundError
 from liftpy.service import OutputConflictError, Role
 from liftpy.service.appending import Destination
-from liftpy.service.emitter import Emitter, NotWrittenError
+from liftpy.service.emitter import Emitter, NotWrittenError, StreamReplacedError
 from liftpy.service.feeding import Feeder
 from liftpy.service.host import ServiceHost
 from liftpy.service.log_timers import LogTimers
@@ -173,7 +173,7 @@ async def test_the_first_output_expects_an_empty_stream() -> None:
 
 async def test_an_output_stream_that_was_made_again_is_another() -> None:
     made, _ = emitter(uid="o2")
-    with pytest.raises(OutputConflictError):
+    with pytest.raises(StreamReplacedError):
         await made._learn()
 
 
