@@ -59,7 +59,7 @@ _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
 """A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
 _LEAST_S = 0.25
 """No attempt is made that would have less time."""
-_MAJORITY_S = 1.5
+MAJORITY_S = 1.5
 """A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 OPERATION_ID_SIZE_BYTES = 16
 _REQUEST_BYTES = 1024
@@ -180,7 +180,7 @@ class _Majority:
             return
         if self._missing_since_s is None:
             self._missing_since_s = now_s
-        elif now_s - self._missing_since_s >= _MAJORITY_S:
+        elif now_s - self._missing_since_s >= MAJORITY_S:
             raise NoMajorityError(
                 f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}), so nothing can be decided: "
                 "start them, then repeat the command. What was under way may be done then"
@@ -642,7 +642,7 @@ class Admin:
         request.describeCluster.maxBytes = 1
         subject = self._subjects.info()
         try:
-            answer = await self._transport.request(subject, frames.sealed(request), min(_MAJORITY_S / 3, left_s))
+            answer = await self._transport.request(subject, frames.sealed(request), min(MAJORITY_S / 3, left_s))
             response = self._decoded(answer, subject, request.operationId)
         except (UnavailableError, OutcomeUnknownError):
             return None

@@ -197,7 +197,7 @@ async def test_admin_without_metadata_leader_says_how_many_controllers_are_missi
     raised: type[LiftError],
 ) -> None:
     monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
-    monkeypatch.setattr(admin_module, "_MAJORITY_S", 0.15)
+    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.15)
     members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
     controller.knows = pb.ClusterDescription(controllers=members)
     controller.script = [lambda _: None] * 1000
