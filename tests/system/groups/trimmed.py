@@ -64,14 +64,13 @@ class Nodes(DevCluster):
     """``code``: the checkout that nodes run, changed between two starts."""
 
     def __init__(self, data: Path, code: Path, log: Callable[[str, str], None]) -> None:
-        super().__init__(len(NODES), data=data, settings=_SETTINGS, on_line=log)
+        paths = {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+        super().__init__(len(NODES), data=data, settings={**_SETTINGS, **paths}, on_line=log)
         self.code = code
-
-    def _environment(self, name: str, says_if_open: bool) -> dict[str, str]:
-        return {**super()._environment(name, says_if_open), "PYTHONPATH": str(self.code), "PYTHONSAFEPATH": "1"}
 
     def start_nodes(self) -> None:
         """Start all, of the present code; the NATS server runs."""
+        self._settings["PYTHONPATH"] = str(self.code)
         for name in NODES:
             self.nodes[name] = DevNode(
                 name, self._command(name, list(NODES)), self._environment(name, name == "n1"), self._on_line
