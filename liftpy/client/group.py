@@ -37,6 +37,7 @@ from liftpy.errors import ConfigError, LiftError, NotFoundError, OutcomeUnknownE
 from liftpy.group import limits
 from liftpy.group.commands import decode_answer, encode_command, partition_of
 from liftpy.group.member import MemberEvent, MemberMachine, PartitionAsked, PartitionGained, PartitionLost
+from liftpy.group.membership import ADDED_LATER
 from liftpy.ids import PartitionKey, check_name
 from liftpy.wire._pb import group_pb2 as pb
 from liftpy.wire.subjects import GROUPS_SERVICE, GROUPS_STREAM
@@ -485,7 +486,7 @@ class Group:
     async def _pump(self, pump: _Pump) -> None:
         key, position = pump.gained.key, pump.gained.position
         epoch = pump.gained.leader_epoch if position > 0 else 0
-        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(key)
+        start: Start = Position(key.uid, position, epoch) if position >= 0 else self._start_of(pump.gained)
         options = self._options
         consumer = pump.consumer = self._client.consume(
             key.stream, key.partition, start=start, after_epoch=0, options=options.read,
@@ -507,8 +508,12 @@ class Group:
         except Exception as error:  # never in silence: what can't be read on is the application's to decide
             self._fail(error)
 
-    def _start_of(self, key: PartitionKey) -> Start:
-        """Where it is begun if nothing is committed: what was added or made since the member was opened, at its first record."""
+    def _start_of(self, gained: PartitionGained) -> Start:
+        """Where it is begun if nothing is committed: at its first record what was added or made since the group met it, or since
+        the member was opened."""
+        key = gained.key
+        if gained.position == ADDED_LATER:
+            return "earliest"
         known = self._at_open.get(key.stream)
         was_there = known is not None and known.uid == key.uid and key.partition < known.partitions
         return self._options.start if was_there else "earliest"
@@ -517,11 +522,13 @@ class Group:
         bounds = await consumer.begin()
         if bounds.uid != pump.gained.key.uid:
             raise NotFoundError(f"{pump.gained.key.stream} was made again")
-        if pump.gained.position < 0 and self._options.start == "new" and pump.gained.key not in self._done:
-            first = bounds.end_offset if self._start_of(pump.gained.key) == "new" else bounds.log_start_offset
-            begins = self._done[pump.gained.key] = (first, 0)  # the next owner begins there, not later
+        key = pump.gained.key
+        if pump.gained.position < 0 and self._options.start == "new" and key not in self._committed:
+            first = bounds.end_offset if self._start_of(pump.gained) == "new" else bounds.log_start_offset
+            begins = self._done.setdefault(key, (first, 0))
             assert self._machine is not None
-            await self._try_commit(self._machine, {pump.gained.key: begins})
+            # before anything is given: where that is not committed, the next owner would begin later
+            await self._commit(self._machine, {key: begins}, _ANSWER_S)
         async for piece in consumer.batches():
             pump.taken.clear()
             self._ready.append((pump, piece))

@@ -351,7 +351,13 @@ def _group_state(name: str, group: GroupRecord) -> pb.GroupState:
         group=name,
         generation=readers.generation,
         joins=readers.joins,
-        streams=(pb.KnownStream(name=s, uid=k.uid, partitions=k.partitions) for s, k in sorted(readers.streams.items())),
+        streams=(
+            pb.KnownStream(
+                name=s, uid=k.uid, partitions=k.partitions,
+                firstPartitions=None if k.first_partitions == k.partitions else k.first_partitions,
+            )
+            for s, k in sorted(readers.streams.items())
+        ),
         members=(
             pb.MemberState(
                 member=m.name, instance=m.instance, client=m.client, sessionNs=m.session_ns, heardNs=m.heard_ns,
@@ -384,6 +390,8 @@ def _group_of(state: pb.GroupState) -> GroupRecord:
     readers = ConsumerGroup(state.generation, state.joins)
     for stream in state.streams:
         readers.learn(stream.name, stream.uid, stream.partitions)
+        if stream.HasField("firstPartitions"):
+            readers.streams[stream.name].first_partitions = stream.firstPartitions
     members = [
         GroupMember(m.member, m.instance, m.client, m.sessionNs, m.heardNs, m.joined, m.number, m.session, tuple(m.streams))
         for m in state.members

@@ -43,7 +43,8 @@ class MemberStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionGained:
-    """Read ``key`` from ``position`` on (the next record; -1: nothing is committed, begin as the group is told to begin)."""
+    """Read ``key`` from ``position`` on (the next record; -1: nothing is committed, begin as the group is told to begin;
+    ``ADDED_LATER``: nothing is committed, begin at its first record)."""
 
     key: PartitionKey
     generation: int

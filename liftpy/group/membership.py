@@ -29,7 +29,9 @@ from liftpy.group.limits import NS_PER_MS
 from liftpy.wire._pb import group_pb2 as pb
 
 _NEVER = 1 << 62
-_NOWHERE = (-1, 0)
+ADDED_LATER = -2
+"""Position of a partition of which nothing is committed, and that was added, or made again, after the group had met its stream."""
+_NOWHERE, _ADDED_LATER = (-1, 0), (ADDED_LATER, 0)
 MEMBER_BYTES = 300
 STREAM_BYTES = 150
 PARTITION_BYTES = 60
@@ -66,10 +68,12 @@ class GroupMember:
 @dataclass(slots=True)
 class KnownIncarnation:
     """A stream as members know it. ``partitions`` 0: only positions name it. ``placed``: partitions of which a position is, or was,
-    committed: another incarnation forgets those, and looks at no other stream's."""
+    committed: another incarnation forgets those, and looks at no other stream's. ``first_partitions``: how many there were when the
+    group met the stream: those that were added since have no "new" of their own, they are read from their first record on."""
 
     uid: str
     partitions: int = 0
+    first_partitions: int = 0
     placed: set[int] = field(default_factory=set)
 
 
@@ -200,9 +204,11 @@ class ConsumerGroup:
         """Somebody knows this incarnation of a stream; False: there is a later one. What was of an earlier one is forgotten."""
         known = self.streams.get(name)
         if known is None:
-            self.streams[name] = KnownIncarnation(uid, partitions)
+            self.streams[name] = KnownIncarnation(uid, partitions, partitions)
             return True
         if uid == known.uid:
+            if not known.partitions:
+                known.first_partitions = partitions
             known.partitions = max(known.partitions, partitions)
             return True
         if uid_order(uid) < uid_order(known.uid):
@@ -213,7 +219,7 @@ class ConsumerGroup:
             self.targets.pop(place, None)
         for number in known.placed:
             self.positions.pop((name, number), None)
-        self.streams[name] = KnownIncarnation(uid, partitions)
+        self.streams[name] = KnownIncarnation(uid, partitions, 0 if known.partitions else partitions)
         return True
 
     def _rebalance(self) -> None:
@@ -326,7 +332,11 @@ class ConsumerGroup:
         }
         if any((s, self.streams[s].uid, partition, member.held[s, partition]) not in has for s, partition in mine):
             for part in answer.assigned:
-                at = [self.positions.get((part.stream, number), _NOWHERE) for number in part.partitions]
+                first = self.streams[part.stream].first_partitions
+                at = [
+                    self.positions.get((part.stream, number), _NOWHERE if number < first else _ADDED_LATER)
+                    for number in part.partitions
+                ]
                 part.positions.extend(position for position, _ in at)
                 part.leaderEpochs.extend(epoch for _, epoch in at)
         session_ms = member.session_ns // NS_PER_MS

@@ -88,7 +88,8 @@ class TakenBackup:
     @property
     def kept_bytes(self) -> int:
         """Of earlier backups, named by this one too."""
-        return self.manifest.size_bytes - self.written_bytes
+        pieces = (piece for stream in self.manifest.streams for copy in stream.partitions for piece in copy.pieces)
+        return sum(piece.file.size_bytes for piece in pieces if writer_of(piece.file.path) != self.manifest.backup)
 
 
 def new_backup_id(moment: datetime, newest: str = "") -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
+from liftpy.history import NAMES, rows_of
 from liftpy.trace.context import TraceContext, traceparent
 from sidecar.dev.cluster import DevCluster, DevNode
 from tests.integration.collector import Collector
@@ -35,6 +36,14 @@ def metric(node: DevNode, name: str) -> float:
     with urllib.request.urlopen(f"{node.status_url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
+
+def full_isrs_in_history(node: DevNode) -> float:
+    """Partitions with a full ISR, as the plots of the cluster's page last show them."""
+    with urllib.request.urlopen(f"{node.status_url}/api/history.json?step=1", timeout=10) as answer:
+        rows = rows_of(json.load(answer))
+    assert rows is not None
+    return max((value for value in rows.columns[NAMES.index("isr_full")] if value == value), default=0.0)
 
 
 def worker_pid(node: DevNode, number: int = 1) -> int:
@@ -154,6 +163,9 @@ async def test_a_cluster_of_nodes_of_two_processes(cluster: DevCluster) -> None:
             assert told["nats"]["connected"]
         led = [await asyncio.to_thread(metric, node, "liftpy_ingest_records_total") for node in nodes]
         assert sum(led) == PARTITIONS * EACH, "both processes' counts"
+        await asyncio.to_thread(
+            until, lambda: full_isrs_in_history(nodes[0]) == PARTITIONS, "the plots lack partitions of worker processes"
+        )
         await counters_outlive_their_stream(client, nodes)
         for node in nodes:
             await asyncio.to_thread(figures_are_those_of_the_report, node)

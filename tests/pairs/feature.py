@@ -23,16 +23,17 @@ class Feature:
     processes: ClassVar[bool] = True
     acts: ClassVar[int] = 3
     """How often it acts in a scenario."""
-
-    def settings(self) -> dict[str, Any]:
-        """Fields of ``StreamConfig`` that the stream is made with."""
-        return {}
+    writes: ClassVar[int] = 0
+    """Records that it publishes when it acts, unless ``act`` is its own."""
+    settings: ClassVar[dict[str, Any]] = {}
+    """Fields of ``StreamConfig`` that the stream is made with."""
 
     async def start(self, world: World) -> None:
         """Set up, on an empty stream."""
 
     async def act(self, world: World, rng: random.Random) -> None:
         """Do it once."""
+        await world.write(rng, self.writes)
 
     async def quiet(self, world: World) -> None:
         """End faults and pauses."""

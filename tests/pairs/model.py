@@ -132,6 +132,13 @@ class Model:
                     sent.outcome = Outcome.REJECTED if refused else Outcome.UNKNOWN
                     sent.why = f"{type(error).__name__} {getattr(error, 'reason', '')} {error}"
 
+    @staticmethod
+    def unanswered(sents: Iterable[Sent]) -> None:
+        """Nobody says any more what became of those without an outcome."""
+        for sent in sents:
+            if sent.outcome is Outcome.OPEN:
+                sent.outcome = Outcome.UNKNOWN
+
     def recreated(self, uid: str) -> None:
         """The stream was deleted and made again: what was not answered then may be in either."""
         unsure, self.recreating = self.recreating or set(), None
@@ -258,8 +265,8 @@ class Model:
         elif sent.outcome is Outcome.ACKED and sent.uids == {uid} and (sent.partition, sent.offset) != (partition, offset):
             self.violate(f"{who}: it was given {id} at {partition}:{offset}, acknowledged at {sent.partition}:{sent.offset}")
 
-    def check_once(self, what: str, found: Iterable[str], log: FoundLog) -> None:
-        """Each record that is in the log has exactly one output in ``found``; others at most one."""
+    def check_once(self, what: str, found: Iterable[str], logs: Iterable[FoundLog]) -> None:
+        """Each record that is in the logs has exactly one output in ``found``; others at most one."""
         seen: set[str] = set()
         for id in found:
             if id in seen:
@@ -270,9 +277,10 @@ class Model:
                 self.violate(f"{what}: {id} was never sent")
             elif sent.outcome is Outcome.REJECTED:
                 self.violate(f"{what}: {id} was rejected: {sent.why}")
-        for record in log.records:
-            if id_of(record) not in seen:
-                self.violate(f"{what}: {id_of(record)} at {log.partition}:{record.offset} is missing")
+        for log in logs:
+            for record in log.records:
+                if id_of(record) not in seen:
+                    self.violate(f"{what}: {id_of(record)} at {log.partition}:{record.offset} is missing")
 
 
 class Newer:

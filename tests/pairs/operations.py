@@ -4,114 +4,111 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.pairs.feature import Feature
 from tests.pairs.storage import transfer
 from tests.pairs.world import NODES, World
 
 
-class Transfer(Feature):
+class Change(Feature):
+    """Nodes, replicas or leaders change, one change at a time. ``heals``: a node that is away is brought back first; else nothing
+    happens while one is away."""
+
+    kind = "operations"
+    heals: ClassVar[bool] = False
+
+    async def act(self, world: World, rng: random.Random) -> None:
+        async with world.changing:
+            if self.heals:
+                await world.bring_back()
+            if not world.away:
+                await self.change(world, rng)
+        await world.write(rng, self.writes)
+
+    async def change(self, world: World, rng: random.Random) -> None:
+        """Change something, with all nodes there at first."""
+        raise NotImplementedError
+
+
+class Transfer(Change):
     """The leadership of a partition moves by command."""
 
-    name, kind = "transfer", "operations"
+    name = "transfer"
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if not world.away:
-                writing = asyncio.create_task(world.write(rng, 10))
-                await transfer(world, rng)
-                await writing
+    async def change(self, world: World, rng: random.Random) -> None:
+        async with world.writing(rng, 10):
+            await transfer(world, rng)
 
 
-class MoveReplica(Feature):
+class MoveReplica(Change):
     """A replica moves to another node."""
 
-    name, kind, acts = "move-replica", "operations", 2
+    name, acts = "move-replica", 2
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if world.away:
-                return
-            await world.write(rng, 5)
-            partition = rng.randrange(world.partitions)
-            image = await world.image()
-            nodes = sorted(world.cluster.nodes)
-            replicas = sorted(rng.sample(nodes, min(len(image.partitions[partition].replicas), NODES)))
-            await world.client.reassign(image, partition, replicas)
-            await world.write(rng, 10)
-            await self._arrived(world, partition, replicas)
-
-    async def _arrived(self, world: World, partition: int, replicas: list[str]) -> None:
-        uid = world.uid
-
-        async def there() -> bool:
-            image = await world.image()
-            return image.uid != uid or sorted(image.partitions[partition].replicas) == replicas
-
-        await world.until(there, f"the replicas of partition {partition} are on {replicas}")
+    async def change(self, world: World, rng: random.Random) -> None:
+        await world.write(rng, 5)
+        partition = rng.randrange(world.partitions)
+        image = await world.image()
+        nodes = sorted(world.cluster.nodes)
+        replicas = sorted(rng.sample(nodes, min(len(image.partitions[partition].replicas), NODES)))
+        await world.client.reassign(image, partition, replicas)
+        await world.write(rng, 10)
+        await world.until_image(
+            lambda image: sorted(image.partitions[partition].replicas) == replicas,
+            f"the replicas of partition {partition} are on {replicas}",
+        )
 
 
-class AddReplica(Feature):
+class AddReplica(Change):
     """The stream gets more replicas, then fewer."""
 
-    name, kind, acts = "add-replica", "operations", 2
+    name, acts = "add-replica", 2
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if world.away:
-                return
-            await world.write(rng, 10)
-            wanted = NODES if world.replicas != NODES else NODES - 1
-            uid = world.uid
-            await world.altered(wanted)
-            await world.write(rng, 10)
-
-            async def there() -> bool:
-                image = await world.image()
-                return image.uid != uid or all(len(p.isr) == wanted == len(p.replicas) for p in image.partitions)
-
-            await world.until(there, f"every partition has {wanted} replicas in sync")
+    async def change(self, world: World, rng: random.Random) -> None:
+        await world.write(rng, 10)
+        wanted = NODES if world.replicas != NODES else NODES - 1
+        await world.altered(wanted)
+        await world.write(rng, 10)
+        await world.until_image(
+            lambda image: all(len(p.isr) == wanted == len(p.replicas) for p in image.partitions),
+            f"every partition has {wanted} replicas in sync",
+        )
 
 
-class RestartNode(Feature):
+class RestartNode(Change):
     """A node ends and starts."""
 
-    name, kind = "restart-node", "operations"
+    name = "restart-node"
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if not world.away:
-                await world.kill(rng.choice(sorted(world.cluster.running)))
-                await world.write(rng, 5)
-                await world.bring_back()
+    async def change(self, world: World, rng: random.Random) -> None:
+        await world.kill(rng.choice(sorted(world.cluster.running)))
+        await world.write(rng, 5)
+        await world.bring_back()
 
 
-class RestartAll(Feature):
+class RestartAll(Change):
     """All nodes end, and start."""
 
-    name, kind, acts = "restart-all", "operations", 2
+    name, acts = "restart-all", 2
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if world.away:
-                return
-            for node in sorted(world.cluster.running):
-                await world.kill(node)
-            await world.bring_back()
+    async def change(self, world: World, rng: random.Random) -> None:
+        for node in sorted(world.cluster.running):
+            await world.kill(node)
+        await world.bring_back()
 
 
-class Recreate(Feature):
+class Recreate(Change):
     """The stream is deleted and made again under its name."""
 
-    name, kind, acts = "recreate", "operations", 1
+    name, acts, heals, writes = "recreate", 1, True, 10
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 10)
-        async with world.changing:
-            await world.bring_back()
-            await world.recreate()
-        await world.write(rng, 10)
+        await super().act(world, rng)
+
+    async def change(self, world: World, rng: random.Random) -> None:
+        await world.recreate()
 
 
 class Alter(Feature):
@@ -127,34 +124,28 @@ class Alter(Feature):
         await world.write(rng, 5)
 
 
-class KilledLeader(Feature):
+class KilledLeader(Change):
     """The leader of a partition is killed while it takes records; it comes back later."""
 
-    name, kind = "killed-leader", "faults"
+    name, kind, heals = "killed-leader", "faults", True
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            await world.bring_back()
-            writing = asyncio.create_task(world.write(rng, 15))
+    async def change(self, world: World, rng: random.Random) -> None:
+        async with world.writing(rng, 15):
             await world.kill(await world.leader(rng.randrange(world.partitions)))
-            await writing
-            if rng.random() < 0.3:
-                await world.bring_back()
+        if rng.random() < 0.3:
+            await world.bring_back()
 
 
-class FollowerAway(Feature):
+class FollowerAway(Change):
     """A follower reaches nobody for a while, and comes back."""
 
-    name, kind = "follower-away", "faults"
+    name, kind, heals, writes = "follower-away", "faults", True, 10
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            await world.bring_back()
-            node = await world.follower(rng, rng.randrange(world.partitions))
-            leaders = {partition.leader for partition in (await world.image()).partitions}
-            if node and node not in leaders:
-                await world.isolate(node)
-        await world.write(rng, 10)
+    async def change(self, world: World, rng: random.Random) -> None:
+        node = await world.follower(rng, rng.randrange(world.partitions))
+        leaders = {partition.leader for partition in (await world.image()).partitions}
+        if node and node not in leaders:
+            await world.isolate(node)
 
 
 class LostMessages(Feature):
@@ -169,35 +160,28 @@ class LostMessages(Feature):
         finally:
             world.lose_messages(0.0, 0)
 
-    async def quiet(self, world: World) -> None:
-        world.lose_messages(0.0, 0)
 
-
-class FullDisk(Feature):
+class FullDisk(Change):
     """The disk of a node is full for a while."""
 
-    name, kind, processes = "full-disk", "faults", False
+    name, kind, processes, heals, writes = "full-disk", "faults", False, True, 20
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            await world.bring_back()
-            await world.fill_disk(rng.choice(sorted(world.cluster.running)))
-        await world.write(rng, 20)
+    async def change(self, world: World, rng: random.Random) -> None:
+        await world.fill_disk(rng.choice(sorted(world.cluster.running)))
 
 
-class LostLogs(Feature):
+class LostLogs(Change):
     """A node comes back without its logs."""
 
     name, kind, processes = "lost-logs", "faults", False
 
-    async def act(self, world: World, rng: random.Random) -> None:
-        async with world.changing:
-            if world.away or not await world.is_in_sync():
-                return
-            await world.lose_logs(rng.choice(sorted(world.cluster.running)))
-            await world.write(rng, 5)
-            await world.bring_back()
-            await world.until(world.is_in_sync, "a node that lost its logs has copied them")
+    async def change(self, world: World, rng: random.Random) -> None:
+        if not await world.is_in_sync():
+            return
+        await world.lose_logs(rng.choice(sorted(world.cluster.running)))
+        await world.write(rng, 5)
+        await world.bring_back()
+        await world.until(world.is_in_sync, "a node that lost its logs has copied them")
 
 
 class NatsRestart(Feature):
@@ -206,10 +190,8 @@ class NatsRestart(Feature):
     name, kind = "nats-restart", "faults"
 
     async def act(self, world: World, rng: random.Random) -> None:
-        writing = asyncio.create_task(world.write(rng, 10))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(world.cluster.restart_nats)
-        await writing
+        async with world.writing(rng, 10):
+            await asyncio.to_thread(world.cluster.restart_nats)
 
 
 FEATURES: tuple[type[Feature], ...] = (

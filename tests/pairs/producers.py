@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import nats.errors
 
@@ -96,18 +96,11 @@ class IdempotentProducer(Feature):
                     at = uid, ack.partition
                     self._acked[at] = self._acked.get(at, 0) + 1
         except WRITING_ERRORS as error:
-            self._failed(world, uid, sents, error)
+            _failed(world, uid, sents, error)
 
     async def check(self, world: World) -> None:
         async with world.client.producer(world.stream, id="till", options=ProducerOptions(**_OPTIONS)) as producer:
             self._look(world, world.uid, producer)
-
-    def _failed(self, world: World, uid: str, sents: list[Sent], error: LiftError) -> None:
-        for sent in sents:
-            if sent.outcome is Outcome.OPEN:
-                sent.outcome = Outcome.UNKNOWN
-        if world.is_same(uid) and _is_mistaken(error):
-            world.model.violate(f"a lone producer was refused: {error}")
 
     def _look(self, world: World, uid: str, producer: Any) -> None:
         """A process that resumes is told of all records that were acknowledged."""
@@ -119,9 +112,12 @@ class IdempotentProducer(Feature):
                 world.model.violate(f"producer: {acked} were acknowledged in partition {partition}, it resumes at {known}")
 
 
-def _is_mistaken(error: LiftError) -> bool:
-    """No other process uses the id of this producer, and it sends the same records."""
-    return isinstance(error, PublishRejectedError) and error.reason in ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
+def _failed(world: World, uid: str, sents: list[Sent], error: LiftError, *, may_diverge: bool = False) -> None:
+    """No other process uses the id of this producer, and it sends the same records: it may not be fenced, nor called diverged."""
+    world.model.unanswered(sents)
+    mistaken = isinstance(error, PublishRejectedError) and error.reason in ("PRODUCER_FENCED", "DIVERGED_PRODUCER")
+    if mistaken and world.is_same(uid) and not may_diverge:
+        world.model.violate(f"a lone producer was refused: {error}")
 
 
 class Repeat(Feature):
@@ -151,20 +147,14 @@ class Repeat(Feature):
                     if ack.offset >= 0 and world.is_same(uid):
                         world.model.acked(sent, ack.partition, ack.offset)
         except WRITING_ERRORS as error:
-            for sent in self._sents:
-                if sent.outcome is Outcome.OPEN:
-                    sent.outcome = Outcome.UNKNOWN
-            if world.is_same(uid) and not world.grew and _is_mistaken(error):
-                world.model.violate(f"a job that is repeated was refused: {error}")
+            _failed(world, uid, self._sents, error, may_diverge=world.grew)
 
 
 class Conditional(Feature):
     """A record is stored only behind the one that its writer has seen last."""
 
     name, kind = "conditional", "producers"
-
-    def settings(self) -> dict[str, Any]:
-        return {"optimistic_concurrency": True}
+    settings: ClassVar = {"optimistic_concurrency": True}
 
     async def act(self, world: World, rng: random.Random) -> None:
         for _ in range(6):

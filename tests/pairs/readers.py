@@ -184,9 +184,7 @@ class KeyFilter(Feature):
     """A reader asks for the records of one key."""
 
     name, kind = "filter", "readers"
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 8)
+    writes = 8
 
     async def check(self, world: World) -> None:
         for partition, log in world.logs.items():
@@ -201,13 +199,11 @@ class SeveralPartitions(Feature):
     """One reader of all partitions, by a pattern; its positions are kept as text."""
 
     name, kind = "consume-many", "readers"
+    writes = 5
 
     def __init__(self) -> None:
         self._given: dict[tuple[str, int], dict[int, str]] = {}
         self._text = ""
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 5)
 
     async def check(self, world: World) -> None:
         given: dict[int, dict[int, str]] = {partition: {} for partition in world.logs}

@@ -45,7 +45,7 @@ async def play(features: Sequence[Feature], seed: int, cluster: ClusterUnderTest
     """Set up, let them act, end the faults, check."""
     settings: dict[str, Any] = {}
     for feature in features:
-        settings |= feature.settings()
+        settings |= feature.settings
     name = f"pairs-{seed}" if cluster is None else f"pairs-{seed}-{random.randrange(1 << 32):x}"
     with tempfile.TemporaryDirectory(prefix="pairs-") as scratch:
         world = World(name, Path(scratch), processes=cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import ClassVar
 
 from liftpy.config import Codec, CommitPolicy, FlushPolicy
 from liftpy.errors import OffsetOutOfRangeError
@@ -23,9 +23,7 @@ class Compaction(Feature):
     """Older values of a key go, tombstones after a while."""
 
     name, kind = "compaction", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"compaction": True, "delete_retention_s": DELETE_RETENTION_S}
+    settings: ClassVar = {"compaction": True, "delete_retention_s": DELETE_RETENTION_S}
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 25)
@@ -44,9 +42,7 @@ class Retention(Feature):
     """The newest so many records stay."""
 
     name, kind = "retention", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"retention_records": RETENTION_RECORDS}
+    settings: ClassVar = {"retention_records": RETENTION_RECORDS}
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 60)
@@ -57,9 +53,7 @@ class RetentionByAge(Feature):
     """Records of a certain age go."""
 
     name, kind, processes = "retention-age", "storage", False
-
-    def settings(self) -> dict[str, Any]:
-        return {"retention_age_s": RETENTION_AGE_S}
+    settings: ClassVar = {"retention_age_s": RETENTION_AGE_S}
 
     async def act(self, world: World, rng: random.Random) -> None:
         world.pass_time(RETENTION_AGE_S / 2 + 10)
@@ -71,9 +65,7 @@ class MaxPerSubject(Feature):
     """Of each subject the newest so many stay."""
 
     name, kind = "max-per-subject", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"max_per_subject": PER_SUBJECT}
+    settings: ClassVar = {"max_per_subject": PER_SUBJECT}
 
     async def act(self, world: World, rng: random.Random) -> None:
         await world.write(rng, 30)
@@ -209,16 +201,12 @@ class Standby(Feature):
     """Followers buffer publishes too, and the next leader goes on with them."""
 
     name, kind = "standby", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"failover_standby": True}
+    settings: ClassVar = {"failover_standby": True}
 
     async def act(self, world: World, rng: random.Random) -> None:
-        writing = asyncio.create_task(world.write(rng, 15))
-        async with world.changing:
+        async with world.writing(rng, 15), world.changing:
             if not world.away:
                 await transfer(world, rng)
-        await writing
 
 
 async def transfer(world: World, rng: random.Random) -> None:
@@ -233,24 +221,16 @@ class Quota(Feature):
     """The stream takes so many records a second."""
 
     name, kind = "quota", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"quota_records_per_s": 400}
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 40)
+    settings: ClassVar = {"quota_records_per_s": 400}
+    writes = 40
 
 
 class Compression(Feature):
     """Batches are compressed, or not, from one moment on."""
 
     name, kind = "codec", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"codec": Codec.ZSTD}
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 20)
+    settings: ClassVar = {"codec": Codec.ZSTD}
+    writes = 20
 
 
 class AddedPartitions(Feature):
@@ -271,24 +251,16 @@ class Majority(Feature):
     """A majority of the replicas commits."""
 
     name, kind = "majority", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"commit_policy": CommitPolicy.QUORUM}
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 10)
+    settings: ClassVar = {"commit_policy": CommitPolicy.QUORUM}
+    writes = 10
 
 
 class FlushInterval(Feature):
     """Logs are flushed every few milliseconds."""
 
     name, kind = "flush-interval", "storage"
-
-    def settings(self) -> dict[str, Any]:
-        return {"flush": FlushPolicy.parse("interval:20")}
-
-    async def act(self, world: World, rng: random.Random) -> None:
-        await world.write(rng, 15)
+    settings: ClassVar = {"flush": FlushPolicy.parse("interval:20")}
+    writes = 15
 
 
 class MaxMessage(Feature):

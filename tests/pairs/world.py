@@ -237,6 +237,14 @@ class World:
             waiting.append(self.publish(sent, rng.randrange(self.partitions), ids=rng.random() < 0.6))
         await asyncio.gather(*waiting)
 
+    @asynccontextmanager
+    async def writing(self, rng: random.Random, count: int) -> AsyncIterator[None]:
+        """Publish some records while something else goes on."""
+        task = asyncio.create_task(self.write(rng, count))
+        await asyncio.sleep(0)
+        yield
+        await task
+
     async def _close_publishers(self) -> None:
         for publisher in self._publishers.values():
             with suppress(LiftError):
@@ -389,6 +397,16 @@ class World:
         self.model.violate(f"{what}: not within {timeout_s:g} s ({last})")
         return False
 
+    async def until_image(self, condition: Callable[[StreamImage], bool], what: str) -> None:
+        """Wait until the stream is as it is wanted, or is made again."""
+        uid = self.uid
+
+        async def there() -> bool:
+            image = await self.image()
+            return image.uid != uid or condition(image)
+
+        await self.until(there, what)
+
     # ---- the end -------------------------------------------------------------------------------------------------------------
     async def settle(self) -> bool:
         """All nodes are back, every replica is in sync, each partition ends with a marker; then look at the logs."""
@@ -409,10 +427,12 @@ class World:
         return sent.outcome is Outcome.ACKED
 
     async def is_in_sync(self) -> bool:
-        """Whether every partition is led, and every replica is in its ISR."""
+        """Whether every partition is led, and every replica is in its ISR: of all streams, that of groups included, because a fault
+        may take the last copy of any of them."""
         return all(
             partition.leader and sorted(partition.isr) == sorted(partition.replicas)
-            for partition in (await self.image()).partitions
+            for stream in await self.client.list_streams(internal=True)
+            for partition in stream.partitions
         )
 
     async def _read(self, partition: int) -> FoundLog:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import pytest
 
+from liftpy.config import StreamConfig
+from liftpy.replica.data_path import INGEST
 from tests.scripts.stage import Stage
 
 KILLS = ("one report deposes",)
@@ -42,3 +44,21 @@ def test_two_of_two_depose() -> None:
         s.cut(a, c)
         assert s.wait_for_leader(b, c) != a
         s.publish(2)
+
+
+def test_leader_that_stood_by_steps_aside_after_its_publish_link_was_lost() -> None:
+    """Publishes have gone past it meanwhile, and a follower that stands by has heard them [A4]."""
+    with Stage(stream=StreamConfig(failover_standby=True)) as s:
+        s.publish(3)
+        first = s.leader
+        s.crash(first)
+        second = s.wait_for_leader(*s.followers)
+        s.start(first)
+        s.until(lambda: len(s.isr) == 3)
+        s.publish(3)
+        links_down = s.cluster.network.links_down
+        links_down.add((second, INGEST))
+        s.always(lambda: s.leader == second, 0.5)
+        links_down.clear()
+        s.until(lambda: s.leader not in ("", second))
+        assert s.counted("steps aside: gone past it") == 1

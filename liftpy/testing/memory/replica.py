@@ -121,8 +121,6 @@ class MemoryReplica(MemoryAsking, Peers):
                 event = self._inbox.popleft()
                 for effect in self.replica.step(event, self.now_ns()):
                     self._do[type(effect)](effect)
-                if isinstance(event, ev.PartitionChanged | ev.StopRequested | ev.StorageFailed):
-                    self.publishers.standby.review()
         finally:
             self._stepping = False
 

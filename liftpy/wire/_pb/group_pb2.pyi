@@ -42,14 +42,16 @@ GROUP_NOT_FOUND: GroupCode
 GROUP_FULL: GroupCode
 
 class KnownStream(_message.Message):
-    __slots__ = ("name", "uid", "partitions")
+    __slots__ = ("name", "uid", "partitions", "firstPartitions")
     NAME_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    FIRSTPARTITIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     uid: str
     partitions: int
-    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[int] = ...) -> None: ...
+    firstPartitions: int
+    def __init__(self, name: _Optional[str] = ..., uid: _Optional[str] = ..., partitions: _Optional[int] = ..., firstPartitions: _Optional[int] = ...) -> None: ...
 
 class GrantedPartitions(_message.Message):
     __slots__ = ("stream", "uid", "partitions", "generations", "positions", "leaderEpochs")

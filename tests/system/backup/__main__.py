@@ -28,6 +28,7 @@ from liftpy.errors import LiftError, NotFoundError
 from liftpy.ids import PartitionKey
 from liftpy.spark.pipelines.replica_reads import ReplicaAddress, ReplicaReads
 from liftpy.wire.subjects import Subjects
+from sidecar.backup.cluster_wide import ClusterWide
 from sidecar.backup.drill import drill
 from sidecar.backup.looking import list_backups, prune_backups, verify_backup
 from sidecar.backup.restore_node import PREFIX
@@ -166,7 +167,7 @@ async def kills(folder: Path) -> None:
 async def _judge_restore(client: Client, store: Store, step: str, scratch: Path, cluster: DevCluster) -> None:
     """Before it takes publishes, the next restore begins anew; behind that it is there."""
     opened = step in RESTORE_STEPS[RESTORE_STEPS.index("leave") :] or not step
-    options = RestoreOptions(target=Target(nats=(cluster.nats_url,)), scratch=scratch, default_quota=QUOTA)
+    options = RestoreOptions(target=Target(nats=(cluster.nats_url,)), scratch=scratch, wide=ClusterWide(QUOTA))
     if opened:
         must(await client.default_quota() == QUOTA, f"killed before {step or 'nothing'} it takes publishes without the quota")
         stream = await client.stream(STREAM)

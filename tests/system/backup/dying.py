@@ -10,6 +10,7 @@ from pathlib import Path
 
 from liftpy.client import connect
 from liftpy.config import DefaultQuota
+from sidecar.backup.cluster_wide import ClusterWide
 from sidecar.backup.looking import read_image
 from sidecar.backup.restoring import Restore, RestoreOptions, RestoreWish
 from sidecar.backup.store import Store
@@ -50,7 +51,7 @@ async def main(what: str, url: str, nats: str, dies_at: str, scratch: str) -> No
         if what == "create":
             await take_backup(client, store, TakeOptions(piece_bytes=PIECE_BYTES), step=step)
         else:
-            options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch), default_quota=QUOTA)
+            options = RestoreOptions(target=Target(nats=(nats,)), scratch=Path(scratch), wide=ClusterWide(QUOTA))
             await Restore(client, store, store.newest(), wishes_for(store), options, step).run()
 
 

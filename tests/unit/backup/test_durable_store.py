@@ -297,3 +297,21 @@ async def test_restored_log_has_no_record_of_a_purge_that_was_pending_at_the_bac
         assert at == list(range(44, 80, 4))
         assert sum(batch.record_count for batch in found if not batch.header.control) == 80 - 4 - 10
         assert log.log_end_offset == 80
+
+
+async def test_backup_that_copies_a_partition_again_keeps_nothing_of_earlier_backups(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked = taking.ReplicaReads, list[int]()
+
+    def compacted(*where: Any) -> Any:
+        asked.append(1)
+        reads = made(*where)
+        reads.deletes_end = 70 if len(asked) > 4 else 0  # delete markers go that the copy has not read
+        return reads
+
+    monkeypatch.setattr(taking, "ReplicaReads", compacted)
+    options = taking.TakeOptions(since="", piece_bytes=client.log[0].header.size_bytes)
+    taken = await taking.take_backup(client, Store.at(str(tmp_path)), options)
+    assert len(asked) > len(client.log), "it was not copied again"
+    assert taken.kept_bytes == 0

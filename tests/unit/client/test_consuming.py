@@ -293,6 +293,24 @@ async def test_backwards_ends_where_retention_has_been(node: Node) -> None:
     assert rest == list(range(117, rest[-1] - 1, -1))
 
 
+async def test_consumer_backwards_ends_where_the_log_start_rises_to_its_position(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node.request
+
+    async def overtaken(subject: str, payload: bytes, timeout_s: float) -> bytes:
+        asked = frames.decode(payload, client_pb2.ReadRequest)
+        if asked.backwards and asked.offset < 119:
+            node.log.drop_prefix(asked.offset)
+            node.log.log_start_offset = asked.offset
+        return await real(subject, payload, timeout_s)
+
+    monkeypatch.setattr(node, "request", overtaken)
+    one = consumer(node, "new", backwards=True, max_bytes=4096, patience_s=0.5)
+    found = [record.offset async for record in one]
+    assert found == list(range(119, node.log.log_start_offset - 1, -1))
+
+
 def test_a_position_that_retention_has_passed_is_the_end_backwards_and_an_error_forwards() -> None:
     gone = client_pb2.ReadResponse(
         error=client_pb2.ReadResponse.OFFSET_OUT_OF_RANGE, streamUid="u1", node="n1", logStartOffset=100, highWatermark=119

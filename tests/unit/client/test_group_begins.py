@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from liftpy.client import group as module
 from liftpy.client.group import Group
 from liftpy.client.group_admin import describe_group
 from liftpy.cluster.image import StreamImage
+from liftpy.errors import UnavailableError
+from liftpy.group.commands import decode_command
 from liftpy.testing.memory import memory_cluster
 
 
@@ -74,3 +77,66 @@ async def test_group_in_a_stream_made_again_and_shorter_reads_it_from_its_first_
     monkeypatch.setattr(client, "list_streams", stale_at_first)
     async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
         assert await taken(group, 1) == [b"new"]
+
+
+async def test_group_commit_leaves_out_what_was_fetched_and_not_given(client: Client) -> None:
+    await client.publish("orders", b"given")
+    options = GroupOptions(auto_commit_s=0)
+    async with client.group("billing", ["orders"], options=options) as group, asyncio.timeout(40):
+        part = await group.take()
+        assert part is not None
+        await client.publish("orders", b"fetched")
+        group.finished(part)
+        for _ in range(20):  # the next record comes during one of them
+            await group.commit()
+            await asyncio.sleep(0.005)
+    async with client.group("billing", ["orders"], options=options) as group:
+        assert await taken(group, 1) == [b"fetched"]
+
+
+async def test_group_that_gives_records_lists_the_streams_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.publish("orders", b"1")
+    listed, real = list[int](), client.list_streams
+
+    async def counted() -> list[StreamImage]:
+        listed.append(1)
+        return await real()
+
+    monkeypatch.setattr(client, "list_streams", counted)
+    async with client.group("billing", ["orders"], options=GroupOptions(auto_commit_s=0)) as group:
+        assert await taken(group, 1) == [b"1"]
+    assert len(listed) == 1
+
+
+async def test_group_that_begins_at_new_commits_where_before_it_gives_records(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, real, tried = GroupOptions(start="new", auto_commit_s=0), client.call_service, asyncio.Event()
+
+    async def once_unanswered(service: str, stream: str, command: bytes, **how: Any) -> Any:
+        if not tried.is_set() and decode_command(command).HasField("commit"):
+            await client.publish("orders", b"new")
+            tried.set()
+            raise UnavailableError("nobody answers")
+        return await real(service, stream, command, **how)
+
+    monkeypatch.setattr(client, "call_service", once_unanswered)
+    async with asyncio.timeout(40):
+        async with client.group("billing", ["orders"], options=options) as group:
+            part = await group.take()  # and nothing of it is committed
+            assert part is not None
+        async with client.group("billing", ["orders"], options=options) as group:
+            assert await taken(group, 1) == [b"new"]
+
+
+async def test_group_member_that_opens_after_partitions_were_added_reads_them_from_their_first_record(client: Client) -> None:
+    """The other member has not noticed them."""
+    options = GroupOptions(start="new", auto_commit_s=0)
+    await client.publish("orders", b"old")
+    async with client.group("billing", ["orders"], options=options) as first, asyncio.timeout(40):
+        while not first.owned or await committed(client) != {("orders", 0): 1}:
+            await asyncio.sleep(0.01)
+        await client.add_partitions("orders", 2)
+        await client.publish("orders", b"added", partition=1)
+        async with client.group("billing", ["orders"], options=options) as second:
+            assert await taken(second, 1) == [b"added"]

@@ -450,6 +450,28 @@ async def test_records_that_can_not_be_read_are_given_back(client: Client, monke
         assert [(number, job.deliveries) for number, job in zip(numbers(jobs), jobs, strict=True)] == [(0, 1), (1, 1), (2, 1)]
 
 
+async def test_queue_whose_reading_is_cancelled_gives_its_grants_back(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await fill(client, 3)
+    reading = asyncio.Event()
+
+    async def unanswered(*_: Any, **__: Any) -> Any:
+        reading.set()
+        await asyncio.Event().wait()
+
+    async with client.queue("jobs", "w", options=QueueOptions(ack_wait_s=600)) as queue, asyncio.timeout(40):
+        with monkeypatch.context() as patched:
+            patched.setattr(QueueLog, "records", unanswered)
+            taking = asyncio.create_task(queue.take(3))
+            await reading.wait()
+            taking.cancel()
+            next(
+                task for task in asyncio.all_tasks() if task.get_name() == "records of w"
+            ).cancel()  # as close() does after a while
+            await asyncio.gather(taking, return_exceptions=True)
+        async with client.queue("jobs", "w") as other:
+            assert numbers(await other.take(3, timeout_s=20)) == [0, 1, 2]
+
+
 async def test_bad_words(client: Client) -> None:
     for bad in ({"ack_wait_s": 0.01}, {"max_deliveries": 0}, {"ahead": 0}, {"start": "latest"}, {"dead_letters": "a b"}):
         with pytest.raises(ConfigError):

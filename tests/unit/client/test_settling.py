@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -90,6 +91,20 @@ async def test_one_command_has_a_bound() -> None:
     await asyncio.gather(*(queue.tell((), [one]) for one in many), queue.tell((), cast(Any, many)))
     assert max(said) <= limits.MAX_SETTLEMENTS
     assert sum(said) == 2 * len(many)
+
+
+async def test_settlement_that_nobody_awaits_fails_in_silence() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+
+    async def say(some: list[pb.Settlement]) -> list[pb.LostRange]:
+        raise UnavailableError("nobody")
+
+    queue: Settlements[Any] = Settlements("w", say)
+    queue.tell((), [told(pb.SETTLE_RELEASE, (0, 1, 1))])
+    await queue.all_told()
+    gc.collect()
+    assert reported == []
 
 
 async def test_a_defect_leaves_nobody_waiting() -> None:

@@ -11,6 +11,7 @@ from liftpy.group import limits
 from liftpy.group.commands import decode_answer, decode_query_answer, encode_command
 from liftpy.group.coordinator import GroupCoordinator
 from liftpy.group.machine import GroupMachine
+from liftpy.group.membership import ADDED_LATER
 from liftpy.testing.services import ServiceTest
 from liftpy.wire._pb import group_pb2 as pb
 
@@ -223,7 +224,7 @@ def test_a_stream_that_was_made_again_begins_anew() -> None:
     again = lab.join("b", [stream(2, uid=LATER)])
     assert again.code == pb.GROUP_OK
     a2 = lab.beat("a", a)
-    assert [(part.uid, list(part.partitions), list(part.positions)) for part in a2.assigned] == [(LATER, [0], [-1])]
+    assert [(part.uid, list(part.partitions), list(part.positions)) for part in a2.assigned] == [(LATER, [0], [ADDED_LATER])]
     assert lab.commit("a", 0, 60, generation_of(a, 0)).code == pb.GROUP_STALE
     assert owned(lab.join("c", [stream(9)])) == [], "an older one counts no more, nor does its size"
     cursor = Lab()
@@ -240,6 +241,22 @@ def test_partitions_that_are_added_are_read() -> None:
     assert generation_of(after, 0) == generation_of(a, 0), "what does not move goes on"
     beat = pb.BeatGroup(member="a", generation=a.generation, owned=a.assigned, tellsStreams=True, streams=[stream(3)])
     assert owned(lab.say(beat=beat)) == [0, 1, 2, 3, 4], "who knows less does not take any away"
+
+
+def test_coordinator_tells_who_joins_later_that_a_partition_was_added() -> None:
+    """Also after a snapshot."""
+    lab = Lab()
+    a = lab.join("a", [stream(2)])
+    assert list(a.assigned[0].positions) == [-1, -1]
+    lab.commit("a", 0, 7, generation_of(a, 0))
+    lab.say(leave=pb.LeaveGroup(member="a"))
+    lab.join("b", [stream(3)])
+    lab.say(leave=pb.LeaveGroup(member="b"))
+    assert list(lab.join("c", [stream(3)]).assigned[0].positions) == [7, -1, ADDED_LATER]
+    lab.test.verify(hash_seeds=0)
+    restored = Lab()
+    restored.test.service.on_start(lab.test.snapshot())
+    assert restored.test.snapshot() == lab.test.snapshot()
 
 
 def test_bounds_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
