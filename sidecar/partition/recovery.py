@@ -87,7 +87,7 @@ class RecoveredLogs:
             self.damaged.append(name)  # whoever opens it tries again
             return
         self._found[path] = found
-        if not found.segments and not found.checkpoint.log_start_offset and name in self._held:
+        if name in self._held and not found.segments and not found.checkpoint.log_start_offset:
             logger.error("%s: all segments of the log are gone: records that this node acknowledged are lost here", path)
             self.damaged.append(name)
         elif name not in self._held and found.segments:

@@ -309,7 +309,8 @@ async def test_a_log_of_which_a_flush_has_failed_is_suspect_and_what_nobody_take
 
 async def test_a_folder_without_a_stream_has_no_logs(tmp_path: Path, pool: concurrent.futures.ThreadPoolExecutor) -> None:
     logs = RecoveredLogs()
-    await logs.run(SimpleNamespace(path=tmp_path, finish_deletions=lambda: None), pool, clean_stop=False)  # type: ignore[arg-type]
+    folder: Any = SimpleNamespace(path=tmp_path, finish_deletions=lambda: None, held_logs=frozenset)
+    await logs.run(folder, pool, clean_stop=False)
     assert (logs.names, logs.damaged, logs.suspect) == (frozenset(), [], [])
 
 

@@ -205,7 +205,7 @@ async def test_a_state_is_read_back_in_a_thread_and_the_loop_gets_what_is_made_o
         node: Any = SimpleNamespace(
             identity=SimpleNamespace(previous=SimpleNamespace(clean_stop=True)), pool=pool, counters=Counter(),
             instruments=Instruments(),
-            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made"),
+            folder=SimpleNamespace(partition_path=lambda key: Path("there"), partition_storage=lambda key: "made", mark_held=str),
             recovered=SimpleNamespace(take=lambda path: None), promises=SimpleNamespace(epoch_of=lambda key: 0),
             settings=SimpleNamespace(replication="the bounds"),
         )  # fmt: skip
