@@ -403,6 +403,9 @@ class ReplicationConfig:
     """A leadership, but for a stream's first one, lasts at least so long before a leader makes way for its slow disk."""
     service_grace_s: float = 5.0
     """A replicated service may be ill beside the leader for so long before the leadership goes to where it is well."""
+    service_ended_s: float = 86_400.0
+    """How long a node shows that a replicated service has ended which nobody has stopped, in status, health and metrics. A service that
+    comes back is shown no longer."""
     service_hold_bytes: int = 1024 * 1024 * 1024
     """What retention leaves in a log, beyond what it would, for services whose newest snapshot is older; 0: nothing."""
     copy_bytes_per_second: int = 32 * 1024 * 1024
@@ -434,7 +437,8 @@ class ReplicationConfig:
 
     def __post_init__(self) -> None:
         times = {f.name: (0.001, 3600.0) for f in fields(self) if f.name.endswith("_s")}
-        _bounded(self, times | {"replacement_grace_s": (0, 30 * 86_400.0), "producer_expiry_s": (1, 365 * 86_400.0)})
+        days = {"replacement_grace_s": (0, 30), "service_ended_s": (0, 30), "producer_expiry_s": (1 / 86_400, 365)}
+        _bounded(self, times | {name: (low * 86_400.0, high * 86_400.0) for name, (low, high) in days.items()})
         _bounded(
             self,
             {

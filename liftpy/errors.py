@@ -145,6 +145,13 @@ class NoClusterError(UnavailableError):
     retryable = False
 
 
+class NoMajorityError(UnavailableError):
+    """So many controllers do not answer that nobody can lead the metadata group. Do: start them; the text names them."""
+
+    code = "NO_MAJORITY"
+    retryable = False
+
+
 class OutcomeUnknownError(LiftError):
     """It may or may not have been done (a record may be stored and only its ack lost): look before you ask again.
 

@@ -16,6 +16,8 @@ from liftpy.strict_json import is_count
 
 ASKED = b'{"glance": true}'
 """The payload of a question on ``<ns>.status.<node>``."""
+MOST_ENDED, MOST_ENDED_CHARS = 3, 160
+"""Ended services that a node names at a glance, and characters of each."""
 MOST_NODES = 64
 """That a controller names."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
@@ -57,6 +59,9 @@ class Glance:
     under_min_isr: int = 0
     failed: int = 0
     services_failing: int = 0
+    services_ended: int = 0
+    ended_services: tuple[str, ...] = ()
+    """Of those, the first ``MOST_ENDED``: what has ended, and why, in at most ``MOST_ENDED_CHARS``."""
     lag_records: int = 0
     lag_s: float = 0.0
     """The largest of those led here."""
@@ -117,6 +122,9 @@ def _checked(name: str, value: Any) -> Any:
         return value if good else None
     if name == "node" or isinstance(default, str):
         return value if isinstance(value, str) else None
+    if name == "ended_services":
+        good = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return tuple(one[:MOST_ENDED_CHARS] for one in value[:MOST_ENDED]) if good else None
     if isinstance(default, tuple):
         good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(map(is_count, value))
         return tuple(value) if good else None

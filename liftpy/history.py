@@ -121,6 +121,16 @@ class History:
         """The last second that is known; 0: none is."""
         return self._newest[SECONDS]
 
+    def known_before(self, second: float) -> float:
+        """The last second up to ``second`` of which there is something, or the end of the last ten; 0: none."""
+        for step, covers in ((SECONDS, 1), (TENS, TENS)):
+            length, at = LENGTHS[step], min(self._newest[step], int(second) // step * step)
+            while self._oldest[step] and at >= max(self._oldest[step], self._newest[step] - (length - 1) * step):
+                if not isnan(self._held[step][0][at // step % length]):
+                    return min(at + covers - 1, second)
+                at -= step
+        return 0
+
     @property
     def size_bytes(self) -> int:
         """Of all values."""
@@ -257,6 +267,19 @@ def asked_rows(history: History, asked: object) -> HistoryRows | None:
     if type(step) is not int or step not in LENGTHS or type(after) is not int or not 0 <= after < 1 << 40:
         return None
     return history.rows(step, after)
+
+
+def with_gaps(rows: HistoryRows, unknown: Sequence[tuple[float, float]]) -> HistoryRows:
+    """``rows`` without those that lie in one of ``unknown``, (after, until) in s: not all is known of these moments."""
+    moments = [rows.first + number * rows.step for number in range(rows.count)]
+    gaps = [n for n, at in enumerate(moments) if any(at + rows.step - 1 > after and at <= until for after, until in unknown)]
+    if not gaps:
+        return rows
+    columns = tuple(array("f", column) for column in rows.columns)
+    for column in columns:
+        for number in gaps:
+            column[number] = nan
+    return HistoryRows(rows.step, rows.first, columns)
 
 
 def of_cluster(histories: Sequence[History], step: int, after: int) -> HistoryRows:

@@ -31,6 +31,10 @@ def shown(text: str) -> str:
     return f"{text[: _SHOWN_LENGTH // 2]!r}…({len(text.encode(errors='replace'))} bytes)"
 
 
+MAX_UID_LENGTH = 64
+"""Of a stream's uid, in characters."""
+
+
 def is_utf8(text: str) -> bool:
     """Whether the text can be encoded as UTF-8: a lone surrogate, such as of a byte on a command line, can not."""
     try:
@@ -62,6 +66,13 @@ def check_new_stream(name: str) -> str:
     if check_name(name, "stream").startswith("-"):
         raise InvalidNameError(f"stream {shown(name)} is not allowed: a name that begins with - reads as an option of commands")
     return name
+
+
+def check_uid(uid: str) -> str:
+    """Return ``uid`` if it can be a stream's ('': of any), else raise InvalidNameError."""
+    if not isinstance(uid, str) or not is_utf8(uid) or len(uid) > MAX_UID_LENGTH:
+        raise InvalidNameError(f"uid {shown(uid)} is none: client.stream(name).uid has the one of a stream")
+    return uid
 
 
 def check_published(stream: str) -> str:

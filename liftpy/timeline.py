@@ -20,6 +20,7 @@ _OF = {
     "partition_offline": "offline",
     "node_fenced": "fenced",
     "folder_lost": "fenced",
+    "service_ended": "offline",
     "election": "election",
     "transfer": "election",
     "isr_changed": "isr",

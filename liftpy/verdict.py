@@ -91,11 +91,13 @@ def _nodes(glances: Mapping[str, Glance | None], said: list[Glance]) -> Iterable
         ("NATS is away from part of", "bus-flapping", [one.node for one in said if not one.nats_connected]),
         ("logs have failed on", "partition-failed", [one.node for one in said if one.failed]),
         ("services stand still on", "service-failing", [one.node for one in said if one.services_failing]),
+        ("services have ended on", "service-ended", [one.node for one in said if one.services_ended]),
         ("the disk is nearly full on", "disk-full", [one.node for one in said if one.disk_free < DISK_LOW]),
         ("publishes are refused by", "overloaded", [one.node for one in said if one.queued >= QUEUED_HIGH]),
     ):
         if found:
-            yield Reason(False, f"{text} {_named(sorted(found))}", runbook)
+            why = next((w for one in said if runbook == "service-ended" for w in one.ended_services), "")
+            yield Reason(False, f"{text} {_named(sorted(found))}" + (f": {why}" if why else ""), runbook)
     versions = {one.version for one in said if one.version and of.get(one.node) != DRAINED}
     if len(versions) > 1:
         yield Reason(False, f"versions are mixed: {_named(sorted(versions))}", "versions-mixed")

@@ -43,7 +43,7 @@ from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire.inboxes import InboxRule
 from liftpy.wire.subjects import GROUPS_INBOX, GROUPS_SERVICE, GROUPS_STREAM, Subjects
 from sidecar.bus.keys import Keys
-from sidecar.group_lags import EVERY_S, LOOK_FAILED, EndOf, GroupLags
+from sidecar.group_lags import EVERY_S, LOOK_FAILED, BoundsOf, GroupLags
 from sidecar.own_reads import OwnNodeReader, ReadsOf
 from sidecar.restarting import count_restart
 from sidecar.settings import NodeSettings
@@ -109,12 +109,12 @@ class GroupCoordinators:
         reads_of: ReadsOf,
         say: Say,
         share: WorkerShare = WHOLE,
-        end_of: EndOf = lambda key: None,
+        bounds_of: BoundsOf = lambda key: None,
         keys: Keys | None = None,
     ) -> None:
         self._keys = keys or Keys(settings.credentials)
         self._share = share
-        self.lags = GroupLags(end_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
+        self.lags = GroupLags(bounds_of, settings.namespace, GroupLabels(MOST_GROUPS // share.of))
         """How far the groups are whose coordinators lead here."""
         self._looking: asyncio.Task[None] | None = None
         self._settings = settings

@@ -29,15 +29,16 @@ LOOK_FAILED = "looks at groups that failed"
 _LOOKED_AT_ONCE = 64
 """Positions between two looks at the clock."""
 
-EndOf = Callable[[PartitionKey], int | None]
-"""HW + 1 of a partition of which this process has a replica in sync; None: it has none."""
+BoundsOf = Callable[[PartitionKey], tuple[int, int] | None]
+"""(log start, HW + 1) of a partition of which this process has a replica in sync; None: it has none."""
 
 
 class GroupLags:
-    """``end_of``: where a partition ends that is here. ``of``: how far the groups are whose coordinators lead here, by label."""
+    """``bounds_of``: where a partition begins and ends that is here. ``of``: how far the groups are whose coordinators lead here, by
+    label."""
 
-    def __init__(self, end_of: EndOf, namespace: str, labels: GroupLabels | None = None) -> None:
-        self._end_of = end_of
+    def __init__(self, bounds_of: BoundsOf, namespace: str, labels: GroupLabels | None = None) -> None:
+        self._bounds_of = bounds_of
         self._namespace = namespace
         self._labels = labels or GroupLabels()
         self._ends = KnownEnds()
@@ -74,9 +75,10 @@ class GroupLags:
         if key in read or len(read) >= MOST_PARTITIONS:
             return
         read.add(key)
-        end = self._end_of(key)
-        if end is not None:
-            self._ends.told(key, end, clock.now_ns())
+        bounds = self._bounds_of(key)
+        if bounds is not None:
+            start, end = bounds
+            self._ends.told(key, end, clock.now_ns(), start)
         elif elsewhere is not None:
             elsewhere.add(key)
 
@@ -99,4 +101,4 @@ class GroupLags:
         except LiftError:
             self._ends.forget(key)  # it is gone, or another stream by now
         else:
-            self._ends.told(key, bounds.end_offset, clock.now_ns())
+            self._ends.told(key, bounds.end_offset, clock.now_ns(), bounds.log_start_offset)

@@ -169,15 +169,15 @@ class Node:
         self._jetstream: JetStreamDesk | None = None
         self._services: ServiceDesk | None = None
         self._coordinators = GroupCoordinators(
-            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._end_of, self._keys
+            settings, settings.data / "groups", self.counters, self._reads_of, self._say, self.share, self._bounds, self._keys
         )
         self._unwatch: Callable[[], None] = lambda: None
 
     def _reads_of(self, key: PartitionKey) -> ReadSubjects | None:
         return None if self.partitions is None else self.partitions.reads_of(key)
 
-    def _end_of(self, key: PartitionKey) -> int | None:
-        return None if self.partitions is None else self.partitions.end_of(key)
+    def _bounds(self, key: PartitionKey) -> tuple[int, int] | None:
+        return None if self.partitions is None else self.partitions.bounds_of(key)
 
     def _live_parts(self) -> LiveParts:
         prefer = self._thread.prefer if self._thread is not None else lambda every_s: None

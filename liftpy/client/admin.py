@@ -31,13 +31,14 @@ from liftpy.errors import (
     FencedError,
     LiftError,
     NoClusterError,
+    NoMajorityError,
     NotFoundError,
     OutcomeUnknownError,
     ProtocolError,
     StaleRequestError,
     UnavailableError,
 )
-from liftpy.ids import check_data_subject, check_name, check_new_stream
+from liftpy.ids import check_data_subject, check_name, check_new_stream, check_uid
 from liftpy.partition import MoveReason, PartitionState, Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2
@@ -51,6 +52,15 @@ DEADLINE_S = 15.0
 ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
+DEFAULT_REPLICAS = 3
+"""Of a stream that names no number, where there are so many nodes."""
+_TOO_FEW = "not enough nodes"
+_LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
+"""A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
+_LEAST_S = 0.25
+"""No attempt is made that would have less time."""
+MAJORITY_S = 1.5
+"""A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 OPERATION_ID_SIZE_BYTES = 16
 _REQUEST_BYTES = 1024
 """What a control request has besides what is asked, at most."""
@@ -146,6 +156,37 @@ def _count(count: int, what: str) -> int:
     return count
 
 
+def check_min_isr(config: StreamConfig, replicas: int) -> None:
+    """Raise ConfigError where ``config`` wants more replicas in sync than the ``replicas`` of a partition."""
+    if config.min_isr > replicas:
+        raise ConfigError(
+            f"min_isr = {config.min_isr} (--min-isr), but a partition has only {replicas} replicas: set more replicas (--replicas, "
+            "--replication-factor), or a lower min_isr"
+        )
+
+
+class _Majority:
+    """Notices, over the unanswered attempts of one request, that too few controllers are there."""
+
+    def __init__(self) -> None:
+        self._missing_since_s: float | None = None
+
+    def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
+        """A lone controller said ``cluster``; None: nobody did. Raises NoMajorityError once it is sure."""
+        voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
+        missing = sorted(one.nodeId for one in voters if not one.connected)
+        if len(voters) - len(missing) > len(voters) // 2 or not voters:
+            self._missing_since_s = None
+            return
+        if self._missing_since_s is None:
+            self._missing_since_s = now_s
+        elif now_s - self._missing_since_s >= MAJORITY_S:
+            raise NoMajorityError(
+                f"{len(missing)} of {len(voters)} controllers do not answer ({', '.join(missing)}), so nothing can be decided: "
+                "start them, then repeat the command. What was under way may be done then"
+            )
+
+
 class Admin:
     """Requests to the metadata group. ``deadline_s`` bounds every call, all its repetitions included."""
 
@@ -201,6 +242,8 @@ class Admin:
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
+        if config is not None and not placement.assignment:  # one by hand may begin with fewer, as a restore does
+            check_min_isr(config, replicas or DEFAULT_REPLICAS)
         create = cluster_pb2.CreateStream(
             name=name,
             subject=subject,
@@ -236,7 +279,7 @@ class Admin:
         check_name(name, "stream")
         more = cluster_pb2.AddPartitions(
             name=name,
-            uid=uid,
+            uid=check_uid(uid),
             partitions=_count(partitions, "partitions"),
             placement=placement.policy,
             manual=placement.lists(),
@@ -279,7 +322,7 @@ class Admin:
         """Delete a stream and its records for good; with ``uid`` only that incarnation of it. Raises NotFoundError."""
         check_name(name, "stream")
         request = cluster_pb2.ControlRequest()
-        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=uid))
+        request.deleteStream.CopyFrom(cluster_pb2.DeleteStream(name=name, uid=check_uid(uid)))
         await self._command(request)
 
     async def remove_node(self, node_id: str) -> None:
@@ -409,7 +452,7 @@ class Admin:
         """Pause partitions, or resume them with NOT_PAUSED; see ``Client.pause``. ``config_version``: only if the stream's is that one,
         else StaleRequestError."""
         check_name(name, "stream")
-        wish = cluster_pb2.PausePartitions(stream=name, uid=uid, pause=codec.pause_to_pb(pause))
+        wish = cluster_pb2.PausePartitions(stream=name, uid=check_uid(uid), pause=codec.pause_to_pb(pause))
         if partitions is not None:
             wish.partitions.extend(_count(number, "as the number of a partition") for number in partitions)
             if not wish.partitions:
@@ -455,14 +498,24 @@ class Admin:
         if fixed:
             raise ConfigError(f"{', '.join(fixed)}: of a stream that is there, only {', '.join(ALTERABLE)} can be changed")
         wish = cluster_pb2.AlterStream(
-            name=name, uid=uid, replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
+            name=name, uid=check_uid(uid), replicationFactor=_count(replication_factor, "replicas"), dryRun=dry_run
         )
         if settings:
             wish.config.CopyFrom(config_to_pb(StreamConfig(**settings)))
             wish.changed.extend(map(camel_case, sorted(settings)))
         if config_version is not None:
             wish.configVersion = config_version
-        return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+        until_s = asyncio.get_running_loop().time() + min(_LIVE_S, self._deadline_s)
+        while True:
+            try:
+                return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
+            except ConfigError as error:
+                if not str(error).startswith(_TOO_FEW) or asyncio.get_running_loop().time() >= until_s:
+                    raise
+                fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
+                if not fenced:
+                    raise
+            await asyncio.sleep(_LIVE_AGAIN_S)  # after an outage nodes come back within a session
 
     async def describe(self, *, linearizable: bool = False) -> ClusterState:
         """Nodes, streams, metadata leader. ``linearizable``: as of now, behind a barrier; else as the leader last applied."""
@@ -531,8 +584,13 @@ class Admin:
         return codec.stream_from_pb(pages.stream)
 
     async def _read(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
-        """A request that readers may ask for."""
-        return await self._ask_on(self._subjects.info(), request)
+        """A request that readers may ask for. Nobody needs to know the outcome of one that changes nothing: it is asked again."""
+        try:
+            return await self._ask_on(self._subjects.info(), request)
+        except OutcomeUnknownError as error:
+            if request.HasField("openGroups"):
+                raise
+            raise UnavailableError(str(error)) from None
 
     async def _command(self, request: cluster_pb2.ControlRequest) -> cluster_pb2.ControlResponse:
         """A request that only operators may ask for."""
@@ -544,16 +602,25 @@ class Admin:
         payload = frames.sealed(request)
         give_up_at = asyncio.get_running_loop().time() + self._deadline_s
         nobody_since: float | None = None
+        unanswered, least_s = None, min(_LEAST_S, self._deadline_s / 4)
+        majority = _Majority()
         async for attempt in retrying(self._deadline_s):
             with attempt:
-                left_s = max(0.05, give_up_at - asyncio.get_running_loop().time())
+                left_s = give_up_at - asyncio.get_running_loop().time()
+                if unanswered is not None and left_s < least_s:
+                    raise unanswered
                 try:
-                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, left_s))
+                    answer = await self._transport.request(subject, payload, min(ATTEMPT_S, max(left_s, least_s)))
                 except NobodyListensError:
                     now = asyncio.get_running_loop().time()
                     nobody_since = now if nobody_since is None else nobody_since
                     self._check_cluster(now - nobody_since)
                     raise
+                except OutcomeUnknownError:
+                    waited_s = asyncio.get_running_loop().time() - give_up_at + self._deadline_s
+                    unanswered = OutcomeUnknownError(f"the metadata group has not answered within {waited_s:.1f} s")
+                    majority.said(await self._lone_controller(left_s - ATTEMPT_S), asyncio.get_running_loop().time())
+                    raise unanswered from None
                 self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
                 if self._is_behind(response, request, subject):
@@ -566,6 +633,20 @@ class Admin:
                     raise control_error(response)
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
+
+    async def _lone_controller(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
+        """What a controller says that knows no metadata leader; None: none says anything, or there is a leader."""
+        if left_s < _LEAST_S:
+            return None
+        request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
+        request.describeCluster.maxBytes = 1
+        subject = self._subjects.info()
+        try:
+            answer = await self._transport.request(subject, frames.sealed(request), min(MAJORITY_S / 3, left_s))
+            response = self._decoded(answer, subject, request.operationId)
+        except (UnavailableError, OutcomeUnknownError):
+            return None
+        return response.cluster if response.error == _Error.OK and not response.cluster.metadataLeader else None
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
         """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was
@@ -584,7 +665,8 @@ class Admin:
         if not self._has_answered and waited_s >= min(_NO_RESPONDERS_S, self._deadline_s / 2):
             raise NoClusterError(
                 f"no liftpy node of namespace {self._subjects.namespace!r} answers at {self._transport.server}: "
-                "check --namespace and --nats (connect: namespace, nats), or start the nodes"
+                "check --namespace and --nats (connect: namespace, nats). If they are right, the whole cluster is down: "
+                "start the nodes, then start this client again"
             )
 
     def _decoded(self, answer: bytes, subject: str, operation_id: bytes) -> cluster_pb2.ControlResponse:

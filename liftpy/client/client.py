@@ -44,7 +44,7 @@ from liftpy.client.transport import DEFAULT_URL, Transport, open_connection
 from liftpy.cluster.image import INSUFFICIENT_NODES, NodeImage, StreamImage
 from liftpy.config import AckPolicy, StreamConfig
 from liftpy.errors import AlreadyExistsError, ConfigError, NotAllowedError, NotFoundError, UnavailableError
-from liftpy.ids import check_name, check_published, is_internal
+from liftpy.ids import check_name, check_published, is_internal, is_utf8, shown
 from liftpy.partition import PartitionState
 from liftpy.wire.filters import Filter
 from liftpy.wire.headers import HeadersLike
@@ -605,6 +605,8 @@ def _partition_of(stream: StreamImage, partition: int) -> PartitionState:
 def _address(subject: str, uid: str = "", answers: bool = True, window_s: float = 0.0) -> Address:
     if any(token in ("*", ">") for token in subject.split(".")):
         raise ConfigError(f"{subject} has wildcards: name the subject to publish on (subject=...)")
+    if not is_utf8(subject):
+        raise ConfigError(f"subject {shown(subject)} is not UTF-8 text")
     return Address(subject, uid, answers, window_s)
 
 

@@ -37,7 +37,7 @@ from liftpy.errors import (
     NotFoundError,
     ProtocolError,
 )
-from liftpy.ids import shown
+from liftpy.ids import check_uid, shown
 from liftpy.wire import frames
 from liftpy.wire._pb import client_pb2
 from liftpy.wire.addressee import MisdirectedError, must_be_for
@@ -264,7 +264,7 @@ class PartitionReader:
     async def _told(self, request: client_pb2.ReadRequest, uid: str) -> client_pb2.ReadResponse:
         """The leader's answer to a question with ``boundsOnly``."""
         last = (request.lastOffset, request.lastEpoch)
-        request.streamUid = uid
+        request.streamUid = check_uid(uid)
         if not request.HasField("rangeEnd"):
             request.minHighWatermark = -1
         node, opinion = self.options.node, SecondOpinion()

@@ -119,10 +119,7 @@ class Copying:
         finally:
             left: list[asyncio.Task[Any]] = [task for _, task in self._running.values()]
             left += [] if taking is None else [taking]
-            await end_tasks(left)
-            for task in left:  # one error is raised, the others are of the same kind
-                if task.done() and not task.cancelled():
-                    task.exception()
+            await end_tasks(left)  # one error is raised, the others are of the same kind
 
     def _give(self, part: GroupPart) -> None:
         which = part.key, part.generation

@@ -15,14 +15,22 @@ _TRIES = 50
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     """Cancel until it takes: nats-py swallows a cancellation here and there, and a loop around it would go on for ever.
 
+    Their errors count as seen: who ends tasks has an error of its own, or wants none.
+
     Bounded: what has not ended after ``_TRIES`` x ``_TRY_AGAIN_S`` is left to itself and named in the log.
     """
-    pending = {task for task in tasks if task is not None and not task.done()}
-    for _ in range(_TRIES):
-        for task in pending:
-            task.cancel()
-        if not pending:
-            return
-        _, pending = await asyncio.wait(pending, timeout=_TRY_AGAIN_S)
+    given = [task for task in tasks if task is not None]
+    pending = {task for task in given if not task.done()}
+    try:
+        for _ in range(_TRIES):
+            for task in pending:
+                task.cancel()
+            if not pending:
+                return
+            _, pending = await asyncio.wait(pending, timeout=_TRY_AGAIN_S)
+    finally:
+        for task in given:
+            if task.done() and not task.cancelled():
+                task.exception()
     if pending:
         logger.error("tasks that do not end: %s", ", ".join(sorted(task.get_name() for task in pending)))

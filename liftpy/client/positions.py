@@ -92,7 +92,8 @@ class Bounds:
 
     ``log_start_offset``: oldest offset kept, inclusive. ``high_watermark``: last committed offset, inclusive, -1 when none.
     ``leader``: node id, empty when there is none. ``node``: who answered. ``uid``: identity of the stream behind its name.
-    ``end_epoch``: LeaderEpoch of the last committed record, 0: not known (an older node, or it was dropped).
+    ``end_epoch``: LeaderEpoch of the last committed record, 0: not known (an older node, or it was dropped). ``deletes_end``:
+    exclusive: delete markers below it may be gone.
     """
 
     uid: str
@@ -103,6 +104,7 @@ class Bounds:
     high_watermark: int
     compacted: bool = False
     end_epoch: int = 0
+    deletes_end: int = 0
 
     @property
     def end_offset(self) -> int:

@@ -17,7 +17,7 @@ from liftpy.client.in_flight import PublishAck
 from liftpy.client.lane import Landed, Lane, Parcel, Refusal
 from liftpy.client.outgoing import Address
 from liftpy.client.retrying import retrying
-from liftpy.client.rounds import Repeat, Round, offset_in, partitions_in
+from liftpy.client.rounds import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.client.transport import Transport
 from liftpy.cluster.image import StreamImage
 from liftpy.dataclass import dataclass
@@ -297,7 +297,8 @@ class Course:
     def add_columns(self, columns: RecordColumns, start: int, end: int, size_bytes: int, partitions: int) -> Ticket:
         """The records from ``start`` (inclusive) to ``end`` (exclusive), in a batch. ``partitions``: with which a round was begun."""
         last = self.lane.next_sequence + end - start - 1
-        position = -1 if self._errand.round is None else offset_in(partitions, last)
+        round = self._errand.round
+        position = -1 if round is None else offset_in(partitions, last, round.plan)
         ticket: Ticket = self.lane.add_columns(columns.cut(start, end), size_bytes, position)
         self.awake.set()
         return ticket
@@ -308,7 +309,7 @@ class Course:
                 head = self._head()
                 head.askedProducer, head.producerSequence = self.lane.producer_id, self.lane.unanswered[0]
                 head.producerName = self._errand.name
-                self._say_position(head, 0)
+                self._say_position(head, 0 if self._errand.round is None else self._errand.round.position.offset)
                 if self._acked is not None:
                     head.producerAckedOffset, head.producerAckedEpoch = self._acked
                 message = await self._transport.exchange(
@@ -322,7 +323,10 @@ class Course:
                 self.addressing.doubt()
                 if _REFUSALS.get(ack.ackError) is Refusal.AGAIN:
                     raise UnavailableError(f"{self._stream}/{self.partition} refused: {ack.detail or ack.ackError}")
-                raise self._rejection(ack)
+                rejection = self._rejection(ack)
+                if self._errand.round is not None and rejection.reason == "DIVERGED_PRODUCER":
+                    raise PlanChangedError(str(rejection))
+                raise rejection
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     def _say_position(self, head: client_pb2.BatchPublish, offset: int) -> None:

@@ -324,4 +324,5 @@ def bounds_of(head: client_pb2.ReadResponse) -> Bounds:
         high_watermark=head.highWatermark,
         compacted=head.compacted,
         end_epoch=head.endEpoch,
+        deletes_end=head.deletesEnd,
     )

@@ -88,7 +88,10 @@ class Receiver(asyncio.Protocol):
     def eof_received(self) -> bool | None:
         """The server sends no more."""
         self._end(UnexpectedEOF())
-        return self._stream.eof_received()
+        stays_open = self._stream.eof_received()
+        return (
+            stays_open if self.transport.get_extra_info("ssl_object") is None else None
+        )  # TLS ends as a whole, or asyncio warns
 
     def connection_lost(self, error: Exception | None) -> None:
         """The transport is closed."""

@@ -11,6 +11,10 @@ out, and their digest must be the state's, or the records are not the same ones 
 With the offset of the position travels how many partitions the stream had when the round was begun, for whoever repeats it shares its
 records out in the same way, also if there are more by then.
 
+The records of a round are shared out among several producers. Whoever repeats it has to share them out in the same way, or the
+records that one producer has stored are stored by another one again. So the number of the plan travels, too: a leader that holds
+records of the round under another plan, of whichever producer, gives nobody an epoch [A19].
+
 Worked example: round 7 has 250 records for a partition. 100 are stored, the process dies. The next one asks, is told (generation 7,
 sequence 100, digest d), leaves out its first 100 if their digest is d, and sends 150. A process of round 6 that wakes up is fenced.
 """
@@ -24,41 +28,53 @@ from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.ingest.digest import RollingDigest
 from liftpy.wire.columnar import RecordColumns
-from liftpy.wire.producer_note import MAX_UID_BYTES, SourcePosition
+from liftpy.wire.producer_note import MAX_PLAN, MAX_UID_BYTES, PLAN_SHIFT, SourcePosition
 
 _ROWS_BITS = 40
-"""Of a position's offset: the sequence of the last record; above them the number of partitions."""
+"""Of a position's offset: the sequence of the last record; above them the number of partitions, above that the plan."""
+_PARTITIONS_MASK = (1 << PLAN_SHIFT - _ROWS_BITS) - 1
 _MAX_NUMBER = (1 << 63) - 1
 
 
 class Round(NamedTuple):
     """``run``: what the rounds are of, 1 to 128 bytes; ``part``: which of those who share the work, 0 to 2**32 - 1; each has a producer
-    of its own. ``number``: rises with each round, from 0."""
+    of its own. ``number``: rises with each round, from 0. ``plan``: a number for all that decides how the work is shared out, 1 to
+    MAX_PLAN; 0: it is not looked at."""
 
     run: str
     part: int
     number: int
+    plan: int = 0
 
     @property
     def position(self) -> SourcePosition:
-        """That the producer's batches have, but for the offset; raises ConfigError. A generation of 0 means that there is none."""
+        """That the producer's batches have, but for the offset, of which it has the plan only; raises ConfigError. A generation of 0
+        means that there is none."""
         if (
             not 0 < len(self.run.encode()) <= MAX_UID_BYTES
             or not 0 <= self.part < 1 << 32
             or not 0 <= self.number < _MAX_NUMBER
+            or not 0 <= self.plan <= MAX_PLAN
         ):
             raise ConfigError(f"{self} is no round: see liftpy.client.rounds")
-        return SourcePosition(self.run, self.part, 0, self.number + 1)
+        return SourcePosition(self.run, self.part, offset_in(0, 0, self.plan), self.number + 1)
 
 
-def offset_in(partitions: int, last_sequence: int) -> int:
-    """A position's offset behind the record ``last_sequence`` of a round that was begun with so many partitions."""
-    return partitions << _ROWS_BITS | last_sequence
+class PlanChangedError(PublishRejectedError):
+    """Records of a round are stored that were shared out by another plan. Nothing of this producer was stored."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "DIVERGED_PRODUCER")
+
+
+def offset_in(partitions: int, last_sequence: int, plan: int = 0) -> int:
+    """A position's offset behind the record ``last_sequence`` of a round that was begun with so many partitions, under ``plan``."""
+    return plan << PLAN_SHIFT | partitions << _ROWS_BITS | last_sequence
 
 
 def partitions_in(offset: int) -> int:
     """The reverse: how many partitions there were."""
-    return offset >> _ROWS_BITS
+    return offset >> _ROWS_BITS & _PARTITIONS_MASK
 
 
 @dataclass(slots=True)

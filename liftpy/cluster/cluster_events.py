@@ -43,7 +43,7 @@ KINDS = (
     "request", "election", "transfer", "unclean_election", "partition_offline", "isr_changed", "replicas_changed", "pause_changed",
     "stream_created", "stream_deleted", "stream_altered", "partitions_added", "node_registered", "node_fenced", "node_unfenced",
     "node_drains", "node_stays", "node_changed", "node_removed", "folder_lost", "controllers_changed", "feature_level",
-    "default_quota", "session_times", "data_loss",
+    "default_quota", "session_times", "service_ended", "data_loss",
 )  # fmt: skip
 MOST_EVENTS = 10_000
 """That a controller keeps."""
@@ -139,18 +139,22 @@ _Found = tuple[str, dict[str, Any]]
 
 def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> Iterator[_Found]:
     parts = [item.request for item in request.batch.requests] if request.HasField("batch") else [request]
-    if not any(kind_of(part).asked_by is AskedBy.OPERATORS for part in parts):
+    if not any(_is_told(part) for part in parts):
         return
     if changes_nothing(request) or before.operations.get(request.operationId) is not None:
         return
     response = pb.ControlResponse.FromString(answer)
     answers = {item.number: (item.error, item.detail) for item in response.batch.answers}
     for number, part in enumerate(parts):
-        if kind_of(part).asked_by is not AskedBy.OPERATORS:
+        if not _is_told(part):
             continue
         error, detail = response.error, response.detail
         if request.HasField("batch"):
             error, detail = answers.get(request.batch.requests[number].number, (_ERRORS.UNKNOWN, "not decided"))
+        if part.HasField("reportService"):
+            if error == _ERRORS.OK:
+                yield "service_ended", _ended(part.reportService)
+            continue
         name = part.WhichOneof("request") or ""
         said: dict[str, Any] = {"request": name, "sender": request.sender, "operation_id": request.operationId.hex()}
         said |= _about(getattr(part, name))
@@ -159,6 +163,16 @@ def _asked(before: ClusterImage, request: pb.ControlRequest, answer: bytes) -> I
         else:
             detail = detail[:MOST_DETAIL_CHARS]
             yield "request", {**said, "outcome": "refused", "error": pb.ControlResponse.Error.Name(error), "detail": detail}
+
+
+def _is_told(part: pb.ControlRequest) -> bool:
+    """Whether it is an event itself, whatever comes of it."""
+    return kind_of(part).asked_by is AskedBy.OPERATORS or part.HasField("reportService")
+
+
+def _ended(report: pb.ReportService) -> dict[str, Any]:
+    detail = f"{report.service} on {report.node} {report.ending}: {report.reason}"[:MOST_DETAIL_CHARS]
+    return {"stream": report.stream, "partition": report.partition, "node": report.node, "detail": detail}
 
 
 def _about(asked: Any) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def refusal(door: Door, who: str, request: pb.ControlRequest) -> str:
         return (
             f"stream {shown(request.createStream.name)} can't be made: names that begin with {RESERVED} are the cluster's own"
         )
+    if request.HasField("createStream") and request.createStream.name.startswith("-"):
+        return (
+            f"stream {shown(request.createStream.name)} can't be made: a name that begins with - reads as an option of commands"
+        )
     if door is Door.ADMIN and not request.internal and (guarded := _guarded(request)):
         return guarded
     if (door is Door.NODE and request.HasField("batch")) or (door is Door.ADMIN and request.batch.requests):

@@ -98,6 +98,9 @@ class Draft:
         self._epoch += count
         return self._epoch - count
 
+    def needs_entry(self) -> None:
+        """The request belongs into the log although it changes nothing: its entry is an event."""
+
     def takes_long(self) -> None:
         """Said before a decision works for long, in steps."""
 

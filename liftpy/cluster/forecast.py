@@ -26,11 +26,15 @@ from liftpy.wire._pb import cluster_pb2 as pb
 
 
 class _WouldChangeError(Exception):
-    """The decision has a first record, or takes long."""
+    """The decision has a first record, takes long, or needs an entry."""
 
 
 class _Trial(Draft):
     """A draft that nothing can be added to."""
+
+    def needs_entry(self) -> None:
+        """Stop here: the log has to hold it."""
+        raise _WouldChangeError
 
     def takes_long(self) -> None:
         """Stop here as well: a trial is made in one go, on the metadata leader, and apply works in steps."""

@@ -115,6 +115,7 @@ REQUESTS: dict[str, RequestKind] = {
     ),
     "reportPromotion": RequestKind(decide=elections.report_promotion, asked_by=_BY.NODES, asker="candidate", batched=True),
     "reportPurged": RequestKind(decide=purging.report_purged, asked_by=_BY.NODES, asker="node", batched=True),
+    "reportService": RequestKind(decide=nodes.report_service, asked_by=_BY.NODES, asker="node", batched=True),
     "giveUpLeadership": RequestKind(decide=elections.give_up_leadership, asked_by=_BY.NODES, asker="leader", batched=True),
     "wakePartition": RequestKind(decide=pausing.wake_partition, asked_by=_BY.NODES, asker="leader", batched=True),
     "unfenceNode": RequestKind(decide=nodes.unfence_node, asked_by=_BY.NOBODY),

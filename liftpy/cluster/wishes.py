@@ -26,7 +26,7 @@ from liftpy.wire._pb import cluster_pb2 as pb
 Answer = Callable[[pb.ControlResponse | None], None]
 """Called once: with the answer, or with None when nobody knows the outcome."""
 
-_LATER = frozenset({"changeIsr", "reportPurged"})
+_LATER = frozenset({"changeIsr", "reportPurged", "reportService"})
 _UNKNOWN = (
     pb.ControlResponse.UNKNOWN,
     pb.ControlResponse.UNAVAILABLE,
@@ -75,6 +75,8 @@ class Wishes:
         """``request`` (of one of the kinds in ``requests.py`` that are batched) waits to be taken."""
         kind = request.WhichOneof("request") or ""
         waiting = self._then if kind in _LATER else self._first
+        if kind == "reportService":
+            kind += f" {request.reportService.service}"  # each service of a partition has its own
         before = waiting.get((key, kind))
         waiting[key, kind] = _Wish(request, on_answer)
         if before is not None:

@@ -46,16 +46,18 @@ def read_by(group: GroupRecord) -> Iterator[tuple[PartitionKey, int]]:
 
 
 class PartitionEnds:
-    """Where one partition ended (HW + 1), and since when."""
+    """Where one partition ended (HW + 1), and since when; and where its log starts."""
 
-    __slots__ = ("_ends", "_since_ns")
+    __slots__ = ("_ends", "_since_ns", "_start")
 
     def __init__(self) -> None:
+        self._start = 0
         self._ends: list[int] = []
         self._since_ns: list[int] = []
 
-    def told(self, end: int, now_ns: int) -> None:
-        """It ends there now; one that is lower (an unclean election) begins anew."""
+    def told(self, end: int, now_ns: int, start: int = 0) -> None:
+        """It ends there now, and its log begins at ``start``; one that is lower (an unclean election) begins anew."""
+        self._start = start
         if self._ends and end < self._ends[-1]:
             self._ends.clear()
             self._since_ns.clear()
@@ -68,7 +70,9 @@ class PartitionEnds:
             self._since_ns[:half] = self._since_ns[:half:2]
 
     def behind(self, position: int, now_ns: int) -> tuple[int, int]:
-        """(records, ns) by which a reader is behind that has ``position`` before it."""
+        """(records, ns) by which a reader is behind that has ``position`` before it. Records below the log start are not
+        there to be read."""
+        position = max(position, self._start)
         at = bisect_right(self._ends, position)
         if at == len(self._ends):
             return 0, 0
@@ -90,14 +94,14 @@ class KnownEnds:
         """None: nobody has told."""
         return self._of.get(key)
 
-    def told(self, key: PartitionKey, end: int, now_ns: int) -> None:
-        """It ends at ``end`` (HW + 1); of a partition beyond ``MOST_PARTITIONS`` nothing is kept."""
+    def told(self, key: PartitionKey, end: int, now_ns: int, start: int = 0) -> None:
+        """It ends at ``end`` (HW + 1) and begins at ``start``; of a partition beyond ``MOST_PARTITIONS`` nothing is kept."""
         known = self._of.get(key)
         if known is None:
             if len(self._of) >= MOST_PARTITIONS:
                 return
             known = self._of[key] = PartitionEnds()
-        known.told(end, now_ns)
+        known.told(end, now_ns, start)
 
     def forget(self, key: PartitionKey) -> None:
         """It is gone, or nobody knows any more where it ends."""

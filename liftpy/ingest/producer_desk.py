@@ -42,6 +42,9 @@ _REFUSALS = {
         RejectReason.PRODUCER_CONFLICT,
         "another producer's name has the same number, or its batches come from another source: choose another id",
     ),
+    Finding.PLAN_CHANGED: Unfit(
+        RejectReason.DIVERGED_PRODUCER, "records of this round are stored that were shared out among producers by another plan"
+    ),
     Finding.UNKNOWN: Unfit(RejectReason.UNKNOWN_PRODUCER, "nobody here has given its epoch: ask first"),
 }
 
@@ -51,7 +54,7 @@ RECORDS_LOST = Unfit(
     "the log does not hold the last record of this producer that was acknowledged: acknowledged records were lost, by an unclean "
     "election or with a data directory. Open the producer again to go on behind what is stored, and send the lost records again",
 )
-"""For a process whose acknowledged records are gone [A19]."""
+"""For a process whose acknowledged records are gone [A20]."""
 
 
 class Given(NamedTuple):
@@ -142,6 +145,8 @@ class ProducerDesk:
     def _refusal(self, state: ProducerState | None, asked: Question) -> Finding | None:
         if state is not None and (finding := at_odds(state, asked.name, asked.position)) is not None:
             return finding
+        if self._producers.has_another_plan(asked.position):
+            return Finding.PLAN_CHANGED
         name, generation = self._names.get(asked.producer_id, ("", 0))
         if name and asked.name and name != asked.name:
             return Finding.CONFLICT
@@ -171,6 +176,8 @@ class ProducerDesk:
             return Ruling(Finding.FENCED, next_sequence=due)
         if ahead > 0 and (given is None or given[0] != claim.epoch):
             return Ruling(Finding.UNKNOWN, next_sequence=due)
+        if self._producers.has_another_plan(claim.position):
+            return Ruling(Finding.PLAN_CHANGED, next_sequence=due)
         if state is None:
             return self._judge_the_first(claim)
         ruling = self._producers.judge(claim, columns)

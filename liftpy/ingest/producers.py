@@ -19,6 +19,7 @@ be one of them, and is refused (``is_full``). Who may go on in which epoch is th
 | a gap | OUT_OF_ORDER, with the sequence that is due |
 
 | a batch that names the position of what it was made from, at or below the log's | it is there already, whatever it holds |
+| a round of which another producer has stored records under another plan | PLAN_CHANGED |
 | another name under the same number; another source, or now one and now none; a lower generation | CONFLICT; CONFLICT; FENCED |
 
 A newer epoch fences the older ones with its first record in the log, not before: until then what the older process sends is in order,
@@ -135,6 +136,8 @@ class Finding(Enum):
     """Nobody here has given it its epoch."""
     CONFLICT = "conflict"
     """Another name, or another source, has the number."""
+    PLAN_CHANGED = "plan changed"
+    """Records of its round are there that were shared out among producers by another plan."""
     FULL = "full"
     """No more producers can be kept."""
 
@@ -192,6 +195,8 @@ class Producers:
     def begin(self, offset: int | None) -> None:
         """Anew: nobody is known."""
         self._states: dict[int, ProducerState] = {}  # who was heard last stands last
+        self._plans: dict[tuple[str, int], dict[int, int]] = {}
+        """(run, generation) of rounds -> plan -> how many producers' last batches are of it."""
         self._tail: deque[_Numbered] = deque()
         self._high_watermark = -1
         self._time_ns = self._committed_ns = 0
@@ -254,7 +259,7 @@ class Producers:
         if numbering is None:
             return
         producer_id, epoch, base_sequence, columns, first, name, position, partitioning = numbering
-        before = self._states.pop(producer_id, None)
+        before = self._drop(producer_id)
         self._time_ns = max(self._time_ns, batch.timestamp_ns)
         count = batch.last_offset - batch.base_offset + 1
         known: RollingDigest | None  # of what came before this batch
@@ -271,12 +276,40 @@ class Producers:
         digest = None if known is None or columns is None else known.over(columns, first, first + count)
         stored = StoredBatch(base_sequence, count, batch.base_offset, _check(digest))
         batches = (*earlier, stored)
-        self._states[producer_id] = ProducerState(
-            epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning
-        )
+        state = ProducerState(epoch, after(base_sequence, count), digest, batches, self._time_ns, name, position, partitioning)
+        self._put(producer_id, state)
         self._tail.append(_Numbered(batch.last_offset, self._time_ns, producer_id, before))
         self._fold()
         self._make_room(STATE_BYTES if before is None else 0)
+
+    def _put(self, producer_id: int, state: ProducerState) -> None:
+        self._states[producer_id] = state
+        self._count_plan(state, 1)
+
+    def _drop(self, producer_id: int) -> ProducerState | None:
+        state = self._states.pop(producer_id, None)
+        if state is not None:
+            self._count_plan(state, -1)
+        return state
+
+    def _count_plan(self, state: ProducerState, by: int) -> None:
+        position = state.position
+        if position is None or not position.plan:
+            return
+        round = position.stream_uid, position.generation
+        plans = self._plans.setdefault(round, {})
+        plans[position.plan] = plans.get(position.plan, 0) + by
+        if not plans[position.plan]:
+            del plans[position.plan]
+        if not plans:
+            del self._plans[round]
+
+    def has_another_plan(self, position: SourcePosition | None) -> bool:
+        """Whether the log holds records of the round of ``position`` that were shared out by another plan, of whichever producer."""
+        if position is None or not position.plan:
+            return False
+        plans = self._plans.get((position.stream_uid, position.generation), {})
+        return len(plans) > (position.plan in plans)
 
     def committed(self, high_watermark: int) -> None:
         """HW is ``high_watermark``, inclusive."""
@@ -290,14 +323,16 @@ class Producers:
         states = self._states
         until_ns = self._committed_ns - self._expiry_ns
         while self._expiry_ns and states and states[oldest := next(iter(states))].time_ns <= until_ns:
-            del states[oldest]
+            self._drop(oldest)
         self._count()
 
     def _make_room(self, grown_bytes: int) -> None:
         """Those that were heard last longest ago go."""
         states, excess_bytes = self._states, self.share.excess_bytes(grown_bytes)
         while states and (len(states) > self.max_count or excess_bytes > 0):
-            self._lost_ns = max(self._lost_ns, states.pop(next(iter(states))).time_ns)
+            gone = self._drop(next(iter(states)))
+            assert gone is not None
+            self._lost_ns = max(self._lost_ns, gone.time_ns)
             self._lost_count += 1
             self.forgotten += 1
             excess_bytes -= STATE_BYTES
@@ -308,9 +343,9 @@ class Producers:
         while self._tail and self._tail[-1].last_offset >= end_offset:
             taken = self._tail.pop()
             self._time_ns = self._tail[-1].time_ns if self._tail else self._committed_ns
-            self._states.pop(taken.producer_id, None)
+            self._drop(taken.producer_id)
             if taken.before is not None:
-                self._states[taken.producer_id] = taken.before
+                self._put(taken.producer_id, taken.before)
         self._states = _in_order(self._states)
         self._count()
 
@@ -338,7 +373,9 @@ class Producers:
         if at != len(data or b"") or len(states) != count:
             raise CorruptionError("producers: more, or fewer, than there should be")
         self._time_ns, self._high_watermark = self._committed_ns, end_offset - 1
-        self._states = _in_order(states)
+        self._states, self._plans = {}, {}
+        for producer_id, state in _in_order(states).items():
+            self._put(producer_id, state)
         self._fold()
         self._make_room(0)
 

@@ -61,8 +61,9 @@ class FetchDesk:
         progress = self.followers[event.replica]
         live = self._shared.live.get(event.replica, 0)
         copy_epoch = self._shared.state.copy_of(event.replica)
-        if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
+        if live == 0:
             self.waiters.forget(event.replica)
+        if live == 0 or event.incarnation != live or (copy_epoch and event.copy_epoch != copy_epoch):
             return None  # fenced, a peer without incarnations, or a learner's earlier copy: it may read, it does not count
         if not progress.believes(event.request_id, now_ns):
             return RefusalReason.UNKNOWN
@@ -124,11 +125,14 @@ class FetchDesk:
         process that counts."""
         if event.bad_offset is not None and event.incarnation == self._shared.live.get(event.replica, 0):
             out.append(RecheckLog(offset=event.bad_offset, replica=event.replica))
-        if self.awaits_answer(event.replica):
-            self.followers[event.replica].is_owed(now_ns)
+        progress = self.followers[event.replica]
+        counts = event.incarnation == progress.incarnation and event.request_id == progress.last_request_id
+        if counts and self.awaits_answer(event.replica):
+            progress.is_owed(now_ns)
             out.append(KeepFetch(token=event.token, replica=event.replica))
             return True
-        self.followers[event.replica].told(self._log.high_watermark)
+        if counts or not self.awaits_answer(event.replica):
+            progress.told(self._log.high_watermark)
         out.append(
             SendFetchResponse(
                 token=event.token,

@@ -452,8 +452,12 @@ class FollowerRole(ReplicaRole):
             self._failed(now_ns, out)
 
     def fetch_refused(self, event: FetchRefused, now_ns: int, out: Effects) -> None:
-        """Reconcile if the logs diverge, start afresh if behind the log start, else back off."""
-        if event.request_id != self._request_id or not self._request_id:
+        """Reconcile if the logs diverge, start afresh if behind the log start, else back off.
+
+        A leader that does not believe a request id says so to every copy of the request, also to one that somebody else repeats. The
+        answer may still come, so the wait goes on [D16].
+        """
+        if event.request_id != self._request_id or not self._request_id or event.reason is RefusalReason.UNKNOWN:
             return
         ours = event.leader_epoch == self.leader_epoch
         if ours and event.reason in _ALIVE:

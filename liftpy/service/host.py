@@ -60,6 +60,8 @@ _UNHEARD_HELLOS = 5
 """After so many without an answer the other subject is tried: the node may be of an older version."""
 _ASK_S = 0.25
 """How often a service asks that is not registered, whatever its heartbeat."""
+MAX_REASON = 500
+"""Characters of what a service says why it ends."""
 _AHEAD_S = 5.0
 """Log time that is so far ahead of the records is said; clocks of nodes differ by less."""
 
@@ -95,6 +97,11 @@ class _Serving:
     def at_home(self) -> bool:
         """Whether this is the thread in which records are applied, and not that of an effect."""
         return threading.get_ident() == self.thread
+
+
+def _in_words(error: Exception | str) -> str:
+    text = str(error) if isinstance(error, LiftError | str) else f"{type(error).__name__}: {error}"
+    return (text or type(error).__name__)[:MAX_REASON]
 
 
 class ServiceHost:
@@ -137,6 +144,8 @@ class ServiceHost:
         self._serving = _Serving(reader_of=reader_of, say=say)
         self._refusal = ""
         self._stopped = False
+        self._ended_by: Exception | str | None = None
+        """What ends it, where nobody has stopped it."""
         self._diverged_at: int | None = None
         """Position of the snapshot that differs from those of more nodes."""
         self._snapshots_wanted = 0
@@ -168,6 +177,9 @@ class ServiceHost:
         self._spawn(self._serve())
         try:
             await self._ended
+        except Exception as error:
+            self._ended_by = error
+            raise
         finally:
             while self._tasks:  # until it takes: nats-py swallows a cancellation here and there
                 for task in self._tasks:
@@ -180,9 +192,10 @@ class ServiceHost:
                 await subscription.unsubscribe()
                 await self._transport.settle()
 
-    def stop(self) -> None:
-        """End ``run`` in good order, with a snapshot of the state."""
+    def stop(self, because: str = "") -> None:
+        """End ``run`` in good order, with a snapshot of the state; ``because``: a failure elsewhere, which the node is told."""
         self._stopped = True
+        self._ended_by = self._ended_by or because or None
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -471,7 +484,10 @@ class ServiceHost:
                 self._spawn(self._upgrader.decide(machine, *decision))
 
     def _hello(self, *, leaving: bool = False) -> pb.ServiceHello:
-        settings, machine = self._settings, self.machine
+        settings, machine, ended_by = self._settings, self.machine, self._ended_by
+        ending = pb.ServiceHello.STOPPED
+        if ended_by is not None:
+            ending = pb.ServiceHello.DIVERGED if isinstance(ended_by, DivergedError) else pb.ServiceHello.FAILED
         outbox = machine.outbox if machine is not None else None
         fetching = self._fetcher is not None and bool(self._fetcher.problem)
         return pb.ServiceHello(
@@ -485,7 +501,8 @@ class ServiceHost:
             position=machine.position if machine is not None else 0,
             outputCount=outbox.output_count if outbox is not None else 0,
             emittedEnd=outbox.emitted_end if outbox is not None else 0,
-            problem=self.problem,
+            problem=self.problem if ended_by is None else _in_words(ended_by),
+            ending=ending,
             life=self._keeper.life if self._keeper is not None else 0,
             figures=self._figures(),
             version=machine.version if machine is not None else 0,

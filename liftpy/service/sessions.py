@@ -44,6 +44,15 @@ from liftpy.service.wellness import Wellbeing
 from liftpy.wire._pb import service_pb2 as pb
 
 MAX_SERVICES = 16
+STOPPED, FAILED, DIVERGED, SILENT = "stopped", "failed", "diverged", "silent"
+"""How a service has ended: on request, by an error, since its state differs from others', or without a goodbye."""
+_ENDINGS = {pb.ServiceHello.FAILED: FAILED, pb.ServiceHello.DIVERGED: DIVERGED}
+_IN_WORDS = {
+    STOPPED: "it was stopped",
+    FAILED: "it failed",
+    DIVERGED: "its state differs from those beside other nodes",
+    SILENT: "nothing is heard from it",
+}
 NO_STOP = -1
 _MAX_PROBLEM = 500
 _NOTHING_YET = {"sinceOutputMs": -1, "sinceSnapshotMs": -1}
@@ -84,7 +93,19 @@ class Replayed:
     finished: bool
 
 
-Effect = Tell | Replayed
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A service has ended, and nobody has stopped it. ``ending``: failed, diverged or silent; ``reason``: in words."""
+
+    service: str
+    ending: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.service} {self.ending}: {self.reason}"
+
+
+Effect = Tell | Replayed | Ended
 
 
 @dataclass(slots=True)
@@ -141,15 +162,20 @@ class _ServiceSession:
 @dataclass(slots=True)
 class _Gone:
     """A service that was here. ``failed_at``: the record that it failed at; -1: none. ``snapshot_position``: its newest snapshot's.
-    ``stopped``: it said that it stops."""
+    ``ending``: stopped, failed, diverged or silent."""
 
     failed_at: int
     snapshot_position: int
     position: int = 0
     has_caught_up: bool = False
     since_ns: int = 0
-    stopped: bool = False
+    ending: str = STOPPED
     problem: str = ""
+
+    @property
+    def reason(self) -> str:
+        """In words, never ''."""
+        return self.problem or _IN_WORDS[self.ending]
 
 
 @dataclass(slots=True)
@@ -182,13 +208,16 @@ class ServiceSessions:
         lease_ms: int,
         patience_ns: int,
         compacted: bool = False,
+        shown_ns: int = 24 * 3600 * NS_PER_S,
     ) -> None:
+        """``shown_ns``: for how long ``ended`` names a service."""
         self._stream, self._uid, self._partition, self._node = key.stream, key.uid, key.partition, node
         self._next_ack_id = first_ack_id
         self._session_ns = session_ns
         self._lease_ms = lease_ms
         self._patience_ns = patience_ns
         self._compacted = compacted
+        self._shown_ns = shown_ns
         self._sessions: dict[str, _ServiceSession] = {}
         self._gone: dict[str, _Gone] = {}
         """Services that were registered and are not."""
@@ -275,36 +304,35 @@ class ServiceSessions:
             return []
         session.failing, session.position = hello.failing, max(session.position, hello.position)
         session.problem = hello.problem[:_MAX_PROBLEM]
-        self._forget(session, now_ns, stopped=True)
+        ended = self._forget(session, now_ns, _ENDINGS.get(hello.ending, STOPPED))
         if self._gate is not None:
             self._gate.names -= {hello.service}
-        return self._gate_moved()
+        return [*ended, *self._gate_moved()]
 
     def _moved(self, session: _ServiceSession, position: int, view: ReplicaView) -> None:
         session.position = position
         if position > view.high_watermark:
             session.excused, session.has_caught_up = False, True
 
-    def expire(self, now_ns: int) -> list[str]:
-        """Forget whose heartbeats have ceased; return their names. A promotion that waits for one goes on waiting, and fails."""
-        late = [name for name, session in self._sessions.items() if now_ns >= session.expires_ns]
-        for name in late:
-            self._forget(self._sessions[name], now_ns)
-        return late
+    def expire(self, now_ns: int) -> list[Ended]:
+        """Forget the services whose heartbeats have ceased. A promotion that waits for one goes on waiting, and fails."""
+        late = [session for session in self._sessions.values() if now_ns >= session.expires_ns]
+        return [ended for session in late for ended in self._forget(session, now_ns, SILENT)]
 
-    def _forget(self, session: _ServiceSession, now_ns: int, *, stopped: bool = False) -> None:
+    def _forget(self, session: _ServiceSession, now_ns: int, ending: str) -> list[Ended]:
         del self._sessions[session.service]
-        self._gone[session.service] = _Gone(
+        gone = self._gone[session.service] = _Gone(
             failed_at=session.position if session.failing else -1,
             snapshot_position=session.snapshot_position,
             position=session.position,
             has_caught_up=session.has_caught_up,
             since_ns=now_ns,
-            stopped=stopped,
+            ending=ending,
             problem=session.differs or session.problem,
         )
         if len(self._gone) > MAX_SERVICES:
             del self._gone[next(iter(self._gone))]
+        return [] if ending == STOPPED else [Ended(session.service, ending, gone.reason)]
 
     @property
     def expires_ns(self) -> int:
@@ -525,6 +553,14 @@ class ServiceSessions:
         """Whether there is one, or was."""
         return bool(self._sessions or self._gone)
 
+    def ended(self, now_ns: int) -> list[Ended]:
+        """The services that have ended within ``shown_ns``, that nobody has stopped, and that have not come back; newest first."""
+        return [
+            Ended(name, gone.ending, gone.reason)
+            for name, gone in reversed(self._gone.items())
+            if gone.ending != STOPPED and now_ns - gone.since_ns < self._shown_ns
+        ]
+
     def gone(self, high_watermark: int, now_ns: int) -> list[dict[str, object]]:
         """For status: those that were registered here since the node began, the last ``MAX_SERVICES``; the longest gone first."""
         return [
@@ -536,7 +572,8 @@ class ServiceSessions:
                 "failing": gone.failed_at >= 0,
                 "snapshot": gone.snapshot_position,
                 "gone_s": round(max(0, now_ns - gone.since_ns) / NS_PER_S, 1),
-                "problem": gone.problem or ("it was stopped" if gone.stopped else "nothing is heard from it"),
+                "ending": gone.ending,
+                "problem": gone.reason,
             }
             for name, gone in self._gone.items()
         ]

@@ -235,6 +235,7 @@ def _moved(view: PartitionView, bounds: Bounds) -> PartitionView:
         end_offset=bounds.end_offset,
         compacted=bounds.compacted,
         end_epoch=bounds.end_epoch,
+        deletes_end=bounds.deletes_end,
         starting_at=None,
         ending_at=None,
     )
@@ -284,6 +285,7 @@ def _view_of(
         end_offset=bounds.end_offset,
         compacted=bounds.compacted,
         end_epoch=bounds.end_epoch,
+        deletes_end=bounds.deletes_end,
         starting_at=starting_at,
         ending_at=None if ending_at is None else min(ending_at, bounds.end_offset),
     )

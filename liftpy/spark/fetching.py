@@ -7,6 +7,8 @@ checked by ``liftpy.client.progress``; here are the checks that need the plan: n
 A span is a range of offsets whose bytes should fit one answer: guessed from the bytes per record seen so far, and cut at
 multiples of the batches' record count, because a batch that two spans share is sent twice.
 
+A range of a compacted stream whose end nobody named ends where the compaction of the replicas that answered had looked [R11].
+
 That is the sure way: each span is asked for until it is there, of whichever replica, over the link's connection. ``lined`` is the fast
 one, for what needs no care; what it does not get is fetched here.
 """
@@ -17,9 +19,11 @@ import concurrent.futures
 import logging
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 
 from liftpy.client.admin import Admin
 from liftpy.client.consumer import PartitionReader, ReadOptions
+from liftpy.client.positions import Bounds
 from liftpy.client.progress import ReadProgress
 from liftpy.client.slices import BatchSlice
 from liftpy.dataclass import dataclass
@@ -96,26 +100,46 @@ def fetch_range(link: Link, planned: PlannedRange, rules: FetchRules) -> Iterato
     Closing the generator early (a LIMIT does) stops what is in flight.
     """
     guess, leader_epoch, node = SpanGuess(), planned.start_epoch, first_choice(planned, rules)
-    flying: deque[concurrent.futures.Future[_Fetched]] = deque()
+    flying: deque[tuple[PlannedRange, concurrent.futures.Future[_Fetched]]] = deque()
     first = _Span(planned, rules, planned.start_offset, planned.end_offset, node, SPAN_BYTES, one_answer=True)
-    flying.append(link.submit(_fetch_span(link, first)))  # this one tells how large the others should be
+    flying.append((planned, link.submit(_fetch_span(link, first))))  # this one tells how large the others should be
     next_offset = None
+    compacted_end = planned.end_offset
     try:
         while flying:
-            fetched = result_of(flying.popleft(), rules.patience_s * 4)
-            leader_epoch, node = check_pieces(planned, fetched.pieces, leader_epoch), fetched.node
+            of, future = flying.popleft()
+            fetched = result_of(future, rules.patience_s * 4)
+            leader_epoch, node = check_pieces(of, fetched.pieces, leader_epoch), fetched.node
             guess.learn(fetched.pieces)
             next_offset = fetched.next_offset if next_offset is None else next_offset
+            if planned.moves_end and fetched.compacted_end > compacted_end:
+                compacted_end = fetched.compacted_end
+                planned = _moved(link, planned, rules, compacted_end)
             while len(flying) < IN_FLIGHT and next_offset < planned.end_offset:
                 end = min(next_offset + guess.span_records(), planned.end_offset)
                 span = _Span(planned, rules, next_offset, end, node, guess.answer_bytes(end - next_offset))
-                flying.append(link.submit(_fetch_span(link, span)))
+                flying.append((planned, link.submit(_fetch_span(link, span))))
                 next_offset = end
             if fetched.pieces:
                 yield fetched.pieces
     finally:
-        for future in flying:
+        for _, future in flying:
             future.cancel()
+
+
+def _moved(link: Link, planned: PlannedRange, rules: FetchRules, compacted_end: int) -> PlannedRange:
+    """``planned``, up to where compaction had looked when records of it were read: those that are gone because of later ones are
+    superseded below that [R11]. Not past what is committed now."""
+
+    async def bounds() -> Bounds:
+        transport = await link.transport(rules.patience_s)
+        options = ReadOptions(patience_s=rules.patience_s)
+        reader = PartitionReader(transport, link.subjects, planned.stream, planned.partition, options)
+        return (await reader.bounds(planned.uid))[0]
+
+    now = link.call(bounds(), rules.patience_s * 4)
+    end = max(planned.end_offset, min(compacted_end, now.end_offset))
+    return replace(planned, end_offset=end, leader_epoch=max(planned.leader_epoch, now.leader_epoch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +161,13 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Fetched:
-    """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last."""
+    """What a span gave. ``next_offset``: the first offset after it that was not asked for. ``node``: who answered last.
+    ``compacted_end``: exclusive, the greatest place up to where the compaction of those that answered had looked."""
 
     pieces: list[BatchSlice]
     next_offset: int
     node: str
+    compacted_end: int
 
 
 def fetch_part(
@@ -184,7 +210,7 @@ async def _fetch_span(link: Link, span: _Span) -> _Fetched:
         except UnavailableError:
             await exists()
             raise
-    return _Fetched(pieces, progress.next_offset, progress.node)
+    return _Fetched(pieces, progress.next_offset, progress.node, progress.compacted_end)
 
 
 async def _is_there(admin: Admin, planned: PlannedRange) -> None:

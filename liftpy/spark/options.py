@@ -92,6 +92,8 @@ NO_TABLES = (
     "A table of the catalog (CREATE TABLE ... USING liftpy, saveAsTable) can't be a stream: Spark gives a Python source none of the "
     "table's options: use CREATE TEMPORARY VIEW orders USING liftpy OPTIONS (nats '...', stream 'orders'), and to write save or start"
 )
+_OF_TABLES = ("provider", "owner", "external", "is_managed_location")
+"""Properties that Spark's catalog gives each table, and a source as if they were options."""
 _READ_FROM = ("nearest", "files", "leader")
 _SIZE = re.compile(r"([0-9]{1,19})([kmg]?)b?")
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30}
@@ -245,8 +247,15 @@ def _known(name: str) -> str:
             raise ConfigError(f"{name} is an option of Kafka's source: use {KAFKA[name.lower()]} here")
         if name.lower().startswith("kafka."):
             raise ConfigError(f"{name} is an option of Kafka's clients and means nothing here. Known are: {', '.join(OPTIONS)}")
+        check_no_table(name)
         raise ConfigError(f"unknown option {shown(name)}{did_you_mean(name, OPTIONS)}. Known are: {', '.join(OPTIONS)}")
     return spelled
+
+
+def check_no_table(name: str) -> None:
+    """Raise ConfigError for an option that says that this is a table of Spark's catalog."""
+    if name.lower() in _OF_TABLES or name.lower().startswith("option."):
+        raise ConfigError(NO_TABLES)
 
 
 def access_of(values: Mapping[str, str]) -> Access:

@@ -25,6 +25,7 @@ class PartitionView:
     ``ending_at``: first offset stamped at or after the wanted times, None when no time was asked for. ``end_epoch``: LeaderEpoch of
     the last committed record, 0: not known. ``cut_at``: an unclean election lost records that were read or planned: at most those
     below it are the same; None: not so. ``lost_ends``: ends, exclusive, of what was read or planned, that were lost.
+    ``deletes_end``: exclusive: delete markers below it may be gone.
     """
 
     stream: str
@@ -41,6 +42,7 @@ class PartitionView:
     end_epoch: int = 0
     cut_at: int | None = None
     lost_ends: tuple[int, ...] = ()
+    deletes_end: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -62,7 +64,8 @@ class PlannedRange:
     has one below it: those of the record at its end and of the one before it, where they are known (else the leader's, and 0), so
     that a record rewritten since by an unclean election shows. ``last``: (offset, LeaderEpoch) of the last record of the range that
     this one was cut from, epoch 0: not known. ``leader``, ``replicas``: who may serve.
-    ``compacted``: there may be fewer records than offsets. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
+    ``compacted``: there may be fewer records than offsets. ``moves_end``: the end moves to where the compaction of the replicas that
+    answer has looked [R11], because nobody named it. ``planned_ns``: when a batch query was planned, ns since 1970; 0 in a
     streaming query, whose micro-batches are the same whenever they are planned.
     """
 
@@ -78,6 +81,7 @@ class PlannedRange:
     planned_ns: int = field(default=0, compare=False)
     start_epoch: int = 0
     last: tuple[int, int] = (-1, 0)
+    moves_end: bool = False
 
     @property
     def record_count(self) -> int:
@@ -221,6 +225,16 @@ def with_epochs(ranges: list[PlannedRange], start_epochs: Bounds, end_epochs: Bo
             )
         )
     return found
+
+
+def with_moving_ends(ranges: list[PlannedRange], ending: OffsetSpec, views: Views) -> list[PlannedRange]:
+    """``ranges``, which end at ``ending``, of which those of compacted partitions up to ``latest`` move their end [R11]: nobody named
+    it. ``views``: of these ranges."""
+    if ending.timed or ending.back_records:
+        return ranges
+    named = dict(ending.offsets)
+    moving = {key for key, view in views.items() if view.compacted and named.get(key, LATEST) == LATEST}
+    return [replace(one, moves_end=True) if (one.stream, one.partition) in moving else one for one in ranges]
 
 
 def _kept(view: PartitionView, start: int, end: int) -> tuple[PlannedRange | None, str]:

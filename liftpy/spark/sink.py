@@ -18,8 +18,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+import crc32c
 import pyarrow as pa
 import pyspark
 from pyspark import TaskContext
@@ -30,7 +31,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from liftpy.client.admin import Admin
-from liftpy.client.rounds import Round
+from liftpy.client.rounds import PlanChangedError, Round
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, PublishRejectedError
 from liftpy.spark.failures import SourceError, coded
@@ -38,14 +39,34 @@ from liftpy.spark.link import Link, link_to
 from liftpy.spark.sending import Appending, Range, Sent, StrangeTask, gathered, send_round, strange_task
 from liftpy.spark.sink_options import SinkOptions
 from liftpy.spark.sink_rows import check_schema
+from liftpy.wire.producer_note import MAX_PLAN
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """TaskContext's local properties in a streaming query's tasks."""
 END_OF_INPUT = SpecialLengths.END_OF_STREAM.to_bytes(4, "big", signed=True)
 """What the JVM writes behind a task's input that was complete, and only then."""
 _MARK_BYTES = len(END_OF_INPUT)
+ADAPTIVE = "spark.sql.adaptive.enabled"
+ADAPTIVE_STREAMING = "spark.sql.adaptive.streaming.stateless.enabled"
+_COUNTS = {"spark.sql.shuffle.partitions": "200", "spark.default.parallelism": ""}
+"""Setting that decides how many tasks there are -> its default."""
+_COUNTS_WHEN_ADAPTIVE = (
+    "spark.executor.instances",
+    "spark.executor.cores",
+    "spark.cores.max",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes",
+    "spark.sql.adaptive.coalescePartitions.enabled",
+    "spark.sql.adaptive.coalescePartitions.minPartitionNum",
+    "spark.sql.adaptive.coalescePartitions.minPartitionSize",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst",
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum",
+)
 _SLOWEST_BYTES_S = 100_000
 _LOOK_S = 600.0
+_FIX_COUNT = (
+    f"The number of tasks must stay: set {ADAPTIVE_STREAMING}=false (for batch writes {ADAPTIVE}=false; adaptive execution goes by the "
+    'number of cores), or name it, repartition(8, "key"), and keep spark.sql.shuffle.partitions and minPartitions'
+)
 _logger = logging.getLogger(__name__)
 
 
@@ -69,9 +90,26 @@ def sink_options(given: dict[str, str], schema: StructType, overwrite: bool) -> 
     return options
 
 
+def counting_settings(setting: Callable[[str], str | None], *, streaming: bool) -> dict[str, str]:
+    """What decides the number of a query's tasks, as far as a task can know it. ``setting``: of the task's local properties, in which
+    Spark has the settings of the session. The number itself Spark tells no Python task."""
+    names = (ADAPTIVE, ADAPTIVE_STREAMING) if streaming else (ADAPTIVE,)
+    found = {name: setting(name) or "true" for name in names}
+    found |= {name: setting(name) or default for name, default in _COUNTS.items()}
+    if "false" not in (found[name].lower() for name in names):
+        found |= {name: setting(name) or "" for name in _COUNTS_WHEN_ADAPTIVE}
+        master = setting("spark.master") or ""
+        found["spark.master"] = master if master.startswith("local") else ""  # of a cluster it does not say how large it is
+    return found
+
+
+def _plan_of(settings: Mapping[str, str]) -> int:
+    return crc32c.crc32c(repr(sorted(settings.items())).encode()) % MAX_PLAN + 1
+
+
 @contextlib.contextmanager
-def _explained(round: Round | None) -> Iterator[None]:
-    """What a task fails with, by its code; what nobody can know of a round in words."""
+def _explained(round: Round | None, settings: Mapping[str, str] | None = None) -> Iterator[None]:
+    """What a task fails with, by its code; what nobody can know of a round in words. ``settings``: of the round's plan."""
     try:
         with coded():
             yield
@@ -80,6 +118,14 @@ def _explained(round: Round | None) -> Iterator[None]:
         if not isinstance(behind, PublishRejectedError):
             raise
         text = str(behind)
+        if isinstance(behind, PlanChangedError) and round is not None:
+            given = ", ".join(f"{name}={value}" for name, value in sorted((settings or {}).items()) if value)
+            raise SourceError(
+                f"[TASKS_CHANGED] batch {round.number} of {round.run} was begun under other settings, which can give it another "
+                "number of tasks than now: its records would be stored twice. This task has stored nothing. The settings are now: "
+                f"{given}. Run the batch again as it was begun, with as many cores and the same settings. {_FIX_COUNT}",
+                "TASKS_CHANGED",
+            ) from behind
         if behind.reason == "DIVERGED_PRODUCER" and round is not None:
             text += (
                 f". Batch {round.number} of {round.run}, task {round.part}, was written before, in part at least, and this time the "
@@ -139,9 +185,13 @@ def _coming(pipe: io.BufferedReader, count: int) -> bytes:
         return b""
 
 
-def write_round(link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int) -> Written:
-    """A task's share of a micro-batch, each row once, however often and wherever it is run."""
-    with _explained(round):
+def write_round(
+    link: Link, options: SinkOptions, batches: Iterable[pa.RecordBatch], round: Round, attempt: int, settings: Mapping[str, str]
+) -> Written:
+    """A task's share of a micro-batch, each row once, however often and wherever it is run. ``settings``: that decide how many tasks
+    there are."""
+    round = round._replace(plan=_plan_of(settings))
+    with _explained(round, settings):
         rows = gathered(whole_input(batches), options)
 
         async def send() -> Sent:
@@ -193,7 +243,8 @@ class LiftStreamWriter(DataSourceStreamArrowWriter):
             if not query or not batch:
                 raise ConfigError(f"Spark does not say which micro-batch this is ({QUERY_ID}, {BATCH_ID})")
             round = Round(query, task.partitionId(), int(batch))
-        return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber())
+            settings = counting_settings(task.getLocalProperty, streaming=True)
+        return write_round(link_to(self.options.access), self.options, iterator, round, task.attemptNumber(), settings)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Everything is stored already; it is said what. Raises SourceError where the tasks were others than in an earlier run."""
@@ -216,7 +267,8 @@ class LiftWriter(DataSourceArrowWriter):
         link, attempt = link_to(options.access), task.attemptNumber()
         if not options.write_id:
             return append(link, options, iterator, task.partitionId(), attempt)
-        return write_round(link, options, iterator, Round(f"write:{options.write_id}", task.partitionId(), 0), attempt)
+        round = Round(f"write:{options.write_id}", task.partitionId(), 0)
+        return write_round(link, options, iterator, round, attempt, counting_settings(task.getLocalProperty, streaming=False))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Everything is stored already; it is said what. Raises SourceError as of a streaming query, under a ``writeId``."""
@@ -246,9 +298,8 @@ def check_tasks(link: Link, options: SinkOptions, messages: Sequence[WriterCommi
         raise SourceError(
             f"[TASKS_CHANGED] batch {done.number} of {done.run} was begun with {found.part + 1} tasks or more, and run again "
             f"with {len(messages)}: records that its task {found.part} had stored are in {found.stream}/{found.partition} twice, and "
-            "perhaps others. The number of tasks must stay: set spark.sql.adaptive.streaming.stateless.enabled=false (adaptive "
-            'execution goes by the number of cores), or name it, repartition(8, "key"), and keep spark.sql.shuffle.partitions and '
-            "minPartitions. Then begin with a new checkpoint (or writeId) and a new stream, or drop the records that are there twice",
+            f"perhaps others. {_FIX_COUNT}. Then begin with a new checkpoint (or writeId) and a new stream, or drop the records that "
+            "are there twice",
             "TASKS_CHANGED",
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError
 from liftpy.ids import check_published, shown
-from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, choice_of, seconds_of, whole_number_of
+from liftpy.spark.options import KAFKA, OPTIONS, Access, access_of, check_no_table, choice_of, seconds_of, whole_number_of
 from liftpy.spark.schema import did_you_mean
 
 SINK_OPTIONS = {
@@ -79,6 +79,7 @@ def _known(name: str) -> str:
         )
     if name.lower() in KAFKA:
         raise ConfigError(f"{name} is an option of Kafka's sink: use {KAFKA[name.lower()]} here")
+    check_no_table(name)
     near = did_you_mean(name, SINK_OPTIONS)
     whose = " is one of reading, not of writing" if name.lower() in map(str.lower, OPTIONS) else ""
     raise ConfigError(f"unknown option {shown(name)}{whose}{near}. Known are: {', '.join(SINK_OPTIONS)}")

@@ -51,6 +51,7 @@ from liftpy.spark.planning import (
     resolve_ends,
     resolve_starts,
     with_epochs,
+    with_moving_ends,
 )
 from liftpy.spark.reading import read_planned
 from liftpy.spark.schema import arrow_schema, check_columns
@@ -143,7 +144,8 @@ class LiftReader(DataSourceReader):
             keys = [(planned.stream, planned.partition) for planned in ranges]
             before = {key: told.before_epoch for key, told in zip(keys, facts, strict=True)}
             last = {key: told.end_epoch for key, told in zip(keys, facts, strict=True)}
-            ranges = _split(with_epochs(ranges, before, last), options, catalog)
+            ranges = with_moving_ends(with_epochs(ranges, before, last), ending, views)
+            ranges = _split_where_ends_stay(ranges, options, catalog)
         return _input_partitions([replace(planned, planned_ns=now_ns) for planned in ranges], losses)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -341,6 +343,16 @@ def _met(ended: StreamOffsets, ranges: list[PlannedRange]) -> Bounds:
 
 def _split(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
     return split_at_borders(ranges, options.min_partitions, options.max_records_per_partition, catalog.measure)
+
+
+def _split_where_ends_stay(ranges: list[PlannedRange], options: SourceOptions, catalog: Catalog) -> list[PlannedRange]:
+    """As ``_split``, but a partition whose end moves is one task: only who has read all of it knows up to where it goes on [R11]."""
+    whole, others = [one for one in ranges if one.moves_end], [one for one in ranges if not one.moves_end]
+    if whole and (options.min_partitions > len(ranges) or options.max_records_per_partition):
+        _logger.info("minPartitions and maxRecordsPerPartition do not cut compacted streams that are read up to latest")
+    wanted = replace(options, min_partitions=max(0, options.min_partitions - len(whole)))
+    pieces = _split(others, wanted, catalog) if others else []
+    return sorted([*whole, *pieces], key=lambda one: (one.stream, one.partition, one.start_offset))
 
 
 def _left_behind(begun: StreamOffsets, ended: StreamOffsets, again: set[str]) -> Iterator[str]:

@@ -44,13 +44,16 @@ _POLL_S = 0.005
 
 @dataclass(slots=True)
 class FakePartition:
-    """One partition's log. ``log_start_offset`` inclusive; ``high_watermark`` inclusive, raised by ``append``."""
+    """One partition's log. ``log_start_offset`` inclusive; ``high_watermark`` inclusive, raised by ``append``. ``compacted_end``,
+    ``deletes_end``: exclusive, as answers tell them."""
 
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     log_start_offset: int = 0
     high_watermark: int = NO_OFFSET
     leader_epoch: int = 1
     compacted: bool = False
+    compacted_end: int = 0
+    deletes_end: int = 0
 
     @property
     def log_end_offset(self) -> int:
@@ -255,6 +258,7 @@ class FakeNode:
         high_watermark = min(partition.high_watermark, self.lagging.get(node, partition.high_watermark))
         head.streamUid, head.leaderEpoch, head.compacted = stream.uid, partition.leader_epoch, partition.compacted
         head.highWatermark = high_watermark
+        head.compactedEnd, head.deletesEnd = partition.compacted_end, partition.deletes_end
         head.logStartOffset = max(partition.log_start_offset, self.trimmed.get(node, 0))
         if request.streamUid and request.streamUid != stream.uid:
             head.error = _Error.WRONG_STREAM

@@ -20,6 +20,8 @@ from liftpy.wire._pb import client_pb2
 
 MAX_NAME_BYTES = 255
 MAX_UID_BYTES = 128
+PLAN_SHIFT = 54
+MAX_PLAN = 511
 _FORMAT = struct.Struct("<HHBB2xIqQ")
 
 
@@ -72,6 +74,12 @@ class SourcePosition(NamedTuple):
     def source(self) -> tuple[str, int]:
         """(stream uid, partition): within it positions can be compared."""
         return self.stream_uid, self.partition
+
+    @property
+    def plan(self) -> int:
+        """In a round of a producer (``liftpy.client.rounds``): the number of the plan by which its records are shared out among
+        producers, up to MAX_PLAN; 0: not said. No stream is so long that an offset of it has these bits."""
+        return self.offset >> PLAN_SHIFT
 
     def message(self) -> client_pb2.SourcePosition:
         """As it travels beside a batch."""

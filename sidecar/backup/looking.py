@@ -51,6 +51,8 @@ class Pruned:
     files: tuple[str, ...]
     size_bytes: int
     waits_for: tuple[str, ...]
+    of_backups: int
+    """How many there were."""
 
 
 def list_backups(store: Store) -> list[Listed]:
@@ -152,7 +154,9 @@ def prune_backups(store: Store, keep: int, now: datetime, *, dry_run: bool = Fal
         for path, backup in left:
             if backup in died or not _may_run(backup, by):
                 store.remove(path)
-    return Pruned(tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})))
+    return Pruned(
+        tuple(sorted(doomed)), files, sum(sizes[path] for path in files), tuple(sorted({*running, *ended})), len(listed)
+    )
 
 
 def _judged_by(now: datetime, ids: Iterable[str]) -> datetime:

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client
+from liftpy.client.admin import check_min_isr
 from liftpy.cluster.image import StreamImage
 from liftpy.cluster.movements import movements
 from sidecar.cli.movement import follow, timeout_option, wait_option
@@ -46,6 +47,8 @@ def alter(
 
     async def work(client: Client) -> tuple[StreamImage, StreamImage, StreamImage]:
         before = await client.stream(name)
+        if factor is not None:
+            check_min_isr(before.config, factor)
         decided = await client.alter_stream(name, factor or 0, dry_run=dry_run, **settings)
         if not as_json:
             _show(before, decided, factor, settings, dry_run)

@@ -182,11 +182,19 @@ def prune(url: str, keep: int, dry_run: bool, died: tuple[str, ...], as_json: bo
     written that died goes when it is a day old and another one has begun half a day after it."""
     done = prune_backups(Store.at(url), keep, datetime.now(UTC), dry_run=dry_run, died=died)
     if as_json:
-        shown = {"backups": done.backups, "files": len(done.files), "size_bytes": done.size_bytes, "waits_for": done.waits_for}
+        shown = {
+            "backups": done.backups,
+            "of_backups": done.of_backups,
+            "files": len(done.files),
+            "size_bytes": done.size_bytes,
+            "waits_for": done.waits_for,
+        }
         click.echo(json.dumps(shown))
         return
     verb = "would go" if dry_run else "are gone"
-    click.echo(f"{len(done.backups)} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}")
+    click.echo(
+        f"{len(done.backups)} of {done.of_backups} backups and {len(done.files)} pieces ({done.size_bytes / _MIB:.1f} MiB) {verb}"
+    )
     for running in done.waits_for:
         click.echo(f"{running} is being made, or has died, and no backup has begun half a day after it: what it may use stays")
         click.echo(f"if you know that its process has ended: liftpy backup prune URL --keep {keep} --died {running}")

@@ -40,7 +40,8 @@ def health(
 ) -> int:
     """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered.
 
-    A cluster is healthy when the metadata group commits and no node is fenced, silent or below the level. So it is 1 on that side of a
+    A cluster is healthy when the metadata group commits, no node is fenced, silent or below the level, and no replicated service has
+    ended or stands still beside a node (with --live that is not asked). So it is 1 on that side of a
     split that goes on, too, where the nodes of the other side are fenced: the first line says that the group commits. On the other
     side it is 3.
     """
@@ -81,10 +82,29 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
             continue
         why = "; ".join(f"{check}: {reason}" for check, reason in said["checks"].items() if reason)
         lines.append(f"[+] {name}: {level}" if said["health"][level] else f"[-] {name}: not {level}: {why}")
+        if node_id is None and level != "live":
+            lines += await _services(cluster, name)
     if probe:
         lines += await _probed(target)
     well = not any(line.startswith("[-]") for line in lines)
     return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
+
+
+async def _services(client: NodeViews, node_id: str) -> list[str]:
+    """A line for the replicated services beside the node that have ended, and one for those that stand still; none where all go on."""
+    try:
+        glance = await client.node_glance(node_id, _TIMEOUT_S)
+    except (UnavailableError, OutcomeUnknownError, ProtocolError):
+        return []  # it has just said how it is
+    lines = []
+    if glance is not None and glance.services_ended:
+        why = "; ".join(glance.ended_services) or str(glance.services_ended)
+        lines.append(f"[-] {node_id}: services have ended: {why}")
+    if glance is not None and glance.services_failing:
+        lines.append(
+            f"[-] {node_id}: {glance.services_failing} services stand at a record that they cannot apply: liftpy status"
+        )
+    return lines
 
 
 async def said_by(client: NodeViews, node_id: str) -> dict[str, Any] | None:

@@ -227,7 +227,7 @@ async def _run(
 
     Each has its own connection, lock, snapshots and role: none waits for another. Raises what has ended the first.
     """
-    stopping = asyncio.Event()
+    stopping, failure = asyncio.Event(), [""]
     for number in (signal.SIGINT, *stop_signals()):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     stopped = attended(stopping.wait())
@@ -237,11 +237,14 @@ async def _run(
         await asyncio.wait((finding, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not finding.done():
             return
-        running += [attended(_run_one(factory, replace(settings, partition=n), target, stopping)) for n in finding.result()]
+        running += [
+            attended(_run_one(factory, replace(settings, partition=n), target, stopping, failure)) for n in finding.result()
+        ]
         first, others = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if others and not stopping.is_set():
-            numbers = sorted(finding.result()[running.index(task)] for task in first)
-            logger.error("%s: partition %s has ended, and so all end", settings.stream, ", ".join(map(str, numbers)))
+            numbers = ", ".join(map(str, sorted(finding.result()[running.index(task)] for task in first)))
+            logger.error("%s: partition %s has ended, and so all end", settings.stream, numbers)
+            failure[0] = f"partition {numbers} of the same process has ended"
         stopping.set()
         if others:
             await asyncio.wait(others)
@@ -276,15 +279,17 @@ async def _all_partitions(settings: ServiceSettings, target: Target) -> Sequence
             await connection.close()
 
 
-async def _run_one(factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event) -> None:
-    """One instance, until ``stopping``; raises what ends it otherwise."""
+async def _run_one(
+    factory: Callable[[], Service], settings: ServiceSettings, target: Target, stopping: asyncio.Event, failure: list[str]
+) -> None:
+    """One instance, until ``stopping``, for the ``failure`` in there or on request; raises what ends it otherwise."""
     connecting = attended(_connect(settings, target))
     stopped = attended(stopping.wait())
     try:
         await asyncio.wait((connecting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if connecting.done():
             host = ServiceHost(factory, settings, Transport(connecting.result()), target.namespace)
-            stopped.add_done_callback(lambda _: host.stop())
+            stopped.add_done_callback(lambda _: host.stop(failure[0]))
             await host.run()
     finally:
         await end_tasks((connecting, stopped))

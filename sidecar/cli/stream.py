@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 
 from liftpy.client import Client, ReadOptions
+from liftpy.client.admin import DEFAULT_REPLICAS
 from liftpy.client.plans import PlacementPlan, PlacementWish
 from liftpy.cluster.image import INSUFFICIENT_NODES, StreamImage
 from liftpy.cluster.placement import DEFAULT_POLICY
@@ -32,7 +33,6 @@ from sidecar.cli.tables import table
 from sidecar.cli.truncate import truncate
 from sidecar.settings import Target
 
-DEFAULT_REPLICAS = 3
 _PATIENCE_S = 2.0
 """So long a leader is waited for that says how many records there are."""
 
@@ -80,7 +80,7 @@ def create(
     """Attach a new stream NAME to a NATS subject. Without enough nodes it waits for them."""
     if placement.assignment and partitions not in (None, len(placement.assignment)):
         raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
-    copies = min(map(len, placement.assignment)) if placement.assignment else replicas
+    copies = min(len(nodes) for _, nodes in placement.assignment) if placement.assignment else replicas or DEFAULT_REPLICAS
     if copies and config.min_isr > copies:
         raise click.UsageError(
             f"--min-isr {config.min_isr}: a partition has {_count(copies, 'replica')}; set --replicas higher"

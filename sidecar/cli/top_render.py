@@ -204,6 +204,7 @@ def _detail(row: NodeRow) -> list[Text]:
             f"leads {glance.leads:,} of {glance.replicas:,} copies; slowest: {glance.lag_records:,} records, {glance.lag_s:.1f} s",
             f"under-replicated {glance.under_replicated:,}, at min.isr {glance.at_min_isr:,}, under it {glance.under_min_isr:,}, "
             f"failed {glance.failed:,}, services that stand {glance.services_failing:,}",
+            f"services that have ended {glance.services_ended:,}" + "".join(f"; {one}" for one in glance.ended_services),
             f"disk {1 - glance.disk_free:.0%} used, room for publishes {glance.queued:.0%} used, "
             f"NATS {'connected' if glance.nats_connected else 'away'}",
         ]

@@ -24,7 +24,7 @@ from nats.aio.client import Client
 from liftpy.client.ending import end_tasks
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.image import ClusterImage
-from liftpy.errors import ConfigError, LiftError
+from liftpy.errors import ConfigError, LiftError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -42,6 +42,8 @@ _ASK_TIMEOUT_S = 0.3
 _ASK_TIMES = 3
 """For a group that runs. Where nobody listens the bus says so at once."""
 _SAY_EVERY_S = 60.0
+STORAGE_AGAIN_S = 5.0
+"""Between two tries to become a controller on a disk that takes nothing."""
 
 MakeMember = Callable[[ControllerList | None], RaftMember]
 
@@ -176,8 +178,17 @@ class GroupRole:
 
     async def _become_a_member(self, feed: FeedSubscriber) -> None:
         logger.info("%s becomes a controller: %s", self._settings.node_id, self.controllers.said())
-        self._next = member = self._make_member(self.controllers)
-        await member.start()  # bounded by being named: who is taken back is told so
+        try:
+            self._next = member = self._make_member(self.controllers)
+            await member.start()  # bounded by being named: who is taken back is told so
+        except (StorageError, OSError) as error:  # its disk is full, say: a node that only follows the feed goes on without
+            again = f"trying again in {STORAGE_AGAIN_S:g} s, free space or take it out with: liftpy controllers remove"
+            logger.error("%s can't become a controller: %s: %s", self._settings.node_id, error, again)
+            made, self._next = self._next, None
+            if made is not None:
+                await made.stop()
+            await asyncio.sleep(STORAGE_AGAIN_S)
+            return
         if not member.is_member or self._stays:
             self._left_at = max(self._left_at, member.left_at)
             self._next = None

@@ -16,7 +16,9 @@ logger = logging.getLogger("liftpy.partitions")
 _ATTEMPT_S = 2.0
 _PAUSE_S = 0.2
 _GIVE_UP_AFTER_S = 30.0
-"""Without an answer for so long the folder is kept; an operator finds it among those that the cluster does not know."""
+"""Without an answer for so long the partition ends with its data, which is asked for later (``LATER_S``)."""
+LATER_S = 30.0
+"""Between two tries to delete what no controller has confirmed."""
 _REMEMBERED = 10_000
 
 
@@ -36,8 +38,8 @@ class Deletions:
         """The node stops: nothing is deleted any more, and nobody waits for an answer."""
         self._closed.set()
 
-    async def allowed(self, key: PartitionKey) -> bool:
-        """Whether what is held of ``key`` may be deleted, as the image says; never raises."""
+    async def allowed(self, key: PartitionKey) -> bool | None:
+        """Whether what is held of ``key`` may be deleted, as the image says; None: no controller says anything. Never raises."""
         if self._decides():
             return True
         lock = self._asking.setdefault(key.uid, asyncio.Lock())
@@ -48,7 +50,7 @@ class Deletions:
             if not lock.locked():
                 self._asking.pop(key.uid, None)
 
-    async def _asked(self, key: PartitionKey) -> bool:
+    async def _asked(self, key: PartitionKey) -> bool | None:
         deadline = time.monotonic() + _GIVE_UP_AFTER_S
         while not self._closed.is_set() and time.monotonic() < deadline:
             response = await self._group.propose(question(key), _ATTEMPT_S)
@@ -67,7 +69,7 @@ class Deletions:
                 self._remember(key.uid)
             return allowed
         logger.warning("%s: no controller confirms that it is not held here any more: its data is kept", key)
-        return False
+        return None
 
     def _remember(self, uid: str) -> None:
         self._gone[uid] = None

@@ -13,11 +13,13 @@ from collections.abc import Callable, Collection
 
 from liftpy.client.ending import end_tasks
 from liftpy.cluster.codec import pause_to_pb
+from liftpy.cluster.decisions.nodes import MAX_REASON
 from liftpy.cluster.wishes import Wishes, purge_report
 from liftpy.ids import PartitionKey
 from liftpy.partition import PartitionState
 from liftpy.replica import effects as do
 from liftpy.replica.events import Event, IsrChangeAnswered
+from liftpy.service.sessions import Ended
 from liftpy.wire._pb import cluster_pb2 as pb
 from sidecar.metadata.group import MetadataGroup
 from sidecar.partition.chatter import CHATTER
@@ -164,6 +166,20 @@ class Proposals:
         request = purge_report(key, state, self._node_id, self._incarnation, purged)
         if request is not None:
             self._ask(key, request)
+
+    def report_service(self, key: PartitionKey, ended: Ended) -> None:
+        """Tell that a service beside this node has ended; nobody waits for the answer."""
+        report = pb.ReportService(
+            stream=key.stream,
+            uid=key.uid,
+            partition=key.partition,
+            node=self._node_id,
+            incarnation=self._incarnation,
+            service=ended.service,
+            ending=ended.ending,
+            reason=ended.reason[:MAX_REASON],
+        )
+        self._ask(key, pb.ControlRequest(reportService=report))
 
     def _ask(self, key: PartitionKey, request: pb.ControlRequest) -> None:
         def answered(response: pb.ControlResponse | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from liftpy.replica.phases import Leading, RoleName
 from liftpy.replica.replica import Replica
 from liftpy.request_guard import RequestGuard
 from liftpy.service.agreement import MAX_POSITIONS, Agreement, Difference
-from liftpy.service.sessions import Effect, Replayed, ReplicaView, ServiceSessions, Tell
+from liftpy.service.sessions import Effect, Ended, Replayed, ReplicaView, ServiceSessions, Tell
 from liftpy.service.versions import CodeVersions
 from liftpy.service.wellness import MAX_REPORTED, QUIET_ROUNDS, REPORT_EVERY_S, Wellbeing, Wellness
 from liftpy.shares import WHOLE, WorkerShare
@@ -42,6 +42,9 @@ SESSION_LEASES = 2
 """A service is forgotten after so many leases (of ``ReplicationConfig.lease_s``) without a heartbeat: after the candidate's
 time-out, so that one that hangs fails a promotion before it is forgotten."""
 _EVERY_NS = round(REPORT_EVERY_S * NS_PER_S)
+_EVENTS, _EVENTS_EVERY_NS = 4, 60 * NS_PER_S
+"""So many ends of services become events of the cluster, in so long; one that is started again and again is not an event each time."""
+NOT_EVENTS = "ends of services that became no events"
 _ACK_IDS_PER_INCARNATION = 1 << 32
 _BINDING: dict[MessageType, type[pb.ServiceHello | pb.ServiceAck | pb.SnapshotRequest]] = {
     MessageType.SERVICE_HELLO: pb.ServiceHello,
@@ -75,7 +78,9 @@ class PartitionServices:
         inboxes: InboxRule,
         counters: Counter[str],
         compacted: bool = False,
+        report_ended: Callable[[Ended], None] = lambda _: None,
     ) -> None:
+        """``report_ended``: makes the end of a service an event of the cluster."""
         self.key = key
         self._bus = bus
         self._inboxes = inboxes
@@ -104,7 +109,11 @@ class PartitionServices:
             lease_ms=round(config.lease_s * 1000),
             patience_ns=round(config.candidate_timeout_s * NS_PER_S),
             compacted=compacted,
+            shown_ns=round(config.service_ended_s * NS_PER_S),
         )
+        self._report_ended = report_ended
+        self._events_ns: deque[int] = deque(maxlen=_EVENTS)
+        """When the last ends of services were reported as events."""
         self._check = Timer(self._expire)
         self._patience = Timer(self._lose_patience)
         self._checks = False
@@ -194,6 +203,10 @@ class PartitionServices:
     def gone(self) -> list[dict[str, object]]:
         """For status: services that were here and are not."""
         return self._sessions.gone(self._replica.high_watermark, clock.now_ns())
+
+    def ended(self) -> list[Ended]:
+        """For status and metrics: services that have ended, that nobody has stopped."""
+        return self._sessions.ended(clock.now_ns())
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _view(self) -> ReplicaView:
@@ -290,12 +303,21 @@ class PartitionServices:
 
     def _expire(self) -> None:
         """Forget who is silent, and look again when the next may be."""
-        for name in self._sessions.expire(clock.now_ns()):
-            logger.warning("%s: service %s is silent and forgotten until it registers again", self.key, name)
-            self._report_within()
+        self._carry_out([*self._sessions.expire(clock.now_ns())])
         self._checks = len(self._sessions) > 0
         if self._checks:
             self._timers.set(self._check, self._sessions.expires_ns)
+
+    def _has_ended(self, ended: Ended) -> None:
+        logger.warning("%s: service %s has ended: %s: %s", self.key, ended.service, ended.ending, ended.reason)
+        self.touched()
+        self._report_within()
+        now_ns, told = clock.now_ns(), self._events_ns
+        if len(told) == _EVENTS and now_ns - told[0] < _EVENTS_EVERY_NS:
+            self._counters[NOT_EVENTS] += 1
+            return
+        told.append(now_ns)
+        self._report_ended(ended)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -304,6 +326,8 @@ class PartitionServices:
                     asyncio.get_running_loop().call_soon(self._here[inbox], message)
                 case Tell(inbox, message):
                     send_answer(self._bus, (self._inboxes,), self._counters, inbox, (frames.sealed(message),))
+                case Ended():
+                    self._has_ended(effect)
                 case Replayed(_, True):
                     self._feed(events.ReplayFinished(end_offset=self._replay_end_offset))
                 case Replayed(position, False):

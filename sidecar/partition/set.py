@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import nats.errors
 
@@ -32,6 +33,7 @@ from liftpy.shares import WHOLE, WorkerShare
 from liftpy.wire._pb import replication_pb2
 from sidecar import clock
 from sidecar.clock_watch import ClockWatch
+from sidecar.partition.deletions import LATER_S
 from sidecar.partition.garbage import Garbage
 from sidecar.partition.node_counts import NodeCounts, Uncounted
 from sidecar.partition.reads import ReadSubjects
@@ -73,7 +75,9 @@ class Partitions:
         self._deferred: dict[PartitionKey, None] = {}
         """To be opened or stopped, in this order, when fewer are busy."""
         self._retries: dict[PartitionKey, asyncio.TimerHandle] = {}
-        self._busy: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._busy: dict[PartitionKey, asyncio.Task[Any]] = {}
+        self._later: set[asyncio.Task[None]] = set()
+        """Deletions that no controller has confirmed yet."""
         self._endings: dict[PartitionKey, asyncio.Task[None]] = {}
         """Workers that are being stopped."""
         self._changed_meanwhile: set[PartitionKey] = set()
@@ -155,10 +159,11 @@ class Partitions:
         worker = self._workers.get(key)
         return None if worker is None else worker.reads
 
-    def end_of(self, key: PartitionKey) -> int | None:
-        """Where what is committed ends (HW + 1), of a partition of which an in-sync replica is here; None when there is none."""
+    def bounds_of(self, key: PartitionKey) -> tuple[int, int] | None:
+        """(log start, HW + 1) of a partition of which an in-sync replica is here; None when there is none."""
         worker = self._workers.get(key)
-        return worker.high_watermark + 1 if worker is not None and worker.is_in_sync else None
+        in_sync = worker is not None and worker.is_in_sync
+        return (worker.log.log_start_offset, worker.high_watermark + 1) if worker is not None and in_sync else None
 
     def has_everything(self, worker: PartitionWorker) -> bool:
         """Whether the replica holds all that was ever committed: it is in sync, and no unclean election has lost anything."""
@@ -307,10 +312,12 @@ class Partitions:
         self._leading.pop(key, None)
         if self._by_name.get((key.stream, key.partition)) is worker:
             del self._by_name[key.stream, key.partition]
-        gone = self._departures.gone(key, self._image)
-        if gone and not self._stopping and not await self._node.deletions.allowed(key):
-            gone = False
-            self._departures.denied(key)
+        gone, later = self._departures.gone(key, self._image), False
+        if gone and not self._stopping:
+            allowed = await self._node.deletions.allowed(key)
+            gone, later = bool(allowed), allowed is None
+            if allowed is False:
+                self._departures.denied(key)
         if gone:
             logger.info("%s: deleted", key)
         clean = await worker.stop(delete=gone and not self._stopping)
@@ -318,6 +325,22 @@ class Partitions:
         self._all_clean = self._all_clean and clean
         if not self._stopping:
             self._garbage.closed()
+        if later and not self._stopping:
+            self._delete_later(key)
+
+    def _delete_later(self, key: PartitionKey) -> None:
+        task = spawn(self._leave_later(key), f"deleting {key} later")
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _leave_later(self, key: PartitionKey) -> None:
+        """Try again to delete what no controller has confirmed, as long as the image shows that it is gone."""
+        while not self._stopping:
+            await asyncio.sleep(LATER_S)
+            if key in self._workers or key in self._busy or not self._departures.gone(key, self._image):
+                return
+            if await self._leave(key) is not None:
+                return
 
     def _tell(self, worker: PartitionWorker) -> None:
         found = self._wanted(worker.key)
@@ -351,17 +374,22 @@ class Partitions:
             task = self._busy[key] = attended(self._leave(key))  # nothing opens it meanwhile
             task.add_done_callback(partial(self._settled, key))
             await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None and task.result() is None:
+                self._delete_later(key)
 
-    async def _leave(self, key: PartitionKey) -> None:
-        if not await self._node.deletions.allowed(key):
-            return
+    async def _leave(self, key: PartitionKey) -> bool | None:
+        """Delete its data if a controller allows it; return whether one does, None where none says anything."""
+        allowed = await self._node.deletions.allowed(key)
+        if not allowed:
+            return allowed
         try:
             await asyncio.get_running_loop().run_in_executor(self._node.pool, self._node.folder.delete_partition, key)
             self._node.promises.forget(key.folder)
         except (LiftError, OSError) as error:
             logger.error("%s: moved away while this node was down, and can't be deleted: %s", key, error)
-            return
+            return True
         logger.info("%s: deleted: it moved away while this node was down", key)
+        return True
 
     # ---- life --------------------------------------------------------------------------------------------------------------
     async def settled(self) -> None:
@@ -445,7 +473,7 @@ class Partitions:
         self._deferred.clear()
         for retry in self._retries.values():
             retry.cancel()
-        await end_tasks(list(self._aside.values()))
+        await end_tasks([*self._aside.values(), *self._later])
         for task in list(self._busy.values()):
             task.cancel()
         await asyncio.gather(*self._busy.values(), return_exceptions=True)

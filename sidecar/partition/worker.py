@@ -206,6 +206,7 @@ class PartitionWorker:
             subjects=node.subjects,
             hand_over=self._hand_over,
             compacted=self.config.is_cleaned,
+            report_ended=lambda ended: node.proposals.report_service(self.key, ended),
         )
 
     def _join_parts(self) -> None:

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 
 import nats.errors
 
+from liftpy.client.ending import end_tasks
 from liftpy.client.node_answers import RELOAD, object_of
 from liftpy.errors import ConfigError, UnavailableError
 from liftpy.glance import ASKED as GLANCE_ASKED
@@ -89,6 +90,8 @@ class StatusDesk:
         self.probes = Serving(self.probed, self._counters)
         self.change_hosts(settings.page_hosts)
         self._site: Site | None = None
+        self._viewing: Viewing | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self.reporter: Reporter | None = None
         self.whole: Whole | None = None
         """None: the node is one process."""
@@ -138,7 +141,8 @@ class StatusDesk:
             bus.listen(subject, self._guard.handler(handler))
         own = self._settings.node_id
         asker = NodeAsker(own, bus, subjects, self)
-        self._site = Site(Viewing(self._settings.namespace, asker, own=(own, self.history)))
+        self._viewing = Viewing(self._settings.namespace, asker, own=(own, self.history))
+        self._site = Site(self._viewing)
 
     def _answer(self, reply: bytes, answer: bytes) -> None:
         assert self._bus is not None
@@ -190,6 +194,8 @@ class StatusDesk:
         whole = self.whole
         self._sampler = Sampler(self.history, self.reporter, others=whole.sampled if whole is not None else tuple)
         self._sampler.start()
+        if self._viewing is not None and self.url:
+            self._keeping = spawn(self._viewing.keep(), "keeping the history of other nodes")
 
     async def _gather(self, reporter: Reporter) -> Figures:
         if self._figures is None:
@@ -292,6 +298,7 @@ class StatusDesk:
 
     async def close(self) -> None:
         """Close the page."""
+        await end_tasks([self._keeping])
         await self.probes.close()
         if self._sampler is not None:
             self._sampler.close()

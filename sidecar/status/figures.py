@@ -54,6 +54,8 @@ _SUMS_HERE = (
     "assembling_bytes", "readers_waiting", "partitions_with_too_many_subjects", "partitions_with_set_aside_files",
 )  # fmt: skip
 Labels = tuple[str, ...]
+MOST_ENDED = 16
+"""Ended services that a node names; all are counted."""
 
 
 class BoundedLabels:
@@ -95,6 +97,8 @@ class Figures:
         self._bounded = bounded or BoundedLabels()
         self.numbers: dict[str, dict[Labels, float]] = {}
         self.histograms: dict[str, dict[Labels, Histogram]] = {}
+        self.ended_services: list[str] = []
+        """In words, at most ``MOST_ENDED``: replicated services that have ended, and why."""
 
     def put(self, name: str, value: float, *labels: str) -> None:
         """One figure; of equal labels the sum."""
@@ -169,14 +173,19 @@ class NodeFigures:
             for name, figure in zip(GAUGES, _gauges(sums, now_ns), strict=True):
                 found.put(name, figure, *([label] if label else []))
         services: list[dict[str, Any]] = []
-        gone = 0
+        gone = ended = 0
         for worker in list(here.with_services):
             services += worker.services.report()
             gone += len(worker.services.gone())
+            of_partition = worker.services.ended()
+            ended += len(of_partition)
+            for one in of_partition[: MOST_ENDED - len(found.ended_services)]:
+                found.ended_services.append(f"{worker.key}: {one}")
             if time.monotonic() - began > SLICE_S:
                 await asyncio.sleep(0)
                 began = time.monotonic()
         found.put("services_gone", gone)
+        found.put("services_ended", ended)
         _services(found, services)
 
     # ---- the rest ------------------------------------------------------------------------------------------------------

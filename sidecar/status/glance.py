@@ -10,7 +10,7 @@ from typing import Any
 from liftpy import __version__
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
-from liftpy.glance import DRAINED, FENCED, LIVE, MOST_NODES, Glance
+from liftpy.glance import DRAINED, FENCED, LIVE, MOST_ENDED, MOST_ENDED_CHARS, MOST_NODES, Glance
 from liftpy.instruments import Histogram
 from liftpy.request_guard import RequestGuard
 from sidecar.status.answers import FAILED
@@ -79,6 +79,8 @@ def glance_at(found: Figures, reporter: Reporter) -> Glance:
         under_min_isr=round(total("partitions_under_min_isr")),
         failed=round(total("partitions_failed")),
         services_failing=round(total("services_failing")),
+        services_ended=round(total("services_ended")),
+        ended_services=tuple(one[:MOST_ENDED_CHARS] for one in found.ended_services[:MOST_ENDED]),
         lag_records=round(largest("replica_lag_records")),
         lag_s=round(largest("replica_lag_seconds"), 3),
         disk_free=round(total("disk_free_bytes") / size, 4) if size else 1.0,

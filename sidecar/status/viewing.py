@@ -1,5 +1,8 @@
 """What a page shows, fetched while somebody looks: all nodes are asked once a second, over NATS, and nobody when nobody looks.
 
+A node that serves a page also asks some others for their history while nobody looks, so that the page still has it when one of them is
+gone. Moments at which a node led and nobody knows what are gaps of the cluster's plots, not zeros.
+
 Each node is asked for its glance and for the seconds of its history that are not known yet; one controller for what happened; and all
 nodes, or one, for the partitions that somebody looks at.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,11 +21,12 @@ from typing import Any, Protocol
 from liftpy.config import NS_PER_S
 from liftpy.errors import LiftError
 from liftpy.glance import ASKED, MOST_NODES, Glance, glance_of
-from liftpy.history import NAMES, SECONDS, TENS, History, HistoryRows, of_cluster, question, rows_of
+from liftpy.history import LENGTHS, NAMES, SECONDS, TENS, History, HistoryRows, of_cluster, question, rows_of, with_gaps
 from liftpy.page_view import checked_row, checked_stream, cluster_object, newest_of, node_row, stream_rows
 from liftpy.problems import FIRST, MOST_ROWS, Place, partitions_question, streams_question
 from liftpy.strict_json import is_count
 from liftpy.timeline import FILTERS, fits, marks
+from liftpy.verdict import states
 from liftpy.watching import Watching
 from sidecar.tasks import spawn
 
@@ -33,6 +38,10 @@ LOOKED_AT_S = 3.0
 """A list is asked for again for so long after somebody wanted it."""
 FORGOTTEN_S = 60.0
 """After so long without anybody who looks, all is forgotten."""
+KEEP_EVERY_S, MOST_KEPT = 10.0, 16
+"""While nobody looks a node asks so often, so many others for the new part of their history: those that follow it by name."""
+KEPT_FOR_S = LENGTHS[TENS] * TENS
+"""So old a history is forgotten: nothing of it could be shown."""
 MOST_EVENTS = 4000
 EVENTS_BACK_S = 4 * 3600
 MOST_LISTS = 16
@@ -136,11 +145,13 @@ class Viewing:
         self._wanted_s = self._looked_s = -FORGOTTEN_S
         self._named: list[str] = []
         self.seq = 0
+        self._histories: dict[str, History] = {}
         self._forget()
 
     def _forget(self) -> None:
         self._watching = Watching(self._namespace)
-        self._histories: dict[str, History] = {}
+        oldest = self._wall() - KEPT_FOR_S if self._own is not None else math.inf
+        self._histories = {node: one for node, one in self._histories.items() if one.newest > oldest}
         self._glances: dict[str, Glance | None] = {}
         self._lists: dict[tuple[str, str, Place], _List] = {}
         self._streams: dict[tuple[int, str], _Streams] = {}
@@ -191,6 +202,22 @@ class Viewing:
                     await self._look()
         async with self._looking:
             self._forget()
+
+    async def keep(self) -> None:
+        """Until it is cancelled: take in what other nodes have sampled, for when one of them is gone."""
+        while True:
+            await asyncio.sleep(KEEP_EVERY_S)
+            if not self.viewers:
+                async with self._looking:
+                    await self.take_histories()
+
+    async def take_histories(self) -> None:
+        """Of the nodes that follow this one by name, at most ``MOST_KEPT``."""
+        own = self._own[0] if self._own is not None else ""
+        with suppress(LiftError):
+            nodes = [node for node in sorted(await self._asker.node_ids()) if node != own]
+            after = [node for node in nodes if node > own]
+            await asyncio.gather(*map(self._ask_history, [*after, *nodes[: len(nodes) - len(after)]][:MOST_KEPT]))
 
     async def changed(self) -> None:
         """Returns when something new was heard."""
@@ -372,7 +399,21 @@ class Viewing:
     def history(self, step: int, node: str = "", after: int = 0) -> HistoryRows:
         """Of the cluster, or of a node: all that is known."""
         known = [one for name, one in self._histories.items() if not node or name == node]
-        return of_cluster(known, step, after)
+        rows = of_cluster(known, step, after)
+        return rows if node else with_gaps(rows, self._unknown())
+
+    def _unknown(self) -> list[tuple[float, float]]:
+        """(after, until), wall clock, s: a node was there, and nobody knows what it did. From its last sample until it was fenced."""
+        found = []
+        for event in self.events:
+            if event.get("kind") == "node_fenced":
+                fenced_s = event["time_ns"] / NS_PER_S
+                history = self._histories.get(str(event.get("node")))
+                found.append((history.known_before(fenced_s) if history is not None else 0.0, fenced_s))
+        for node, state in states(self._glances).items():
+            if state == "silent" and (history := self._histories.get(node)) is not None:
+                found.append((history.newest, math.inf))
+        return found
 
     def timeline(self, step: int, after: int = 0) -> dict[str, Any]:
         """Node -> what it led, (first second, partitions...), None: a gap; and the marks. ``nodes``: all rows, in order."""

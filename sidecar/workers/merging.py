@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from liftpy.instruments import Histogram
-from sidecar.status.figures import Figures
+from sidecar.status.figures import MOST_ENDED, Figures
 
 OWN = frozenset({
     "build_info", "node_info", "feature_level", "feature_level_supported", "disk_free_bytes", "disk_size_bytes", "metadata_has_leader",
@@ -35,6 +35,7 @@ AGES = frozenset({"scrub_age_seconds"})
 def add_figures(found: Figures, told: dict[str, Any]) -> None:
     """Join ``found`` with what a worker told of its own (``figures_to_json``)."""
     found.pids += told.get("pids", ())
+    found.ended_services = [*found.ended_services, *told.get("ended_services", ())][:MOST_ENDED]
     for name, labels, figure in told.get("numbers", ()):
         if name not in OWN:
             row = found.numbers.setdefault(name, {})

@@ -48,6 +48,7 @@ def figures_to_json(found: Figures) -> dict[str, Any]:
     """All of them, in lists."""
     return {
         "pids": found.pids,
+        "ended_services": found.ended_services,
         "numbers": [[name, list(labels), figure] for name, row in found.numbers.items() for labels, figure in row.items()],
         "histograms": [
             [name, list(labels), one.counts, one.total] for name, row in found.histograms.items() for labels, one in row.items()

@@ -228,7 +228,7 @@ async def test_producer_repeats_after_its_records_were_dropped_chooses_the_same_
 @pytest.mark.parametrize("begin", ["resume", "repeat", "anew"])
 @pytest.mark.parametrize("others", [0, 80])
 async def test_live_producer_whose_records_were_lost_is_told(begin: Any, others: int) -> None:
-    """[A19]"""
+    """[A20]"""
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await client.create_stream("s", "data.s")
         producer = await client.producer("s", id="p", options=ProducerOptions(begin=begin))

@@ -26,6 +26,7 @@ from liftpy.service.emitter import Emitter
 from liftpy.service.outbox import Output
 from liftpy.service.settings import ServiceSettings
 from liftpy.wire.subjects import Subjects
+from sidecar.cli.page import ClusterSite
 from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_PLACE_TAKEN
 from sidecar.cli.service_orders import store_now
 from sidecar.cli.status import gather
@@ -119,9 +120,43 @@ async def test_new_code_is_rolled_out_node_by_node_and_becomes_active_on_all_at_
     await service.publish(20)
     await service.check()
     service.kill("n1")
+    where = f"n1: {service.stream}/0: sums"
+    await _shows_end(bench, [f"services have ended on {where} silent: nothing is heard from it"])
     service.start("n1")  # the old code, by mistake
     assert await asyncio.to_thread(service.processes["n1"].wait, 30) == EXIT_CONFIG
-    assert "the log is of version 2 of the service, this is 1: start 2" in (service.data / "n1.log").read_text()
+    why = "the log is of version 2 of the service, this is 1: start 2"
+    assert why in (service.data / "n1.log").read_text()
+    await _shows_end(bench, [f"services have ended on {where} failed: from below {service.sent} on {why}"])
+    service.start("n1", "tests.examples.versioned:CountedSums")
+    await _shows_end(bench, [])
+
+
+async def _shows_end(bench: Bench, reasons: list[str]) -> None:
+    """Wait until the page gives ``reasons`` about services that have ended; then ``health``, ``status`` and the events say the same."""
+    page = ClusterSite(bench.client, bench.cluster.namespace, ("127.0.0.1",))
+
+    async def told() -> bool:
+        answer = page.respond(b"GET /api/cluster.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        body = await answer if not isinstance(answer, bytes) else answer
+        assert isinstance(body, bytes)
+        shown = [one["text"] for one in json.loads(body.partition(b"\r\n\r\n")[2])["cluster"]["reasons"]]
+        return [text for text in shown if "services have ended" in text] == reasons
+
+    await bench.until(told, f"the page gives the reasons {reasons}", 20)
+    words = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "health", "--nats", bench.cluster.nats_url]
+    health = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=60, check=False)
+    lines = [line for line in health.stdout.splitlines() if "services have ended" in line]
+    assert (health.returncode, len(lines)) == (min(len(reasons), 1), len(reasons)), health
+    controller = (await bench.client.controller_ids())[0]
+    for line, reason in zip(lines, reasons, strict=True):
+        why = reason.partition("sums ")[2]
+        assert line.endswith(why)
+
+        async def is_an_event(why: str = why) -> bool:
+            events = (await bench.client.cluster_events(controller, (0, -1)))["events"]
+            return any(event["detail"].endswith(why) for event in events if event["kind"] == "service_ended")
+
+        await bench.until(is_an_event, f"an event says {why}", 20)
 
 
 async def _has_version(service: Running, node: str, version: int) -> bool:

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 pytest.importorskip("deltalake")
 
 from liftpy.client.client import connect
-from liftpy.errors import FencedError
+from liftpy.errors import DataLossError, FencedError
 from liftpy.spark.failures import SourceError
 from liftpy.spark.pipelines.archiving import Archived, ArchivePlan, archive, outlook
 from liftpy.spark.pipelines.compacting import CompactPlan, compact, next_step
@@ -23,7 +23,7 @@ from liftpy.spark.pipelines.cutover import archived, whole
 from liftpy.spark.pipelines.opening import table_at
 from liftpy.spark.pipelines.replaying import ReplayPlan, replay
 from liftpy.testing.fake_node import FakeNode, FakePartition, fake_node_in_thread
-from liftpy.wire.batch import build_batch
+from liftpy.wire.batch import build_batch, build_filler, parse_batch
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
 
@@ -138,6 +138,32 @@ def test_an_archive_goes_on_after_its_driver_or_its_checkpoint_is_lost(lake: Lak
     append(stream.partitions[1], 5)
     with pytest.raises(FencedError, match="another archive"):  # the first one comes back
         lake.archive("again")
+
+
+def test_compact_of_a_stream_whose_keys_are_rewritten_meanwhile_has_every_key(lake: Lake) -> None:
+    (log,) = lake.node.add_stream("keys").partitions
+    log.compacted = True
+    plan = CompactPlan(stream="keys", output=str(lake.root / "latest"), source={"nats": lake.url, "patience": "5"})
+    append(log, 100)
+
+    def rewrite(_: object) -> None:
+        """All keys are written again, and compaction drops what that supersedes."""
+        end = log.log_end_offset
+        append(log, 100)
+        filler = build_filler(0, end, 1, 1000)
+        log.batches[:-1] = [(parse_batch(memoryview(filler)).header, filler)]
+        log.compacted_end = log.log_end_offset
+
+    def latest() -> dict[str, int]:
+        return {row["key"].decode(): row["offset"] for row in archived(lake.spark, plan.output).collect()}
+
+    compact(lake.spark, plan, tell=rewrite)
+    assert latest() == {f"key-{offset % 7}": offset for offset in range(193, 200)}
+    append(log, 10)
+    log.deletes_end = 150
+    with pytest.raises(DataLossError, match="--anew"):
+        next_step(plan, table_at(plan.output))
+    assert next_step(replace(plan, anew=True), table_at(plan.output)).waiting == 210
 
 
 @pytest.mark.processes

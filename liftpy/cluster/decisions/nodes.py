@@ -232,6 +232,24 @@ def _make_room(draft: Draft, node_id: str) -> bool:
     return True
 
 
+MAX_REASON = 500
+"""Characters of why a service has ended."""
+
+
+def report_service(draft: Draft, request: pb.ReportService) -> Decision:
+    """Note that a replicated service beside the node has ended: the entry is an event, and changes nothing."""
+    if draft.image.find(request.stream, request.uid, request.partition) is None:
+        detail = f"there is no partition {request.stream}/{request.partition} of stream {request.uid or 'of that name'}"
+        return refuse(pb.ControlResponse.NOT_FOUND, detail)
+    node = current_node(draft, request.node, request.incarnation)
+    if isinstance(node, Decision):
+        return node
+    if max(len(request.service), len(request.ending), len(request.reason)) > MAX_REASON:
+        return refuse(pb.ControlResponse.INVALID, f"a reason has at most {MAX_REASON} characters")
+    draft.needs_entry()
+    return draft.done()
+
+
 def current_node(draft: Draft, node_id: str, incarnation: int) -> NodeImage | Decision:
     """The node, or the refusal of a request that names another incarnation of it."""
     node = draft.image.nodes.get(node_id)

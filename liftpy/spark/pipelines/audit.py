@@ -29,7 +29,7 @@ from liftpy.spark.catalog import wanted_streams
 from liftpy.spark.link import link_to
 from liftpy.spark.options import Access, Selection
 from liftpy.spark.pipelines.comparing import HeldRecords, difference, digest_at, first_other_batch, reference_of
-from liftpy.spark.pipelines.dropping import Dropped, lost_of
+from liftpy.spark.pipelines.dropping import CompactionEnds, Dropped, lost_of
 from liftpy.spark.pipelines.findings import (
     BATCHES,
     DAMAGED,
@@ -248,13 +248,15 @@ class _SpanWork:
         self._span = span
         self._found = SpanAudit({node: ReplicaAudit(state="compared") for node in span.nodes})
         self._known: set[tuple[str, int, str]] = set()
+        self._asked: list[ReplicaReads] = []
 
     def _reads(self, node: str) -> ReplicaReads:
         span = self._span
         replica = ReplicaAddress(
             stream=span.stream, uid=span.uid, partition=span.partition, node=node, patience_s=span.patience_s
         )
-        return ReplicaReads(self._transport, self._subjects, replica)
+        self._asked.append(ReplicaReads(self._transport, self._subjects, replica))
+        return self._asked[-1]
 
     async def run(self) -> SpanAudit:
         """Block after block; a replica that goes away is left out from there on."""
@@ -268,6 +270,8 @@ class _SpanWork:
                 if block.away:
                     del asked[node]
             await self._judge(_SpanPart(start, end, blocks))
+        for reads in self._asked:
+            self._found.dropped.learn_ends(reads.replica.node, CompactionEnds(reads.compacted_end, reads.deletes_end))
         return self._found
 
     def _note(self, node: str, block: HeldBlock) -> None:
@@ -326,6 +330,8 @@ class _SpanWork:
         for node in held:
             if node != reference:
                 self._compare_two(held, reference, node, cleaned)
+        if cleaned:
+            self._found.dropped.note(held)
         if len(self._found.findings) == before and not cleaned:
             self._compare_batches({node: batches[node] for node in held}, reference)
 
@@ -333,10 +339,7 @@ class _SpanWork:
         found = difference(held[reference], held[node])
         for offset in found.differs:
             self._tell_record(held, reference, offset)
-        if cleaned:
-            self._found.dropped.note(node, held[reference], found.only_here)
-            self._found.dropped.note(reference, held[node], found.only_there)
-        else:
+        if not cleaned:
             for offsets in (found.only_here, found.only_there):
                 if len(offsets):
                     self._tell_record(held, reference, int(offsets[0]))

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from liftpy.dataclass import dataclass
-from liftpy.errors import ConfigError, NotFoundError
+from liftpy.errors import ConfigError, DataLossError, NotFoundError
 from liftpy.spark.catalog import Catalog
 from liftpy.spark.link import link_to
+from liftpy.spark.offsets import LATEST
 from liftpy.spark.options import SourceOptions
 from liftpy.spark.pipelines.committing import Commit, TableFile, check_table_columns, check_uid
 from liftpy.spark.pipelines.failing import plainly
@@ -67,7 +68,9 @@ class CompactPlan:
 @dataclass(frozen=True, slots=True)
 class CompactStep:
     """What a run reads: of each partition [``starts``, ``cuts``) from the archive and [``cuts``, ``ends``) from the stream, and what it
-    folds that into: ``before``, None: nothing."""
+    folds that into: ``before``, None: nothing. ``has_gaps``: the stream itself is compacted. It is read on past ``ends`` then, up to
+    where its compaction has looked, so that no key is missing [R11]; the next run reads what is past ``ends`` once more.
+    ``read``: of the partitions of which the tables have records, up to where."""
 
     starts: dict[tuple[str, int], int]
     cuts: dict[tuple[str, int], int]
@@ -75,6 +78,8 @@ class CompactStep:
     uid: str
     before: TableState | None
     archive: TableState | None
+    has_gaps: bool = False
+    read: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -106,10 +111,21 @@ def steps_of(
     return starts, cuts, ends
 
 
+def check_deletes(views: Views, read: Mapping[tuple[str, int], int]) -> None:
+    """Raise DataLossError where delete markers may be gone that no table has read. ``read``: by partition, up to where tables have
+    read it."""
+    for (stream, partition), end in read.items():
+        deletes_end = views[stream, partition].deletes_end
+        if deletes_end > end:
+            raise DataLossError(
+                f"{stream}/{partition} was read up to {end}, and delete markers below {deletes_end} are gone: what the tables hold may "
+                "have been deleted. Run once with --anew and without --table. Run more often than delete_retention_s, or raise that"
+            )
+
+
 def next_step(plan: CompactPlan, output: Table) -> CompactStep:
     """What ``compact`` would do; nothing is written. Raises NotFoundError, ConfigError, UnavailableError."""
-    options = plan.options()
-    views = Catalog(link_to(options.access), options).views()
+    views = _views(plan)
     uid = next(iter(views.values())).uid
     marks = {end_mark(*key) for key in views} | {uid_mark(plan.stream, uid)}
     there = output.state(marks)
@@ -123,7 +139,18 @@ def next_step(plan: CompactPlan, output: Table) -> CompactStep:
             elif state.record_count:
                 raise NotFoundError(f"the table {what} has no records of the stream {plan.stream}")
     starts, cuts, ends = steps_of(views, before.marks if before else {}, archive.marks if archive else {})
-    return CompactStep(starts, cuts, ends, uid, before, archive)
+    known = {
+        key for key in views if (before and end_mark(*key) in before.marks) or (archive and end_mark(*key) in archive.marks)
+    }
+    read = {key: cuts[key] for key in known}
+    check_deletes(views, read)
+    has_gaps = any(view.compacted for view in views.values())
+    return CompactStep(starts, cuts, ends, uid, before, archive, has_gaps, read)
+
+
+def _views(plan: CompactPlan) -> Views:
+    options = plan.options()
+    return Catalog(link_to(options.access), options).views()
 
 
 def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep], None] = lambda step: None) -> Compacted:
@@ -140,6 +167,8 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
             partial(write_part, str(table.root)), "path string, size_bytes long, record_count long"
         ).collect()
     files = tuple(TableFile(row["path"], row["size_bytes"], row["record_count"]) for row in found)
+    if step.has_gaps:
+        check_deletes(_views(plan), step.read)
     marks = {end_mark(*key): end for key, end in step.ends.items()} | {uid_mark(plan.stream, step.uid): 1}
     version = table.commit(Commit(files, marks), arrow_schema(COLUMNS), replace=True)
     table.forget_old_files()
@@ -148,8 +177,11 @@ def compact(spark: SparkSession, plan: CompactPlan, tell: Callable[[CompactStep]
 
 def _frame(spark: SparkSession, plan: CompactPlan, step: CompactStep) -> DataFrame:
     """What is new, and what the table holds."""
-    between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(step.ends, step.uid)}
+    ends = dict.fromkeys(step.ends, LATEST) if step.has_gaps else step.ends
+    between = {"startingOffsets": _offsets(step.cuts, step.uid), "endingOffsets": _offsets(ends, step.uid)}
     given = {**plan.source, "columns": ",".join(COLUMNS), **between}
+    if step.has_gaps:
+        given["readFrom"] = "leader"  # it tells of the delete markers that are gone, of its own log
     frame = spark.read.format("liftpy").options(**given).load(plan.stream)
     if step.archive is not None and step.archive.files:
         rows = spark.read.parquet(*step.archive.files).where(f"stream = '{plan.stream}'")

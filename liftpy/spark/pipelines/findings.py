@@ -9,7 +9,8 @@ from typing import Any
 
 from liftpy.dataclass import dataclass
 
-DAMAGED, DIFFERS, MISSING, SURPLUS, BATCHES, LOST = "damaged", "differs", "missing", "surplus", "batches", "lost"
+DAMAGED, DIFFERS, MISSING, SURPLUS, BATCHES = "damaged", "differs", "missing", "surplus", "batches"
+LOST, REVIVED = "lost", "revived"
 _WORDS = {
     DAMAGED: "has damaged bytes",
     DIFFERS: "has another record",
@@ -17,6 +18,7 @@ _WORDS = {
     SURPLUS: "has a record that others have not",
     BATCHES: "has the same records in other batches",
     LOST: "lacks a record that nothing supersedes",
+    REVIVED: "has a record that other replicas deleted",
 }
 """Kind of finding -> what its replica does, in words."""
 MAX_FINDINGS = 100

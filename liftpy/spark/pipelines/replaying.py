@@ -35,7 +35,7 @@ from liftpy.spark.pipelines.failing import plainly
 from liftpy.spark.pipelines.naming import check_archived
 from liftpy.spark.pipelines.opening import state_of, table_at
 from liftpy.spark.pipelines.replay_shares import ReplayShare, files_of, pause_s, shares_of_files, views_of
-from liftpy.spark.planning import Views, plan_ranges, resolve_ends, resolve_starts
+from liftpy.spark.planning import Views, plan_ranges, resolve_ends, resolve_starts, with_moving_ends
 from liftpy.spark.reading import read_planned
 from liftpy.spark.sink_rows import as_binary, check_rows, places_of, shares_of
 
@@ -112,6 +112,7 @@ def shares_to_replay(plan: ReplayPlan) -> list[ReplayShare]:
     views: Views = views_of(files) if plan.table else Catalog(link, options).views(starting=starting, ending=ending)
     starts, ends = resolve_starts(starting, views), resolve_ends(ending, views)
     ranges, _ = plan_ranges(views, starts, ends, fail_on_data_loss=options.fail_on_data_loss)
+    ranges = with_moving_ends(ranges, ending, views)
     if lacking := [one.partition for one in ranges if plan.keep_partitions and (plan.target, one.partition) not in target]:
         raise ConfigError(
             f"{plan.target} has {len(target)} partitions, and records lie in {plan.stream}/{lacking[0]}: add partitions to it, or let "

@@ -396,6 +396,26 @@ class ReportPurged(_message.Message):
     number: int
     def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
+class ReportService(_message.Message):
+    __slots__ = ("stream", "uid", "partition", "node", "incarnation", "service", "ending", "reason")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    uid: str
+    partition: int
+    node: str
+    incarnation: int
+    service: str
+    ending: str
+    reason: str
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., node: _Optional[str] = ..., incarnation: _Optional[int] = ..., service: _Optional[str] = ..., ending: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class PausePartitions(_message.Message):
     __slots__ = ("stream", "uid", "partitions", "pause", "configVersion")
     STREAM_FIELD_NUMBER: _ClassVar[int]
@@ -834,7 +854,7 @@ class BatchAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[BatchedAnswer, _Mapping]]] = ...) -> None: ...
 
 class ControlRequest(_message.Message):
-    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "setDefaultQuota", "setSessionTimes", "settleSessionTimes", "changeControllers")
+    __slots__ = ("operationId", "timeNs", "sender", "linearizable", "internal", "createStream", "deleteStream", "registerNode", "heartbeat", "fenceNode", "unfenceNode", "removeNode", "changeIsr", "reportLeader", "barrier", "describeCluster", "reportPromotion", "passOver", "concludeElection", "electLeader", "drainNode", "giveUpLeadership", "leaveIsr", "batch", "describeStream", "placeStream", "addPartitions", "setNode", "reassign", "beginCopy", "alterStream", "truncateBefore", "purgeRecords", "reportPurged", "reportService", "pausePartitions", "wakePartition", "openGroups", "setFeatureLevel", "setDefaultQuota", "setSessionTimes", "settleSessionTimes", "changeControllers")
     OPERATIONID_FIELD_NUMBER: _ClassVar[int]
     TIMENS_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -869,6 +889,7 @@ class ControlRequest(_message.Message):
     TRUNCATEBEFORE_FIELD_NUMBER: _ClassVar[int]
     PURGERECORDS_FIELD_NUMBER: _ClassVar[int]
     REPORTPURGED_FIELD_NUMBER: _ClassVar[int]
+    REPORTSERVICE_FIELD_NUMBER: _ClassVar[int]
     PAUSEPARTITIONS_FIELD_NUMBER: _ClassVar[int]
     WAKEPARTITION_FIELD_NUMBER: _ClassVar[int]
     OPENGROUPS_FIELD_NUMBER: _ClassVar[int]
@@ -911,6 +932,7 @@ class ControlRequest(_message.Message):
     truncateBefore: TruncateBefore
     purgeRecords: PurgeRecords
     reportPurged: ReportPurged
+    reportService: ReportService
     pausePartitions: PausePartitions
     wakePartition: WakePartition
     openGroups: OpenGroups
@@ -919,7 +941,7 @@ class ControlRequest(_message.Message):
     setSessionTimes: SetSessionTimes
     settleSessionTimes: SettleSessionTimes
     changeControllers: ChangeControllers
-    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., setDefaultQuota: _Optional[_Union[SetDefaultQuota, _Mapping]] = ..., setSessionTimes: _Optional[_Union[SetSessionTimes, _Mapping]] = ..., settleSessionTimes: _Optional[_Union[SettleSessionTimes, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
+    def __init__(self, operationId: _Optional[bytes] = ..., timeNs: _Optional[int] = ..., sender: _Optional[str] = ..., linearizable: _Optional[bool] = ..., internal: _Optional[bool] = ..., createStream: _Optional[_Union[CreateStream, _Mapping]] = ..., deleteStream: _Optional[_Union[DeleteStream, _Mapping]] = ..., registerNode: _Optional[_Union[RegisterNode, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fenceNode: _Optional[_Union[FenceNode, _Mapping]] = ..., unfenceNode: _Optional[_Union[UnfenceNode, _Mapping]] = ..., removeNode: _Optional[_Union[RemoveNode, _Mapping]] = ..., changeIsr: _Optional[_Union[ChangeIsr, _Mapping]] = ..., reportLeader: _Optional[_Union[ReportLeader, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., describeCluster: _Optional[_Union[DescribeCluster, _Mapping]] = ..., reportPromotion: _Optional[_Union[ReportPromotion, _Mapping]] = ..., passOver: _Optional[_Union[PassOver, _Mapping]] = ..., concludeElection: _Optional[_Union[ConcludeElection, _Mapping]] = ..., electLeader: _Optional[_Union[ElectLeader, _Mapping]] = ..., drainNode: _Optional[_Union[DrainNode, _Mapping]] = ..., giveUpLeadership: _Optional[_Union[GiveUpLeadership, _Mapping]] = ..., leaveIsr: _Optional[_Union[LeaveIsr, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., describeStream: _Optional[_Union[DescribeStream, _Mapping]] = ..., placeStream: _Optional[_Union[PlaceStream, _Mapping]] = ..., addPartitions: _Optional[_Union[AddPartitions, _Mapping]] = ..., setNode: _Optional[_Union[SetNode, _Mapping]] = ..., reassign: _Optional[_Union[Reassign, _Mapping]] = ..., beginCopy: _Optional[_Union[BeginCopy, _Mapping]] = ..., alterStream: _Optional[_Union[AlterStream, _Mapping]] = ..., truncateBefore: _Optional[_Union[TruncateBefore, _Mapping]] = ..., purgeRecords: _Optional[_Union[PurgeRecords, _Mapping]] = ..., reportPurged: _Optional[_Union[ReportPurged, _Mapping]] = ..., reportService: _Optional[_Union[ReportService, _Mapping]] = ..., pausePartitions: _Optional[_Union[PausePartitions, _Mapping]] = ..., wakePartition: _Optional[_Union[WakePartition, _Mapping]] = ..., openGroups: _Optional[_Union[OpenGroups, _Mapping]] = ..., setFeatureLevel: _Optional[_Union[SetFeatureLevel, _Mapping]] = ..., setDefaultQuota: _Optional[_Union[SetDefaultQuota, _Mapping]] = ..., setSessionTimes: _Optional[_Union[SetSessionTimes, _Mapping]] = ..., settleSessionTimes: _Optional[_Union[SettleSessionTimes, _Mapping]] = ..., changeControllers: _Optional[_Union[ChangeControllers, _Mapping]] = ...) -> None: ...
 
 class ChangeControllers(_message.Message):
     __slots__ = ("what", "node", "replaced", "list", "after")

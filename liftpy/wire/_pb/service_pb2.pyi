@@ -51,7 +51,15 @@ class ServiceFigures(_message.Message):
     def __init__(self, sinceOutputMs: _Optional[int] = ..., queriesWaiting: _Optional[int] = ..., queriesAnswered: _Optional[int] = ..., queriesRefused: _Optional[int] = ..., snapshotsStored: _Optional[int] = ..., sinceSnapshotMs: _Optional[int] = ..., snapshotBytes: _Optional[int] = ...) -> None: ...
 
 class ServiceHello(_message.Message):
-    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion")
+    __slots__ = ("service", "stream", "partition", "streamUid", "instance", "first", "leaving", "position", "outputCount", "emittedEnd", "problem", "snapshots", "life", "snapshotPosition", "failing", "fetching", "fetchedBytes", "givenBytes", "figures", "version", "activeVersion", "ending")
+    class Ending(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STOPPED: _ClassVar[ServiceHello.Ending]
+        FAILED: _ClassVar[ServiceHello.Ending]
+        DIVERGED: _ClassVar[ServiceHello.Ending]
+    STOPPED: ServiceHello.Ending
+    FAILED: ServiceHello.Ending
+    DIVERGED: ServiceHello.Ending
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +81,7 @@ class ServiceHello(_message.Message):
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTIVEVERSION_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
     service: str
     stream: str
     partition: int
@@ -94,7 +103,8 @@ class ServiceHello(_message.Message):
     figures: ServiceFigures
     version: int
     activeVersion: int
-    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ...) -> None: ...
+    ending: ServiceHello.Ending
+    def __init__(self, service: _Optional[str] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., streamUid: _Optional[str] = ..., instance: _Optional[int] = ..., first: _Optional[bool] = ..., leaving: _Optional[bool] = ..., position: _Optional[int] = ..., outputCount: _Optional[int] = ..., emittedEnd: _Optional[int] = ..., problem: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotDigest, _Mapping]]] = ..., life: _Optional[int] = ..., snapshotPosition: _Optional[int] = ..., failing: _Optional[bool] = ..., fetching: _Optional[bool] = ..., fetchedBytes: _Optional[int] = ..., givenBytes: _Optional[int] = ..., figures: _Optional[_Union[ServiceFigures, _Mapping]] = ..., version: _Optional[int] = ..., activeVersion: _Optional[int] = ..., ending: _Optional[_Union[ServiceHello.Ending, str]] = ...) -> None: ...
 
 class JoinLog(_message.Message):
     __slots__ = ("service", "stream", "partition", "streamUid", "instance", "ackId", "role", "leaderEpoch", "startOffset", "stopPosition", "highWatermark", "logEndOffset", "leaseMs", "node", "snapshotRequest", "leads", "agreed", "lowestVersion", "turn")

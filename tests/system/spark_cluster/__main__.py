@@ -1,9 +1,12 @@
-"""``python -m tests.system.spark_cluster [--records 20000]``: a standalone Spark cluster of three processes on loopback.
+"""``python -m tests.system.spark_cluster [--records 20000] [--archives]``: a standalone Spark cluster of three processes on loopback.
 
 A driver reads a stream in a batch and as a stream, writes another one, archives, audits and measures, with executors in other processes
 that get this package from the driver (as by ``--py-files``) and have
 no more than the NATS rights of a reader (and of a publisher on the target, to write). Right is: all was read, each record is once in
 the target and once in the archive with its live stream, replicas agree, and NATS refused nothing. Exit code 1 otherwise.
+
+``--archives``: executors get a whole Python environment instead (as by ``--archives``): this package and what it depends on, installed
+from the package index into an environment of its own, and packed. Nothing of the interpreter that runs this is there.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -34,7 +39,7 @@ NS, SOURCE, TARGET = "acme", "cluster-in", "cluster-out"
 SUBJECTS = {SOURCE: "shop.in", TARGET: "shop.out"}
 PARTITIONS = {SOURCE: 3, TARGET: 2}
 PATIENCE_S = 600.0
-PACKAGE = "shipped.zip"
+PACKAGE, ENVIRONMENT = "shipped.zip", "environment"
 
 
 @dataclass(slots=True)
@@ -115,10 +120,31 @@ def packed(archive: Path) -> Path:
     return archive
 
 
+def environment(folder: Path) -> Path:
+    """``folder/environment`` with this package and what it depends on, packed beside it: the archive."""
+    made = folder / ENVIRONMENT
+    base = Path(sys.base_prefix) / "bin" / "python3"
+    subprocess.run([str(base), "-m", "venv", str(made)], check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pandas = [one for one in project["optional-dependencies"]["spark"] if one.startswith("pandas")]
+    needed = [str(made / "bin" / "python"), "-m", "pip", "install", "--quiet", *project["dependencies"], *pandas]
+    subprocess.run(needed, check=True)
+    (site,) = (made / "lib").glob("python3*/site-packages")
+    with zipfile.ZipFile(packed(folder / PACKAGE)) as package:
+        package.extractall(site)
+    archive = folder / f"{ENVIRONMENT}.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packing:
+        packing.add(made, ".")
+    return archive
+
+
 def _drive(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run the driver in a folder of its own; what it found."""
     folder.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "LIFTPY_"))}
+    if plan["archive"]:
+        (folder / ENVIRONMENT).symlink_to(Path(plan["archive"]).parent / ENVIRONMENT)
+        kept |= dict.fromkeys(("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"), f"./{ENVIRONMENT}/bin/python")
     command = [sys.executable, "-m", "tests.system.spark_cluster.driver", json.dumps(plan)]
     process = spawn(
         command, signal.SIGKILL, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)}, text=True,
@@ -136,13 +162,15 @@ def _drive(plan: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def _judge(found: dict[str, Any], records: int, held: Counter[bytes | None], daemons: set[int], nats_log: str) -> list[str]:
+def _judge(
+    found: dict[str, Any], records: int, held: Counter[bytes | None], daemons: set[int], nats_log: str, shipped: str
+) -> list[str]:
     tasks = found["tasks"]
     checks = {
         "tasks ran in two executors' workers": found["executors"] == 2 and len({parent for _, parent, _, _ in tasks}) >= 2,
         "no task ran in the driver": all(found["pid"] not in (pid, parent) for pid, parent, _, _ in tasks),
         "tasks and driver have no folder in common": all("work" in Path(folder).parts for _, _, folder, _ in tasks),
-        "tasks have the package that was shipped": all(PACKAGE in Path(place).parts for *_, place in tasks),
+        "tasks have the package that was shipped": all(shipped in Path(place).parts for *_, place in tasks),
         "a batch query read all": found["read"] == {"n": records, "total": records * (records - 1) // 2},
         "the streaming query ended": found["ended"] and (found["batches"] or 0) >= 1,
         "each record is in the target once": held == Counter(b"%d" % n for n in range(records)),
@@ -156,8 +184,8 @@ def _judge(found: dict[str, Any], records: int, held: Counter[bytes | None], dae
     return [f"not so: {what}" for what, holds in checks.items() if not holds]
 
 
-def run(records: int) -> Outcome:
-    """All of it."""
+def run(records: int, archives: bool) -> Outcome:
+    """All of it. ``archives``: executors get a packed environment, not the package alone."""
     began = time.monotonic()
     config = "authorization: { users: [\n" + "\n".join(
         f"{{ user: {name}, password: {name}-secret, {as_nats_conf(rights)} }}" for name, rights in users().items()
@@ -177,13 +205,15 @@ def run(records: int) -> Outcome:
             "reader": _options("reader", server.url, folder),
             "writer": _options("writer", server.url, folder),
             "table": str(folder / "table"),
+            "archive": str(environment(folder)) if archives else "",
             "package": str(packed(folder / PACKAGE)),
             "source": SOURCE,
             "target": TARGET,
             "patience_s": PATIENCE_S / 2,
         }
+        shipped = ENVIRONMENT if archives else PACKAGE
         found = _drive(plan, folder / "driver")
-        wrong = _judge(found, records, asyncio.run(_held(server.url)), cluster.pids, server.log[said_before:])
+        wrong = _judge(found, records, asyncio.run(_held(server.url)), cluster.pids, server.log[said_before:], shipped)
         return Outcome(wrong, found, time.monotonic() - began)
 
 
@@ -191,7 +221,9 @@ def main() -> int:
     """See the docstring above."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=20_000)
-    outcome = run(parser.parse_args().records)
+    parser.add_argument("--archives", action="store_true")
+    given = parser.parse_args()
+    outcome = run(given.records, given.archives)
     found = outcome.found
     done = f"{found['executors']} executors, {found['read']['n']} records read, {found['batches'] + 1} micro-batches"
     print(f"{done}, {outcome.took_s:.0f} s")

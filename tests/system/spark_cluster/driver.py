@@ -53,7 +53,11 @@ def main(plan: dict[str, Any]) -> dict[str, Any]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.warehouse.dir": str(Path("warehouse").absolute()),
         "spark.local.dir": str(Path("local").absolute()),
-        "spark.submit.pyFiles": plan["package"],
+        **(
+            {"spark.archives": f"{plan['archive']}#environment"}
+            if plan["archive"]
+            else {"spark.submit.pyFiles": plan["package"]}
+        ),
     }
     spark = local_session("liftpy cluster", plan["master"], settings=settings)
     found: dict[str, Any] = {"pid": os.getpid()}

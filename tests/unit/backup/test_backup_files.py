@@ -205,7 +205,7 @@ def test_prune_takes_what_nobody_names_and_nothing_else(tmp_path: Path) -> None:
     before = files_of(tmp_path)
     would = prune_backups(store, 1, NOW, dry_run=True)
     assert files_of(tmp_path) == before
-    assert would.backups == (FIRST,)
+    assert (would.backups, would.of_backups) == ((FIRST,), 2)
     done = prune_backups(store, 1, NOW)
     assert done.backups == (FIRST,)
     gone = {f for f in one.files if f not in two.files}

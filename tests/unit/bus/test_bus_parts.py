@@ -43,6 +43,9 @@ class Transport:
     def get_protocol(self) -> Any:
         return self
 
+    def get_extra_info(self, name: str) -> None:
+        return None
+
     def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
 

@@ -16,6 +16,8 @@ BOUND_BYTES = 100
 class FakeTransport:
     """What a Receiver needs of a transport."""
 
+    ssl_object: object = None
+
     def __init__(self) -> None:
         self.reader = asyncio.StreamReader()
         self.protocol: asyncio.BaseProtocol = asyncio.StreamReaderProtocol(self.reader)
@@ -26,6 +28,9 @@ class FakeTransport:
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self.protocol = protocol
+
+    def get_extra_info(self, name: str) -> object:
+        return self.ssl_object if name == "ssl_object" else None
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -120,6 +125,14 @@ async def test_what_waits_for_the_task_is_bounded(bench: Bench) -> None:
     assert bench.transport.reading
     assert len(b"".join(bench.left)) == 2 * BOUND_BYTES + 1
     bench.reading.cancel()
+
+
+async def test_receiver_keeps_no_tls_connection_half_open(bench: Bench) -> None:
+    bench.transport.ssl_object = object()
+    assert not bench.receiver.eof_received(), "asyncio warns otherwise, on the terminal of every command"
+    bench.receiver.connection_lost(None)
+    with pytest.raises(UnexpectedEOF):
+        await bench.reading
 
 
 @pytest.mark.parametrize("how", ["eof", "lost", "reset"])

@@ -222,7 +222,7 @@ def _until(condition: Callable[[], bool]) -> None:
     ("words", "code", "said"),
     [
         (("--replicas", "3", "--min-isr", "4"), 2, "--min-isr 4: a partition has 3 replicas"),
-        (("--min-isr", "4"), 0, "--min-isr 4 counts as 3"),
+        (("--min-isr", "4"), 2, "--min-isr 4: a partition has 3 replicas"),
         (("--replicas", "3", "--min-isr", "3"), 0, ""),
     ],
 )
@@ -232,6 +232,9 @@ def test_create_stream_with_min_isr_above_its_replicas_says_so(words: tuple[str,
     assert found[0] == code, found
     assert ("--min-isr" in found[1] + found[2]) == bool(said)
     assert said in found[1] + found[2]
+    if code == 0:
+        altered = run("stream", "alter", made, "--replication-factor", "2", "--no-wait")
+        assert (altered[0], "min_isr = 3" in altered[2]) == (2, True), altered
 
 
 @pytest.mark.parametrize("letters", [251, 256, 300])

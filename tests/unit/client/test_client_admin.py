@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -15,12 +15,15 @@ from liftpy.errors import (
     AlreadyExistsError,
     ConfigError,
     InvalidNameError,
+    LiftError,
     NoClusterError,
+    NoMajorityError,
     NotFoundError,
     OutcomeUnknownError,
     StaleRequestError,
     UnavailableError,
 )
+from liftpy.partition import Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -36,6 +39,8 @@ class Controller:
         self.transport, self.subjects = transport, subjects
         self.asked: list[pb.ControlRequest] = []
         self.script: list[Answer] = []
+        self.knows: pb.ClusterDescription | None = None
+        """What it says while it knows no metadata leader; None: nothing."""
 
     async def start(self) -> Controller:
         for subject in (self.subjects.info(), self.subjects.control_admin()):
@@ -45,6 +50,10 @@ class Controller:
 
     async def on_request(self, message: Any) -> None:
         request = frames.decode(message.data, pb.ControlRequest)
+        if request.describeCluster.maxBytes == 1:
+            if self.knows is not None:
+                await message.respond(frames.sealed(pb.ControlResponse(operationId=request.operationId, cluster=self.knows)))
+            return
         self.asked.append(request)
         answer = self.script.pop(0)(request)
         if answer is not None:
@@ -174,6 +183,27 @@ async def test_the_deadline_ends_it_and_tells_whether_it_may_have_been_done(
     with pytest.raises(OutcomeUnknownError):
         await Admin(transport, Subjects("mute"), deadline_s=0.3).create_stream("a", "b")
     assert len({asked.operationId for asked in mute.asked}) == 1 < len(mute.asked)
+    with pytest.raises(UnavailableError, match="has not answered"):
+        await Admin(transport, Subjects("mute"), deadline_s=0.3).describe(linearizable=True)
+
+
+@pytest.mark.parametrize(("up", "raised"), [(("n1",), NoMajorityError), (("n1", "n3"), OutcomeUnknownError)])
+async def test_admin_without_metadata_leader_says_how_many_controllers_are_missing(
+    transport: Transport,
+    subjects: Subjects,
+    controller: Controller,
+    monkeypatch: pytest.MonkeyPatch,
+    up: tuple[str, ...],
+    raised: type[LiftError],
+) -> None:
+    monkeypatch.setattr(admin_module, "ATTEMPT_S", 0.05)
+    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.15)
+    members = [pb.ControllerStatus(nodeId=name, connected=name in up) for name in ("n1", "n2", "n3")]
+    controller.knows = pb.ClusterDescription(controllers=members)
+    controller.script = [lambda _: None] * 1000
+    with pytest.raises(raised) as said:
+        await Admin(transport, subjects, deadline_s=1.0).delete_stream("orders")
+    assert ("2 of 3 controllers do not answer (n2, n3)" in str(said.value)) == (raised is NoMajorityError)
 
 
 async def test_who_asks_too_much_waits_as_he_was_told(admin: Admin, controller: Controller) -> None:
@@ -205,6 +235,25 @@ async def test_the_cluster_is_described(admin: Admin, controller: Controller) ->
 async def test_bad_names_are_refused_before_anything_is_sent(transport: Transport, name: str, subject: str) -> None:
     with pytest.raises(InvalidNameError):
         await Admin(transport, Subjects("ns")).create_stream(name, subject)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda admin: admin.delete_stream("s", "\ud800"),
+        lambda admin: admin.pause("s", None, Pause.UNTIL_RESUMED, uid="\ud800"),
+        lambda admin: admin.alter_stream("s", 2, uid="\ud800"),
+        lambda admin: admin.add_partitions("s", 2, uid="\ud800"),
+        lambda admin: admin.create_stream("s", "x.s", config=StreamConfig(min_isr=4)),
+        lambda admin: admin.create_stream("s", "x.s", replicas=2, config=StreamConfig(min_isr=3)),
+    ],
+)
+async def test_admin_rejects_wrong_arguments_before_anything_is_sent(
+    admin: Admin, controller: Controller, asked: Callable[[Admin], Awaitable[object]]
+) -> None:
+    with pytest.raises(ConfigError):
+        await asked(admin)
+    assert controller.asked == []
 
 
 async def test_no_server_is_said_plainly() -> None:

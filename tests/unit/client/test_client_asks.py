@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -221,6 +222,17 @@ async def test_a_task_that_swallows_cancellations_is_cancelled_until_it_ends(
             except asyncio.CancelledError:
                 swallowed += 1
 
+    async def failing() -> None:
+        raise ValueError
+
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context["message"]))
+    failed = asyncio.create_task(failing())
+    await asyncio.wait([failed])
+    await ending.end_tasks([failed])
+    del failed
+    gc.collect()
+    assert unseen == [], "an error of a task that was ended is no one's any more"
     some, never = asyncio.create_task(deaf(3)), asyncio.create_task(deaf(100), name="deaf")
     done = asyncio.create_task(asyncio.sleep(0))
     await asyncio.sleep(0.001)

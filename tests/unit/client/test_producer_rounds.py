@@ -12,21 +12,22 @@ import pytest
 from liftpy.client.outgoing import Address
 from liftpy.client.producer import Producer
 from liftpy.client.producing import ProducerOptions
-from liftpy.client.rounds import Repeat, Round, offset_in, partitions_in
+from liftpy.client.rounds import PlanChangedError, Repeat, Round, offset_in, partitions_in
 from liftpy.errors import ConfigError, LiftError, PublishRejectedError
 from liftpy.wire.batch import build_batch, seal
 from liftpy.wire.columnar import ByteArray, HeaderArray, RecordColumns, body_of
+from liftpy.wire.producer_note import SourcePosition
 from tests.unit.client.test_producer import PATIENT, Wire, a_producer
 
 
-async def in_round(wire: Wire, number: int, run: str = "query", part: int = 0, **options: Any) -> Producer:
+async def in_round(wire: Wire, number: int, run: str = "query", part: int = 0, plan: int = 0, **options: Any) -> Producer:
     async def found(partition: int) -> Address:
         return Address(f"ev.{partition}", "u1")
 
     addresses = [Address(f"ev.{partition}", "u1") for partition in range(len(wire.nodes))]
     chosen = ProducerOptions(**PATIENT | options)
     name = f"{run}/{part}"
-    made = Producer(wire, "s", name, addresses, chosen, "key", found, Round(run, part, number))  # type: ignore[arg-type]
+    made = Producer(wire, "s", name, addresses, chosen, "key", found, Round(run, part, number, plan))  # type: ignore[arg-type]
     await made.open()
     return made
 
@@ -139,6 +140,23 @@ async def test_of_two_processes_in_a_round_the_older_is_fenced_and_nothing_is_th
     assert wire.values() == values
 
 
+async def test_round_that_is_repeated_under_another_plan_stores_nothing() -> None:
+    wire = Wire(2)
+    late = await in_round(wire, 3, part=2, plan=8)  # is given its epoch before anything of the round is there
+    await whole(await in_round(wire, 3, part=1, plan=7), *records(3, 5))
+    with pytest.raises(PublishRejectedError, match="by another plan"):
+        await whole(late, *records(3, 6))
+    for _ in range(2):
+        for part in (0, 1, 2):
+            with pytest.raises(PlanChangedError):
+                await in_round(wire, 3, part=part, plan=8)
+        wire.another_leader()
+    await whole(await in_round(wire, 3, part=0, plan=8, run="another"), *records(3, 1))
+    await whole(await in_round(wire, 3, part=0, plan=7), *records(3, 3))
+    await whole(await in_round(wire, 4, part=0, plan=8), *records(4, 2))  # the next round may have another plan
+    assert wire.values() == [*records(3, 5), *records(3, 1), *records(3, 3), *records(4, 2)]
+
+
 async def test_two_processes_that_two_leaders_let_begin_a_round_store_it_once() -> None:
     wire = Wire()
     values = records(3, 100)
@@ -222,10 +240,16 @@ async def test_what_a_round_does_not_take() -> None:
     for run, part, number in (("", 0, 1), ("x" * 129, 0, 1), ("q", -1, 1), ("q", 0, -1), ("q", 0, 1 << 63)):
         with pytest.raises(ConfigError, match="is no round"):
             _ = Round(run, part, number).position
+    for plan in (-1, 512):
+        with pytest.raises(ConfigError, match="is no round"):
+            _ = Round("q", 0, 1, plan).position
 
 
 def test_a_position_holds_the_number_of_partitions_beside_the_last_sequence() -> None:
     assert partitions_in(offset_in(300, (1 << 32) - 1)) == 300
+    for plan in (0, 1, 511):
+        position = SourcePosition("run", 0, offset_in(10_000, (1 << 32) - 1, plan))
+        assert (position.plan, partitions_in(position.offset), position.offset < 1 << 63) == (plan, 10_000, True)
     assert offset_in(2, 5) > offset_in(2, 4)
     repeat = Repeat(stored=2, expected=None)
     repeat.leave_out(columns(b"a", b"b", b"c"), 0, 2)  # the leader does not know their digest

@@ -138,6 +138,32 @@ def test_each_part_of_a_batch_has_its_own_answer() -> None:
     assert asked[1].error == "NOT_FOUND"
 
 
+def test_events_service_that_has_ended_is_one_with_its_reason() -> None:
+    driver = Driver(("a", "b"))
+    driver.create()
+    of = {"stream": "orders", "uid": driver.fsm.image.streams["orders"].uid, "partition": 0, "node": "b", "incarnation": 2}
+    ended = pb.ReportService(**of, service="bank", ending="failed", reason="no such account")
+    before, count = driver.fsm.image.streams, len(all_events(driver.log))
+    driver.ask(reportService=ended)
+    parts = [
+        pb.BatchedRequest(
+            number=0, request=pb.ControlRequest(reportService=pb.ReportService(**{**of, "uid": "older"}, service="x"))
+        ),
+        pb.BatchedRequest(
+            number=1, request=pb.ControlRequest(reportService=pb.ReportService(**{**of, "incarnation": 1}, service="x"))
+        ),
+        pb.BatchedRequest(
+            number=2, request=pb.ControlRequest(reportService=pb.ReportService(**of, service="till", ending="silent"))
+        ),
+    ]
+    driver.ask(batch=pb.Batch(requests=parts))
+    assert [in_words(event.as_object()) for event in all_events(driver.log)[count:]] == [
+        "service ended orders/0 bank on b failed: no such account",
+        "service ended orders/0 till on b silent: ",
+    ]
+    assert driver.fsm.image.streams is before
+
+
 def test_a_node_that_comes_back_with_another_folder_is_told() -> None:
     driver = Driver()
     driver.register("a", folderId="f1")

@@ -51,13 +51,13 @@ def test_the_whole_table() -> None:
     assert those(lambda kind: kind.read_only) == "barrier describeCluster describeStream heartbeat"
     assert those(lambda kind: kind.batched) == (
         "beginCopy changeIsr concludeElection electLeader giveUpLeadership leaveIsr passOver purgeRecords reassign "
-        "reportLeader reportPromotion reportPurged truncateBefore wakePartition"
+        "reportLeader reportPromotion reportPurged reportService truncateBefore wakePartition"
     )
     assert those(lambda kind: kind.looked_at_first) == "changeControllers heartbeat registerNode reportLeader setFeatureLevel"
     assert {name: kind.asker for name, kind in REQUESTS.items() if kind.asker} == {
         "heartbeat": "nodeId", "registerNode": "nodeId", "fenceNode": "nodeId", "drainNode": "nodeId", "changeIsr": "leader",
         "leaveIsr": "node", "reportLeader": "witness", "reportPromotion": "candidate", "giveUpLeadership": "leader",
-        "reportPurged": "node",
+        "reportPurged": "node", "reportService": "node",
         "wakePartition": "leader",
     }  # fmt: skip
 
@@ -131,3 +131,9 @@ def test_nobody_makes_a_stream_under_the_clusters_own_names(internal: bool) -> N
     assert (refusal(Door.ADMIN, "", probed) == "") is internal, "operators probe with it"
     assert said == "stream '_liftpy-mine' can't be made: names that begin with _liftpy are the cluster's own"
     assert refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name="liftpy"))) == ""
+
+
+@pytest.mark.parametrize("name", ["-rf", "-", "--yes"])
+def test_doors_refuse_stream_names_that_read_as_options(name: str) -> None:
+    said = refusal(Door.ADMIN, "", pb.ControlRequest(createStream=pb.CreateStream(name=name, subject="x.s"), internal=True))
+    assert "begins with -" in said

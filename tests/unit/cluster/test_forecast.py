@@ -62,7 +62,9 @@ def test_what_cannot_succeed_is_answered_here_and_counted(driver: Driver, reques
 
 def test_what_changes_something_is_for_the_log(driver: Driver) -> None:
     duties = leading(driver)
+    ended = {"uid": driver.fsm.image.streams["orders"].uid, "node": "a", "incarnation": driver.incarnation("a"), "service": "x"}
     for request in (
+        pb.ControlRequest(reportService=pb.ReportService(stream="orders", **ended)),
         pb.ControlRequest(createStream=CREATE),
         pb.ControlRequest(deleteStream=pb.DeleteStream(name="orders")),
         pb.ControlRequest(registerNode=pb.RegisterNode(nodeId="d")),

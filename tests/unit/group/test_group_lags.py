@@ -33,6 +33,14 @@ def test_a_group_is_as_far_behind_as_its_first_unread_record_is_old() -> None:
     assert known.behind(25, 90 * S) == known.behind(30, 90 * S) == (0, 0)
 
 
+def test_group_lag_leaves_out_records_below_the_log_start() -> None:
+    known = PartitionEnds()
+    known.told(25, 0, start=20)
+    assert [known.behind(position, S)[0] for position in (0, 20, 22)] == [5, 5, 3]
+    known.told(25, 2 * S, start=25)
+    assert known.behind(0, 3 * S) == (0, 0), "retention has taken all"
+
+
 def test_an_end_that_falls_begins_anew() -> None:
     known = ends((10, 0), (25, 60), (20, 80))
     assert known.behind(12, 90 * S) == (8, 10 * S)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from liftpy.client.rounds import offset_in
 from liftpy.errors import CorruptionError
 from liftpy.ingest.derived import _told
 from liftpy.ingest.digest import RollingDigest
@@ -145,6 +146,30 @@ def test_the_answer_to_a_question_has_the_position() -> None:
     fresh = Bench().desk.ask(Question(P, 9))
     assert isinstance(fresh, Given)
     assert not fresh.told.HasField("position")
+
+
+def test_plan_of_a_round_is_known_as_long_as_its_records_are() -> None:
+    """[A19]"""
+
+    def asked(producers: Producers, plan: int, generation: int = 5) -> Given | Finding:
+        position = at(offset_in(0, 0, plan), generation, partition=3)
+        return ProducerDesk(producers).ask(Question(P + 1, 2, 0, "other", position))
+
+    def again(producers: Producers, end_offset: int) -> Producers:
+        made = Producers(0, 10)
+        made.restore(b"".join(producers.snapshot()()), end_offset)
+        return made
+
+    bench = Bench()
+    bench.publish(0, at(offset_in(2, 0, 7), 5))
+    bench.producers.committed(0)
+    assert asked(again(bench.producers, 1), 8) is Finding.PLAN_CHANGED
+    assert isinstance(asked(again(bench.producers, 1), 7), Given)
+    bench.publish(0, at(offset_in(2, 0, 8), 6), epoch=1, reset=True)  # another round
+    assert (asked(bench.producers, 7, 6), isinstance(asked(bench.producers, 8), Given)) == (Finding.PLAN_CHANGED, True)
+    bench.producers.cut(1)
+    assert isinstance(asked(bench.producers, 7, 6), Given)
+    assert asked(bench.producers, 8) is Finding.PLAN_CHANGED
 
 
 def test_names_and_positions_outlive_checkpoints_cuts_and_compaction() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from liftpy.cluster.controller_list import ControllerList
 from liftpy.cluster.image import ClusterImage
-from liftpy.errors import ConfigError
+from liftpy.errors import ConfigError, StorageError
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
@@ -69,7 +69,7 @@ class Bench:
     """A role whose parts are given one after another. ``joined``: with which controllers each member was made."""
 
     def __init__(self, tmp_path: Path, node_id: str, controllers: tuple[str, ...] = THREE, *, journal: bool = False) -> None:
-        self.members: list[Member] = []
+        self.members: list[Member | Exception] = []
         self.feeds: list[Part] = []
         self.joined: list[ControllerList | None] = []
         self.shown: list[tuple[int, int]] = []
@@ -81,7 +81,10 @@ class Bench:
 
     def _member(self, joins: ControllerList | None) -> Member:
         self.joined.append(joins)
-        return self.members.pop(0)
+        member = self.members.pop(0)
+        if isinstance(member, Exception):
+            raise member
+        return member
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +124,20 @@ async def test_a_node_that_the_feed_names_becomes_a_controller_beside_it_and_tak
     assert not bench.role.decides, "what it has shown may have been forged on the feed"
     await bench.role.stop()
     assert member.calls == ["start", "stop"]
+
+
+async def test_role_on_a_full_disk_follows_the_feed_and_becomes_a_controller_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "STORAGE_AGAIN_S", 0.001)
+    bench = Bench(tmp_path, "n4")
+    feed, member = Part(an_image(5, *THREE, at=5, learner="n4")), Member(an_image(6, *THREE, "n4", at=6))
+    full = "No space left on device"
+    bench.feeds, bench.members = [feed], [StorageError(full), OSError(28, full), member]
+    await bench.role.start()
+    await until(lambda: bench.role.is_controller)
+    assert feed.calls == ["start", "stop"]
+    await bench.role.stop()
 
 
 async def test_a_controller_that_is_none_any_more_follows_the_feed_first(tmp_path: Path) -> None:

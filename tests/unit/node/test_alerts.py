@@ -204,6 +204,7 @@ CASES: dict[str, Case] = {
         7, 9, 30, NODE,
     ),
     "ServiceFailing": Case(gauge("services_failing", (0, 5), (1, 10), (0, 5)), 9, 11, 16, NODE),
+    "ServiceEnded": Case(gauge("services_ended", (0, 5), (1, 10), (0, 5)), 5, 7, 16, NODE),
     "GroupStuck": Case(
         gauge("group_lag_records", (0, 5), *growing(9, 20), (0, 20), labels=',group="g"')
         | gauge("group_lag_seconds", (0, 5), *growing(60, 20), (0, 20), labels=',group="g"')

@@ -57,7 +57,7 @@ class Elsewhere:
         end = self.ends.get(key.partition, 10)
         if isinstance(end, Exception):
             raise end
-        return SimpleNamespace(end_offset=end), 0
+        return SimpleNamespace(end_offset=end, log_start_offset=0), 0
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
 
 
 async def test_what_is_here_is_asked_of_nobody_and_the_rest_is(elsewhere: Elsewhere) -> None:
-    lags = GroupLags(lambda key: 12 if key.partition == 0 else None, "ns")
+    lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     groups = {"g": a_group(5, 4)}
     await lags.look(coordinators((groups, True)), TRANSPORT)
     assert elsewhere.asked == [a_key(1)]
@@ -81,7 +81,7 @@ async def test_what_is_here_is_asked_of_nobody_and_the_rest_is(elsewhere: Elsewh
 
 async def test_a_coordinator_that_follows_shows_and_asks_nothing_but_knows_since_when(elsewhere: Elsewhere) -> None:
     now = [0]
-    lags = GroupLags(lambda key: 12 if key.partition == 0 else None, "ns")
+    lags = GroupLags(lambda key: (0, 12) if key.partition == 0 else None, "ns")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module.clock, "now_ns", lambda: now[0])
         await lags.look(coordinators(({"g": a_group(5, 4)}, False)), TRANSPORT)
@@ -119,7 +119,7 @@ async def test_a_look_leaves_the_loop_alone_in_between(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(module.asyncio, "sleep", slept)
     monkeypatch.setattr(module, "SLICE_S", -1.0)
-    lags = GroupLags(lambda key: 9, "ns", GroupLabels(1))
+    lags = GroupLags(lambda key: (0, 9), "ns", GroupLabels(1))
     groups = {f"g{number}": a_group(*[8] * 64) for number in range(3)}
     await lags.look(coordinators((groups, True)), None)
     assert pauses == [module.PAUSE_S] * 3
@@ -128,13 +128,13 @@ async def test_a_look_leaves_the_loop_alone_in_between(monkeypatch: pytest.Monke
 
 async def test_partitions_beyond_the_bound_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_PARTITIONS", 2)
-    lags = GroupLags(lambda key: 9, "ns")
+    lags = GroupLags(lambda key: (0, 9), "ns")
     await lags.look(coordinators(({"g": a_group(8, 8, 8)}, True)), None)
     assert (lags.of["g"].records, lags.of["g"].unknown) == (2, 1)
 
 
 async def test_what_is_gone_is_shown_and_kept_no_more_and_cursors_are_no_groups(elsewhere: Elsewhere) -> None:
-    lags = GroupLags(lambda key: 12, "ns")
+    lags = GroupLags(lambda key: (0, 12), "ns")
     groups = {"g": a_group(5, 4), "h": a_group(3), "c": a_group(3)}
     groups["c"].cursor = 7
     await lags.look(coordinators((groups, True)), None)

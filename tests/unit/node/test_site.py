@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from liftpy.config import NS_PER_S
 from liftpy.errors import UnavailableError
 from liftpy.figures_text import figure, look_up
 from liftpy.glance import ASKED, Glance
@@ -52,6 +53,7 @@ class Cluster:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.silent: set[str] = set()
+        self.states = dict.fromkeys(NODES, "live")
         self.records = 0
         self.stream = "s"
         self.events: list[dict[str, Any]] = []
@@ -63,7 +65,7 @@ class Cluster:
     def glance(self, node: str) -> Glance:
         return Glance(
             node=node, version="0.1.0", incarnation=1, is_controller=True, metadata_leader="n1", records_in=self.records, leads=2,
-            nodes=dict.fromkeys(NODES, "live"), index=9, streams=3, term=4, members=dict.fromkeys(NODES, 0), feature_level=1, speaks=2,
+            nodes=self.states, index=9, streams=3, term=4, members=dict.fromkeys(NODES, 0), feature_level=1, speaks=2,
         )  # fmt: skip
 
     async def node_ids(self) -> list[str]:
@@ -366,6 +368,30 @@ async def test_a_node_that_is_silent_is_said_to_be_and_its_history_stays() -> No
     assert (shown["cluster"]["word"], shown["cluster"]["nodes"]["silent"]) == ("DEGRADED", 1)
     assert made.history(1, "n3").count == 20
     assert json.loads(await body(site, "/api/timeline.json"))["nodes"] == list(NODES)
+
+
+async def test_page_shows_the_history_of_a_node_that_was_killed_before_anybody_looked() -> None:
+    cluster, clock = Cluster(), Clock()
+    began = int(WALL_S) - 60
+    for second in range(began, int(WALL_S) - 20):
+        for history in cluster.histories.values():
+            history.put(second, [5.0] * len(NAMES))
+    made = viewing.Viewing(
+        "liftpy", cluster, own=("n1", cluster.histories["n1"]), now=lambda: clock.now_s, wall=lambda: clock.wall_s
+    )
+    await made.take_histories()
+    for second in range(int(WALL_S) - 20, int(WALL_S)):
+        for node in ("n1", "n2"):
+            cluster.histories[node].put(second, [5.0] * len(NAMES))
+    cluster.silent.add("n3")
+    cluster.events = [{"time_ns": (int(WALL_S) - 15) * NS_PER_S, "index": 1, "number": 0, "kind": "node_fenced", "node": "n3"}]
+    cluster.states = {"n1": "live", "n2": "live", "n3": "fenced"}
+    await made.fresh()
+    records = made.history(1).columns[0]
+    assert list(records[:40]) == [15.0] * 40, "what the killed node did is there"
+    assert all(value != value for value in records[40:46]), "nobody knows what it did until it was fenced"
+    assert list(records[46:]) == [10.0] * 14
+    assert made.timeline(1)["led"]["n3"]["led"] == [15.0] * 40
 
 
 async def test_the_live_stream_has_an_object_for_each_look_and_counts_its_viewers() -> None:

@@ -80,11 +80,20 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(asking, "_GIVE_UP_AFTER_S", 0.05)
     settings = SimpleNamespace(node_id="a", replication=ReplicationConfig())
     deletions = asking.Deletions(controllers, "a", decides=lambda: False)  # type: ignore[arg-type]
-    partitions = module.Partitions(SimpleNamespace(settings=settings, fatal=pytest.fail, deletions=deletions))  # type: ignore[arg-type]
+    later: list[Any] = []
+    tools: Any = SimpleNamespace(
+        settings=settings,
+        fatal=pytest.fail,
+        deletions=deletions,
+        folder=SimpleNamespace(delete_partition=later.append),
+        promises=SimpleNamespace(forget=lambda folder: None),
+        pool=None,
+    )
+    partitions = module.Partitions(tools)
     partitions.image_changed(ClusterImage(), controllers.image)
     async with asyncio.timeout(30):
         await partitions.settled()
-        yield SimpleNamespace(controllers=controllers, deleted=deleted, partitions=partitions)
+        yield SimpleNamespace(controllers=controllers, deleted=deleted, later=later, partitions=partitions)
         assert await partitions.stop()
 
 
@@ -141,6 +150,23 @@ async def test_without_an_answer_data_is_kept(node: Any, answer: pb.ControlRespo
     await node.partitions.settled()
     assert node.deleted == [False] * 5
     assert node.controllers.distrusted == 0
+
+
+async def test_partitions_delete_later_what_no_controller_confirmed_at_first(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LATER_S", 0.001)
+    node.controllers.answer = lambda _: UNAVAILABLE
+    before = node.controllers.image
+    node.controllers.do(deleteStream=pb.DeleteStream(name="s"))
+    node.partitions.image_changed(before, node.controllers.image)
+    await node.partitions.settled()
+    assert (node.deleted, node.later) == ([False] * 5, [])
+    node.controllers.answer = lambda response: response
+    async with asyncio.timeout(30):
+        while len(node.later) < 5:
+            await asyncio.sleep(0.001)
+    assert sorted(key.partition for key in node.later) == [0, 1, 2, 3, 4]
 
 
 async def test_a_controller_that_is_elected_meanwhile_is_waited_for(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:

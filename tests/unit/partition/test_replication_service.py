@@ -141,6 +141,21 @@ async def test_a_replica_is_answered_under_its_own_inbox_alone(reply: str) -> No
     assert desk.counters["refused: reply subject"] == 2
 
 
+async def test_replication_desk_ignores_a_request_whose_reply_subject_is_not_of_that_request() -> None:
+    desk = Desk()
+    for subject, request in (
+        (desk.subjects.replicate("orders", 0), pb.ReplicationRequest(replicaID="n2", requestId=7, partition=0)),
+        (desk.subjects.offset("orders", 0), pb.LeaderEpochOffsetRequest(replicaID="n2", requestId=7, partition=0)),
+    ):
+        for reply in ("liftpy.inbox.n2.1.1", "liftpy.inbox.n2.nobody.17"):
+            desk.bus.deliver(subject, frames.sealed(request), reply)
+        assert desk.fetches == []
+        desk.bus.deliver(subject, frames.sealed(request), "liftpy.inbox.n2.1.7")
+        assert len(desk.fetches) == 1
+        desk.fetches.clear()
+    assert desk.counters["refused: reply subject"] == 4
+
+
 async def test_fetches_that_are_refused_are_counted_by_reason() -> None:
     desk = Desk()
     for token, reason in enumerate((RefusalReason.UNKNOWN, RefusalReason.UNKNOWN, RefusalReason.STALE_EPOCH)):

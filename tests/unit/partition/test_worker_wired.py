@@ -180,7 +180,7 @@ def test_a_standby_hears_by_its_own_link_and_keeps_what_its_node_may(wired: Wire
 
 
 def test_services_reads_and_other_replicas_are_given_what_is_theirs(wired: Wired) -> None:
-    given, (feed, hand_over) = wired.taken("PartitionServices", "feed", "hand_over")
+    given, (feed, hand_over, _) = wired.taken("PartitionServices", "feed", "hand_over", "report_ended")
     assert given == {
         "bus": "the link of replication", "key": KEY, "node_id": "n7", "incarnation": 12, "config": REPLICATION, "compacted": True,
         "timers": "the node's timers", "log": wired.log, "replica": wired.parts["Replica"], "subjects": "the node's subjects",

@@ -38,7 +38,17 @@ def test_a_refusal_of_another_epoch_changes_nothing_here(reason: RefusalReason) 
     follower.step(ev.FetchRefused(request_id=request, reason=reason, leader_epoch=7, log_start_offset=100))
     assert not any(isinstance(effect, do.CutLog | do.StartLogAfresh) for effect in follower.out)
     assert follower.replica.log.log_end_offset == 5
-    assert follower.replica.phase == "FOLLOWER_FETCH_BACKOFF"
+    waits_on = reason is RefusalReason.UNKNOWN
+    assert follower.replica.phase == ("FOLLOWER_FETCH" if waits_on else "FOLLOWER_FETCH_BACKOFF")
+
+
+def test_follower_takes_the_answer_after_its_request_was_repeated_and_disbelieved() -> None:
+    follower = following()
+    request = follower.only(do.SendFetch).request_id
+    for _ in range(3):
+        follower.step(ev.FetchRefused(request_id=request, reason=RefusalReason.UNKNOWN, leader_epoch=1, log_start_offset=0))
+    follower.answered([(5, 5, 1)], 4, request)
+    assert follower.only(do.AppendFetched).last_offset == 5
 
 
 @pytest.mark.parametrize(("log_start", "afresh"), [(3, False), (4, False), (5, True), (9, True)])

@@ -219,6 +219,16 @@ def test_a_follower_that_awaits_more_is_answered_when_there_is_more() -> None:
     assert not leader.has(do.KeepFetch), "this answer is not empty"
 
 
+@pytest.mark.parametrize("other", [{"incarnation": 0}, {"request_id": 1}, {"incarnation": 0, "offset": -1, "offset_epoch": 0}])
+def test_leader_answers_the_waiting_fetch_after_somebody_repeated_it(other: dict) -> None:
+    leader = Stepped("a").leads()
+    leader.fetch("b", -1, request_id=1, awaits_more=True)
+    leader.fetch(**{"replica": "b", "offset": -1, "request_id": 1, "awaits_more": True, **other})
+    assert not leader.has(do.KeepFetch), "the answer is for the follower's own reply subject"
+    leader.publish(1, flush=False)
+    assert leader.only(do.AnswerWaiter).replica == "b"
+
+
 def test_a_follower_that_was_fenced_meanwhile_is_not_waited_for() -> None:
     leader = Stepped("a").leads()
     leader.fetch("b", -1, awaits_more=True)

@@ -123,7 +123,7 @@ class Instances:
                 self.ended.append((settings.partition, error.code))
                 raise
 
-        return SimpleNamespace(run=run, stop=lambda: done.done() or done.set_result(None))
+        return SimpleNamespace(run=run, stop=lambda _: done.done() or done.set_result(None))
 
     def begin(self, partitions: tuple[int, ...] | None) -> asyncio.Task[None]:
         settings = ServiceSettings("bank", "in", "n1", Path("x"))

@@ -38,6 +38,7 @@ class World:
         self.timers: list[Any] = []
         timers: Any = SimpleNamespace(set=lambda timer, at_ns: self.timers.append((at_ns, timer)), cancel=lambda *_: None)
         key = PartitionKey("s", "u1", 0)
+        self.ended: list[Any] = []
         self.moved: list[tuple[str, str]] = []
         self.replica.state = SimpleNamespace(replicas=("n1", "n2", "n3"), isr=("n1", "n2"), leader="n2", passed_over=())
         self.services = PartitionServices(
@@ -54,6 +55,7 @@ class World:
             hand_over=lambda *told: self.moved.append(told),
             inboxes=InboxRule(("_INBOX.",)),
             counters=self.counters,
+            report_ended=self.ended.append,
         )
         find = {("s", 0): self.services}
         self.desk = ServiceDesk(bus, Subjects(), "n1", InboxRule(("_INBOX.",)), lambda *name: find.get(name), self.counters)
@@ -96,6 +98,15 @@ def test_desk_refuses_what_names_another_service_or_stream_than_its_subject(worl
     for message in (hello(service="other"), hello(stream="t"), frames.encode(pb.ServiceAck(service="other", stream="s"))):
         world.say_bound("s.bank", message)
     assert (world.sent, sum(by_reason(world.counters).values())) == ([], 3)
+
+
+def test_service_that_crashes_again_and_again_becomes_few_events(world: World) -> None:
+    for number in range(20):
+        world.say(hello(instance=number + 1, first=True))
+        world.say(hello(instance=number + 1, leaving=True, ending=pb.ServiceHello.FAILED, problem=f"crash {number}"))
+    assert [one.reason for one in world.ended] == [f"crash {number}" for number in range(len(world.ended))]
+    assert 1 <= len(world.ended) < 10
+    assert [str(one) for one in world.services.ended()] == ["bank failed: crash 19"]
 
 
 def test_a_promotion_goes_through_frames_to_the_replicas_events(world: World) -> None:

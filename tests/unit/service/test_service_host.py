@@ -477,7 +477,7 @@ def test_who_is_gone_is_still_shown_with_what_it_died_of() -> None:
     s.hello(hello("a", position=4, problem="on_record at offset 4: ValueError", failing=True), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("b", position=10, snapshotPosition=8), "_INBOX.b", FOLLOWS, at_ns)
     s.hello(hello("b", position=10, leaving=True), "_INBOX.b", FOLLOWS, at_ns)
-    assert s.expire(at_ns) == ["a"]
+    assert [(one.service, one.ending) for one in s.expire(at_ns)] == [("a", "silent")]
     b, a = s.gone(9, at_ns + 1_500_000_000)
     assert a == {
         "service": "a",
@@ -487,6 +487,7 @@ def test_who_is_gone_is_still_shown_with_what_it_died_of() -> None:
         "failing": True,
         "snapshot": 0,
         "gone_s": 1.5,
+        "ending": "silent",
         "problem": "on_record at offset 4: ValueError",
     }
     assert (b["service"], b["position"], b["lag"], b["failing"], b["snapshot"]) == ("b", 10, 0, False, 8)

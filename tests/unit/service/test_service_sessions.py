@@ -117,7 +117,7 @@ def test_a_service_that_dies_while_it_is_waited_for_fails_the_promotion_and_not_
     s.hello(hello(), "_INBOX.a", FOLLOWS, 0)
     s.replay(CANDIDATE, 0)
     assert s.expire(2999) == []
-    assert s.expire(3000) == ["bank"]
+    assert [one.service for one in s.expire(3000)] == ["bank"]
     assert replays(s.hello(hello("other"), "_INBOX.b", CANDIDATE, 3001)) == []
     s.role_changed(replace(FOLLOWS, leader_epoch=3))
     s.hello(hello("other", leaving=True), "", FOLLOWS, 3002)
@@ -266,7 +266,7 @@ def test_who_was_here_is_remembered_with_the_record_that_stopped_it() -> None:
         s.hello(hello(name, position=7, failing=failing), "_INBOX.a", FOLLOWS, 0)
     s.hello(hello("bank", position=8, failing=True, leaving=True), "_INBOX.a", FOLLOWS, 1)
     s.hello(hello("echo", position=8, leaving=True), "_INBOX.a", FOLLOWS, 1)
-    assert s.expire(5000) == ["late"]
+    assert [one.service for one in s.expire(5000)] == ["late"]
     gone = {"bank": Wellbeing(8, False), "echo": Wellbeing(-1, False), "late": Wellbeing(7, False)}
     assert s.wellbeing() == gone
     s.hello(hello("bank", 2, 8), "_INBOX.b", FOLLOWS, 6000)
@@ -363,7 +363,7 @@ def test_a_heartbeat_that_is_late_by_a_moment_is_one_and_then_it_is_gone() -> No
     s = sessions()
     s.hello(hello(), "_INBOX.a", FOLLOWS, 500)
     assert s.expire(3499) == []
-    assert s.expire(3500) == ["bank"]
+    assert [one.service for one in s.expire(3500)] == ["bank"]
     assert s.expire(9999) == []
     assert s.wellbeing() == {"bank": Wellbeing(-1, False)}
 
@@ -428,7 +428,7 @@ def test_of_those_that_are_gone_the_last_are_remembered() -> None:
     s = sessions()
     for number in range(MAX_SERVICES + 2):
         s.hello(hello(f"s{number}"), "_INBOX.a", FOLLOWS, number)
-        assert s.expire(number + 3000) == [f"s{number}"]
+        assert [one.service for one in s.expire(number + 3000)] == [f"s{number}"]
     assert [g["service"] for g in s.gone(9, 0)] == [f"s{number}" for number in range(2, MAX_SERVICES + 2)]
 
 
@@ -490,3 +490,21 @@ def test_promotion_after_a_candidate_that_was_passed_over_does_not_fail_for_serv
     assert due_ns is not None
     assert due_ns < 2000, "before the candidate's own time-out"
     assert replays(s.lose_patience(due_ns)) == [Replayed(10, True)]
+
+
+def test_sessions_name_services_that_have_ended_unstopped_until_they_return_or_time_passes() -> None:
+    s = ServiceSessions(KEY, "n1", first_ack_id=0, session_ns=3000, lease_ms=1000, patience_ns=2000, shown_ns=10_000)
+    for name in ("stopped", "failed", "diverged", "killed"):
+        s.hello(hello(name), f"_INBOX.{name}", FOLLOWS, 0)
+    goodbyes = {"stopped": pb.ServiceHello.STOPPED, "failed": pb.ServiceHello.FAILED, "diverged": pb.ServiceHello.DIVERGED}
+    for name, ending in goodbyes.items():
+        s.hello(hello(name, leaving=True, ending=ending, problem=f"why {name}"), f"_INBOX.{name}", FOLLOWS, 0)
+    s.expire(3000)
+    assert list(map(str, s.ended(3000))) == [
+        "killed silent: nothing is heard from it",
+        "diverged diverged: why diverged",
+        "failed failed: why failed",
+    ]
+    s.hello(hello("failed", instance=9), "_INBOX.failed", FOLLOWS, 3000)
+    assert [one.service for one in s.ended(9_999)] == ["killed", "diverged"], "the one that is back has not ended"
+    assert [one.service for one in s.ended(10_000)] == ["killed"], "the older one has been shown for long enough"

@@ -302,6 +302,33 @@ def test_a_record_that_nothing_supersedes_is_missed_on_a_compacted_log(access: A
     assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n2", 3, "lost")]
 
 
+def deleted_on(log: FakePartition, *, deletes_end: int) -> FakePartition:
+    """``log``, whose compaction has looked at all of it, and has dropped delete markers below ``deletes_end``."""
+    return replace(log, compacted=True, compacted_end=log.log_end_offset, deletes_end=deletes_end)
+
+
+def test_audit_of_a_deleted_key_that_came_back_names_the_replica_that_has_it(access: Access, node: FakeNode) -> None:
+    without = deleted_on(compacted(keyed(), lambda o: o == 195), deletes_end=200)
+    serve(node, without, n3=replace(keyed(), compacted=True))
+    (found,) = look(access).findings
+    assert (found.node, found.offset, found.kind) == ("n3", 195, "revived")
+    assert "n1 below 200, n2 below 200" in found.detail
+
+
+def test_audit_of_a_record_that_one_replica_lost_names_that_replica(access: Access, node: FakeNode) -> None:
+    there = replace(keyed(), compacted=True)
+    for deletes_end in (0, 195, 200):  # of two replicas that have the record, the third one may have lost it all the same
+        serve(node, there, n3=deleted_on(compacted(keyed(), lambda o: o == 195), deletes_end=deletes_end))
+        assert [(f.node, f.offset, f.kind) for f in look(access).findings] == [("n3", 195, "lost")]
+
+
+def test_audit_of_a_record_superseded_behind_what_a_replica_has_heard_of_finds_nothing(access: Access, node: FakeNode) -> None:
+    serve(node, replace(keyed(21), compacted=True), n3=deleted_on(compacted(keyed(21), lambda o: o == 195), deletes_end=0))
+    node.lagging = {"n1": 199, "n2": 199}
+    one = look(access, patience_s=0.5).partitions[0]
+    assert (one.end_offset, one.dropped, one.dropped_checked, one.findings) == (200, 1, False, [])
+
+
 def test_a_tombstone_may_go(access: Access, node: FakeNode) -> None:
     def log() -> FakePartition:
         made = FakePartition(compacted=True)

@@ -10,6 +10,7 @@ from liftpy.errors import ConfigError, InvalidNameError, NotFoundError
 from liftpy.spark.offsets import OffsetSpec
 from liftpy.spark.options import OPTIONS, Access, Selection, SourceOptions
 from liftpy.spark.schema import arrow_schema
+from liftpy.spark.sink_options import SinkOptions
 
 
 def parse(**options: str) -> SourceOptions:
@@ -310,6 +311,14 @@ def test_unknown_option_is_only_taken_for_one_whose_name_is_close(name: str, mea
     assert (f"did you mean '{meant}'?" in str(refused.value)) == bool(meant)
     assert ("did you mean" in str(refused.value)) == bool(meant)
     assert len(str(refused.value)) < 2000
+
+
+def test_source_of_a_catalog_table_names_what_works_instead() -> None:
+    # as Spark 4.3 gives them for CREATE TABLE t USING liftpy OPTIONS (nats ..., stream ...), and without OPTIONS
+    for given in ({"provider": "liftpy", "option.stream": "a", "stream": "a"}, {"owner": "root", "provider": "liftpy"}):
+        for parse in (SourceOptions.parse, SinkOptions.parse):
+            with pytest.raises(ConfigError, match=r"^A table of the catalog .*CREATE TEMPORARY VIEW .*save or start$"):
+                parse(given)
 
 
 def test_source_without_a_stream_names_what_works_instead_of_a_catalog_table() -> None:

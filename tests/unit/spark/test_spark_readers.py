@@ -23,7 +23,7 @@ from liftpy.spark.link import Link
 from liftpy.spark.options import Access
 from liftpy.spark.source import LiftDataSource, LiftReader, LiftStreamReader
 from liftpy.testing.fake_node import FakeNode, FakePartition
-from liftpy.wire.batch import build_batch
+from liftpy.wire.batch import build_batch, build_filler, parse_batch
 
 ALL = ReadAllAvailable()
 EPOCH_1 = {"epochs": {"0": 1}}
@@ -71,6 +71,49 @@ def test_a_batch_query_reads_what_it_planned_even_if_more_comes(source: Open, no
     assert ranges(plan) == [(0, 0, 33), (0, 33, 66), (0, 66, 100)]  # of one batch
     assert offsets(reader, plan) == list(range(100))
     assert offsets(reader, plan) == list(range(100))
+
+
+def keyed(log: FakePartition, value: bytes, *, epoch: int = 1) -> None:
+    """One more batch, of ten keys."""
+    first, keys = log.log_end_offset, [b"k%d" % i for i in range(10)]
+    log.append(build_batch([value] * 10, keys=keys, base_offset=first, leader_epoch=epoch))
+
+
+def rewrite_keys(log: FakePartition) -> None:
+    """All keys are written again, under another leader, and compaction drops what that supersedes."""
+    end = log.log_end_offset
+    keyed(log, b"new", epoch=2)
+    log.batches[:-1] = []
+    filler = build_filler(0, end, 1, 1000)
+    log.batches.insert(0, (parse_batch(memoryview(filler)).header, filler))
+    log.leader_epoch, log.compacted_end = 2, log.log_end_offset
+    append(log, 5)
+
+
+@pytest.mark.parametrize("ending", [{}, {"endingOffsets": '{"orders": {"0": -1}}'}])
+def test_batch_of_a_compacted_stream_up_to_latest_reads_every_key(ending: dict[str, str], source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    log.compacted = True
+    keyed(log, b"old")
+    keyed(log, b"old")
+    reader = batch(source(minPartitions="4", maxRecordsPerPartition="3", **ending))
+    plan = reader.partitions()
+    rewrite_keys(log)
+    assert offsets(reader, plan) == list(range(20, 30)), "each key, and nothing past what compaction had looked at"
+
+
+def test_batch_of_a_compacted_stream_up_to_a_named_end_is_exact(source: Open, node: FakeNode) -> None:
+    log = node.add_stream("orders").partitions[0]
+    log.compacted = True
+    keyed(log, b"old")
+    keyed(log, b"old")
+    for ending in ({"endingOffsets": '{"orders": {"0": 20}}'}, {"endingTimestamp": "8000000000000"}):
+        reader = batch(source(minPartitions="4", **ending))
+        plan = reader.partitions()
+        assert ranges(plan) == [(0, 0, 5), (0, 5, 10), (0, 10, 15), (0, 15, 20)]
+        assert offsets(reader, plan) == list(range(20))
+    rewrite_keys(log)
+    assert offsets(reader, plan) == []
 
 
 def test_a_range_between_an_offset_and_an_earlier_time_is_empty(source: Open, node: FakeNode) -> None:

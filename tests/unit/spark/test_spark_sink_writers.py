@@ -58,8 +58,9 @@ async def client(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> TASKS:
-    def of(query: str | None = "query", batch: int | None = 0, part: int = 0, attempt: int = 0) -> None:
+    def of(query: str | None = "query", batch: int | None = 0, part: int = 0, attempt: int = 0, **settings: str) -> None:
         known = {sink.QUERY_ID: query, sink.BATCH_ID: None if batch is None else str(batch)}
+        known |= {name.replace("_", "."): value for name, value in settings.items()}
         context = SimpleNamespace(
             getLocalProperty=known.get, partitionId=lambda: part, attemptNumber=lambda: attempt, taskAttemptId=lambda: 9
         )
@@ -253,6 +254,47 @@ async def test_batch_that_is_run_again_with_fewer_tasks_is_an_error(client: Clie
             SourceError, match=r"\[TASKS_CHANGED\].*3 tasks or more.*adaptive.streaming.stateless.enabled=false"
         ):
             await commit(same[0])
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+@pytest.mark.parametrize(
+    ("begun", "now"),
+    [
+        ({"spark_master": "local[4]"}, {"spark_master": "local[1]"}),
+        ({"spark_master": "local[1]"}, {"spark_master": "local[4]"}),
+        ({"spark_sql_shuffle_partitions": "8"}, {}),
+        ({}, {"spark_sql_adaptive_enabled": "false"}),
+        ({"spark_executor_instances": "2"}, {"spark_executor_instances": "3"}),
+    ],
+)
+async def test_batch_that_is_run_again_under_settings_that_count_tasks_stores_nothing(
+    client: Client, task: TASKS, streaming: bool, begun: dict[str, str], now: dict[str, str]
+) -> None:
+    writer = source().streamWriter(SCHEMA, False) if streaming else source(writeId="load").writer(SCHEMA, False)
+    for part in (1, 2):  # task 0 of three fails before it has stored anything
+        task(part=part, **begun)
+        await write(writer, b"row %d" % part)
+    stored = await held(client)
+    for part in (0, 3):
+        task(part=part, **now)
+        with pytest.raises(SourceError, match=r"\[TASKS_CHANGED\].*adaptive.streaming.stateless.enabled=false"):
+            await write(writer, b"row 0", b"row 1", b"row 2")
+        assert await held(client) == stored
+    task(part=0, **begun)
+    await write(writer, b"row 0")
+    assert sorted(await held(client)) == [b"row 0", b"row 1", b"row 2"]
+    if streaming:
+        task(batch=1, part=0, **now)
+        await write(writer, b"the next batch")
+
+
+async def test_settings_that_do_not_count_tasks_may_change(client: Client, task: TASKS) -> None:
+    writer, fixed = source().streamWriter(SCHEMA, False), {"spark_sql_adaptive_streaming_stateless_enabled": "false"}
+    task(part=1, spark_master="local[4]", **fixed)
+    await write(writer, b"row 1")
+    task(part=0, spark_master="local[1]", spark_driver_memory="2g", spark_sql_shuffle_partitions="200", **fixed)
+    await write(writer, b"row 0")
+    assert sorted(await held(client)) == [b"row 0", b"row 1"]
 
 
 async def test_task_outside_of_sparks_worker_is_refused(client: Client, task: TASKS) -> None:
