@@ -11,6 +11,7 @@ fetches it from the others. Nobody has to be asked.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -34,6 +35,8 @@ from sidecar.tasks import spawn
 logger = logging.getLogger("liftpy.scrub")
 
 PIECE_BYTES = 128 * 1024
+_LAST_STORE_S = 5.0
+"""How long a node that stops waits for the progress to be stored."""
 SEALED_FASTER = 16
 """Times the usual rate, for what was just sealed: its readers and followers come soon."""
 PASS_EVERY_S = 3600.0
@@ -121,7 +124,10 @@ class Scrub:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-            self._store()
+            with contextlib.suppress(
+                TimeoutError
+            ):  # in the thread, after what the task was storing there when it was cancelled
+                await asyncio.wait_for(self._in_thread(self._store), _LAST_STORE_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def report(self) -> dict[str, Any]:
