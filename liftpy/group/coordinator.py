@@ -25,6 +25,7 @@ class GroupCoordinator(Service):
 
     on_error = "skip"
     emits = False
+    starts_in_thread = True
 
     def on_start(self, snapshot: bytes | None) -> None:
         """Begin with no groups, or with those of ``snapshot``."""

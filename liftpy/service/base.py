@@ -82,6 +82,10 @@ class Service:
     """Of the code, from 1 on. Code of version N also does what N - 1 did, while ``active_version`` says so: it is rolled out node by
     node."""
 
+    starts_in_thread: ClassVar[bool] = False
+    """Whether ``on_start`` may run in another thread than the other callbacks. A large snapshot does not hold up the event loop then.
+    No other callback is called before ``on_start`` has returned. It has no effect where there is an output stream."""
+
     surroundings: Surroundings
     """Set by the driver before ``on_start``."""
 

@@ -153,7 +153,10 @@ class Feeder:
             parameters_digest=self._settings.parameters_digest,
         )
         machine.routes = frozenset(route.name for route in self._settings.routes)
-        machine.start(snapshot)
+        if machine.starts_in_thread and self._outbox is None:  # nobody else looks at the machine yet
+            await asyncio.to_thread(machine.start, snapshot)
+        else:
+            machine.start(snapshot)
         for unit in self._decided:
             if unit.offset >= machine.position:
                 machine.skip(unit)

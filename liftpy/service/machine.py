@@ -120,6 +120,11 @@ class ServiceMachine:
         service.surroundings = self
 
     # ---- life ------------------------------------------------------------------------------------------------------------
+    @property
+    def starts_in_thread(self) -> bool:
+        """Whether ``start`` may be called in another thread, with all other calls behind it."""
+        return self._service.starts_in_thread
+
     def start(self, snapshot: Snapshot | None) -> None:
         """Begin with a snapshot's state or with none, as FOLLOWER."""
         if snapshot is not None:

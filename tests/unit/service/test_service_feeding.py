@@ -509,3 +509,36 @@ async def test_what_makes_no_bytes_ends_the_service(node: Node, made: Any, monke
     with pytest.raises(ServiceFailedError, match="take_snapshot returned"):
         async with asyncio.timeout(30):
             await node.task
+
+
+class SlowToStart(Sum):
+    """Needs the event loop to go on while ``on_start`` runs."""
+
+    starts_in_thread, emits = True, False
+    loop_went_on = threading.Event()
+
+    def on_start(self, snapshot: bytes | None) -> None:
+        super().on_start(snapshot)
+        assert self.loop_went_on.wait(20), "the event loop stands still while the service starts"
+
+
+async def test_service_that_starts_in_a_thread_does_not_hold_up_the_event_loop(log: FakeLog, tmp_path: Path) -> None:
+    settings = ServiceSettings("sum", "in", "n1", tmp_path, snapshot_every=EVERY, step_s=0.001)
+    keeper = SnapshotKeeper(SnapshotStore(tmp_path, WHO, kept=2, max_bytes=1 << 20), settings, None)
+    reader: Any = log
+    started: list[ServiceMachine] = []
+    feeder = Feeder(
+        reader=reader,
+        identity=WHO,
+        settings=settings,
+        keeper=keeper,
+        outbox=None,
+        factory=SlowToStart,
+        emitter=None,
+        started=lambda machine, _: started.append(machine),
+        stop_reached=lambda: None,
+    )
+    restarting = asyncio.create_task(feeder.restart(0))
+    asyncio.get_running_loop().call_later(0.05, SlowToStart.loop_went_on.set)
+    await restarting
+    assert [machine.position for machine in started] == [0]
