@@ -26,10 +26,11 @@ anew then, which is half of what its start costs; and each worker would rewrite 
 INTERRUPTIBLE_LIFTPY = [
     sys.executable,
     "-c",
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from sidecar.cli.main import main; main()",
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+    "from sidecar.cli.main import main; main()",
 ]
-"""The command line as a child that SIGINT reaches, also where the tests themselves ignore it (``nohup python -m pytest &``): the child
-would inherit that."""
+"""The command line as a child that SIGINT and SIGHUP reach, also where the tests themselves ignore them (``nohup python -m pytest &``):
+the child would inherit that."""
 
 ONE_AT_A_TIME = (
     "tests/integration/",

@@ -161,9 +161,9 @@ def test_consume_output_ended_by_a_signal_leaves_a_whole_file(
     assert run("stream", "create", name, "--subject", name)[0] == 0
     (tmp_path / "lines").write_text("one\ntwo\n")
     assert run("publish", name, str(tmp_path / "lines"))[0] == 0
+    takes_hup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); from sidecar.cli.main import main; main()"
     command = [
-        sys.executable, "-c", "from sidecar.cli.main import main; main()", "consume", name, "--output", str(file), "--follow",
-        "--nats", cluster.nats_url,
+        sys.executable, "-c", takes_hup, "consume", name, "--output", str(file), "--follow", "--nats", cluster.nats_url,
     ]  # fmt: skip
     following = subprocess.Popen(
         ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -225,7 +225,7 @@ def test_consume_group_ended_by_a_signal_commits_what_was_printed(run: Run, clus
 
 
 def publishing(cluster: DevCluster, *words: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "publish", *words, "--nats", cluster.nats_url]
+    command = [*INTERRUPTIBLE_LIFTPY, "publish", *words, "--nats", cluster.nats_url]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
