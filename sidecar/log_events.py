@@ -44,6 +44,8 @@ EVENTS: dict[tuple[str, str], str] = {
     ("liftpy.housekeeping", "%s: compaction: %s"): "log.compaction_failed",
     ("liftpy.node", "%s: %s"): "log.damaged",
     ("liftpy.node", "%s: the log can't be recovered: %s: %s"): "log.not_recovered",
+    ("liftpy.node", "%s: the folder of the log is gone: records that this node ac"): "log.folder_lost",
+    ("liftpy.node", "%s: all segments of the log are gone: records that this node"): "log.segments_lost",
     ("liftpy.partition", "%s: recovered: %s"): "log.recovered",
     ("liftpy.partition", "%s: retention: %s"): "log.retention_failed",
     ("liftpy.node", "%s: suspect: %s; %d bytes that were not known to be on the d"): "log.suspect",

@@ -353,7 +353,7 @@ async def test_a_service_stops_when_it_is_told_and_closes_its_connection(when: s
             await self.stopped.wait()
             said.append("ran")
 
-        def stop(self) -> None:
+        def stop(self, failure: str = "") -> None:
             said.append("stop")
             self.stopped.set()
 

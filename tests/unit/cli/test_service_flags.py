@@ -160,7 +160,7 @@ def test_what_is_no_service_is_not_run(name: str, said: str) -> None:
 async def test_the_first_that_ends_for_good_ends_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     ran: dict[int, Any] = {}
 
-    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event) -> None:
+    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event, *_: Any) -> None:
         ran[settings.partition] = "runs"
         if settings.partition == 4:
             while len(ran) < 3:
@@ -185,7 +185,7 @@ async def test_a_signal_ends_all_of_them_and_nothing_is_wrong(
     ran: list[str] = []
     monkeypatch.setattr(asyncio.get_running_loop(), "add_signal_handler", handlers.__setitem__, raising=False)
 
-    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event) -> None:
+    async def one(factory: Any, settings: ServiceSettings, target: Any, stopping: asyncio.Event, *_: Any) -> None:
         ran.append(f"{settings.partition} begins")
         if len(ran) == 2:
             handlers[signal.SIGTERM]()

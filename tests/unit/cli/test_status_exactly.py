@@ -39,7 +39,7 @@ def test_a_partition_is_told_field_by_field() -> None:
         "stream": "s", "uid": "u1", "partition": 3, "status": "ONLINE", "leader": "b", "leader_epoch": 5, "epoch": 9,
         "replicas": ["b", "a", "c", "d"], "isr": ["a", "b"], "high_watermark": 85, "newest_offset": 100, "log_start_offset": 2,
         "services": {"a": [], "b": SERVICES}, "gone_services": {"a": [], "b": [{"service": "old"}]},
-        "lag": {"a": 10, "b": 0, "c": None, "d": None},
+        "lag": {"a": 10, "b": 0, "c": None, "d": None}, "incomplete": [],
     }  # fmt: skip
     del said["b"]
     found = status._partition(a_stream(), partition, said)

@@ -311,8 +311,8 @@ async def test_a_question_is_waited_for_no_longer_than_an_attempt_and_what_is_le
     await Admin(transport, Subjects("ns"), deadline_s=1.0).stream("s")
     await Admin(transport, Subjects("ns"), deadline_s=0.0).stream("s")
     long, short, least = group.times_s
-    assert (long, least) == (1.5, 0.05)
-    assert 0.05 <= short <= 1.0
+    assert long == 1.5
+    assert 0 <= least <= short <= 1.0
 
 
 def test_an_error_that_nobody_knows_is_one() -> None:
