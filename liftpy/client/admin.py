@@ -53,7 +53,7 @@ ATTEMPT_S = 1.5
 _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
 DEFAULT_REPLICAS = 3
-"""Of a stream that names no number, where there are so many nodes."""
+"""Replicas of a stream whose creator names no number, in a cluster of at least three nodes."""
 _TOO_FEW = "not enough nodes"
 _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
 """A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
@@ -63,7 +63,7 @@ MAJORITY_S = 1.5
 """A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
 OPERATION_ID_SIZE_BYTES = 16
 _REQUEST_BYTES = 1024
-"""What a control request has besides what is asked, at most."""
+"""Largest size of a control request without its payload."""
 _ITEM_BYTES = 16
 _MAX_COUNT = 1 << 31
 _NODES_BYTES = 64 * 1024
@@ -635,7 +635,7 @@ class Admin:
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
     async def _lone_controller(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """What a controller says that knows no metadata leader; None: none says anything, or there is a leader."""
+        """Ask any controller who is connected. Return its answer if it knows no metadata leader; None if it does, or nobody answers."""
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))

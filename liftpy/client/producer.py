@@ -63,7 +63,7 @@ class Producer:
     is stored is left out, and if it is not the same ones it is told so (DIVERGED_PRODUCER); ``anew``: at sequence 0, as if there had
     been nothing. Records keep their order within a partition.
 
-    A repeated record goes to the partition that it went to before. A process with ``begin`` ``repeat`` or ``anew`` chooses the
+    The producer sends a repeated record to the same partition as before. A process with ``begin`` ``repeat`` or ``anew`` chooses the
     partition of a record without key by the number of the record. A process with ``repeat`` chooses among as many partitions as the
     first one did, also if partitions were added (``used_partitions``). Where that is not possible, ``send`` raises
     PublishRejectedError (DIVERGED_PRODUCER) and stores nothing.
@@ -125,7 +125,7 @@ class Producer:
         self._next = secrets.randbelow(len(self._courses))
         """The partition that the next record without a key goes to, where that is chosen by chance."""
         self._next_number = producer_id % (1 << 32)
-        """Of the next record whose partition is chosen by its number."""
+        """Number of the next record whose partition is chosen by number."""
         self._is_numbered = options.begin != "resume" and not callable(partitioner)
         self._used = len(self._courses)
         self._partitioning: Partitioning | None = None
