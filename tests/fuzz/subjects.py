@@ -155,10 +155,10 @@ def odd_json(rng: random.Random, row: str) -> bytes:
 
 
 class Fuzz:
-    """One run on a cluster that is up."""
+    """One run on a cluster that is up. The run ends after ``seconds`` or after ``requests``, whichever is not 0."""
 
-    def __init__(self, cluster: DevCluster, seconds: float, seed: int, per_s: int) -> None:
-        self._cluster, self._seconds, self._per_s = cluster, seconds, per_s
+    def __init__(self, cluster: DevCluster, seed: int, *, seconds: float = 0.0, requests: int = 0, per_s: int = PER_S) -> None:
+        self._cluster, self._seconds, self._requests, self._per_s = cluster, seconds, requests, per_s
         self._rng = random.Random(seed)
         self._subjects = Subjects(cluster.namespace)
         self._place = Place(self._subjects, tuple(cluster.nodes), STREAM, DATA, PARTITIONS)
@@ -183,7 +183,7 @@ class Fuzz:
         )  # fmt: skip
 
     async def run(self) -> Verdict:
-        """Fuzz for so long, then look."""
+        """Send the requests, then check the cluster."""
         out = self.out
         async with await connect(self._cluster.nats_url, self._cluster.namespace) as client:
             await client.create_stream(STREAM, DATA, partitions=PARTITIONS)
@@ -202,12 +202,11 @@ class Fuzz:
                 await self._send(rows, sniffer)
                 out.seconds = time.monotonic() - began
                 out.untouched = await self._untouched(sniffer, rows)
-                await asyncio.sleep(1.0)  # answers of the last requests: nothing waits for it
-                out.ended = self._cluster.ended()
-                if not out.ended:
+                if not self._cluster.ended():
+                    await self._works(client)
                     after = await self._starts(client)
                     out.restarted = [name for name in before if before[name] != after.get(name)]
-                    await self._works(client)
+                out.ended = self._cluster.ended()
             except TimeoutError:
                 heard = {row: len(self._heard.of(row)) for row in self._heard.by_row}
                 out.problems.append(f"too slow: {out.published} published, heard {heard}")
@@ -240,9 +239,13 @@ class Fuzz:
     async def _send(self, rows: list[tuple[str, str]], sniffer: Any) -> None:
         assert self._cluster.nats is not None
         maker = Maker(self._rng, self._place, self._heard, sniffer.max_payload)
-        link, began, end = Link(self._cluster.nats.port), time.monotonic(), time.monotonic() + self._seconds
+        link, began = Link(self._cluster.nats.port), time.monotonic()
         number, look_at = 0, began
-        while time.monotonic() < end and not self._cluster.ended():
+
+        def has_more() -> bool:
+            return number < self._requests if self._requests else time.monotonic() < began + self._seconds
+
+        while has_more() and not self._cluster.ended():
             if time.monotonic() >= look_at:  # inboxes of coordinators come and go
                 look_at = time.monotonic() + _LOOK_S
                 inboxes = [subject for subject in await self._listened(sniffer) if subject.startswith("_INBOX_")]
@@ -409,7 +412,7 @@ def fuzz_subjects(seconds: float, seed: int, per_s: int = PER_S, *, verbose: boo
             print(f"{node} | {line}"[:400], file=sys.stderr, flush=True)
 
     with DevCluster(NODES, settings=SETTINGS, on_line=show) as cluster:
-        run = Fuzz(cluster, seconds, seed, per_s)
+        run = Fuzz(cluster, seed, seconds=seconds, per_s=per_s)
         try:
             return asyncio.run(run.run())
         except (TimeoutError, LiftError) as error:

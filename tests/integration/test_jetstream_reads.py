@@ -11,14 +11,17 @@ import pytest
 from nats.js.errors import BadRequestError, NotFoundError
 
 from sidecar.dev.cluster import DevCluster
-from tests.integration.conftest import close_bench, open_bench
+from tests.fuzz import subjects
+from tests.integration.conftest import close_bench, open_bench, show
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+FUZZ_REQUESTS = 4_000
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[DevCluster]:
-    with DevCluster(3, settings={"LIFTPY_JETSTREAM_API": "liftpy"}) as running:
+    with DevCluster(3, settings=subjects.SETTINGS, on_line=show) as running:
         yield running
 
 
@@ -77,3 +80,17 @@ async def check(js: Any, nc: Any) -> None:
             await asyncio.sleep(0.01)
     assert [message.data for message in got] == [b"v0", b"v2", b""]
     assert got[-1].headers["Status"] == "204"
+
+
+async def test_odd_requests_on_every_subject_end_no_node_and_forge_no_message(cluster: DevCluster) -> None:
+    """The short form of ``python -m tests.fuzz.subjects`` [A5, A15]. It is the last test of the module: a node may end."""
+    bench = await open_bench(cluster)
+    try:
+        for stream in (await bench.client.describe_cluster()).image.streams:
+            await bench.client.delete_stream(stream)
+    finally:
+        await close_bench(bench)
+    verdict = await subjects.Fuzz(cluster, seed=3, requests=FUZZ_REQUESTS, per_s=2_000).run()
+    assert verdict.wrong() == [], verdict.text()
+    assert verdict.failed_requests == {}, "each is a defect of its handler, though the node goes on"
+    assert {"jetstream", "control_admin", "service_query", "groups", "status"} <= verdict.sent.keys()
