@@ -31,28 +31,45 @@ def assign(counts: Mapping[str, int], readers: Mapping[str, Sequence[str]], held
             continue
         have[stream] = _held(stream, counts[stream], readers[stream], held)
         floor, extra = divmod(counts[stream], len(readers[stream]))
-        order = sorted(readers[stream], key=lambda name: (len(have[stream][name]) <= floor, load.get(name, 0)))
-        shares[stream] = {name: floor + (place < extra) for place, name in enumerate(order)}
+        shares[stream] = _shares(readers[stream], have[stream], load, floor, extra)
         for name, count in shares[stream].items():
             load[name] = load.get(name, 0) + count
     _even_out(counts, shares, load)
     target: dict[Place, str] = {}
     for stream, share in shares.items():
-        kept = {name: have[stream][name][: share[name]] for name in readers[stream]}
+        kept = {name: have[stream].get(name, [])[: share[name]] for name in readers[stream] if share[name]}
         taken = {partition for partitions in kept.values() for partition in partitions}
         free = iter([partition for partition in range(counts[stream]) if partition not in taken])
-        for name in readers[stream]:
-            mine = kept[name] + [next(free) for _ in range(share[name] - len(kept[name]))]
+        for name, partitions in kept.items():
+            mine = partitions + [next(free) for _ in range(share[name] - len(partitions))]
             target.update({(stream, partition): name for partition in mine})
     return target
 
 
+def _shares(
+    readers: Sequence[str], have: Mapping[str, Sequence[int]], load: Mapping[str, int], floor: int, extra: int
+) -> dict[str, int]:
+    """How many partitions of one stream each of its readers gets, those first that get one more."""
+    if not extra:
+        return dict.fromkeys(readers, floor)
+    richer = [name for name in readers if name in have and len(have[name]) > floor]
+    rest = sorted(readers, key=lambda name: load.get(name, 0)) if load else list(readers)
+    if richer:
+        has_more = set(richer)
+        rest = [name for name in rest if name in has_more] + [name for name in rest if name not in has_more]
+    shares = dict.fromkeys(rest, floor)
+    shares.update(dict.fromkeys(rest[:extra], floor + 1))
+    return shares
+
+
 def _held(stream: str, count: int, readers: Sequence[str], held: Mapping[Place, str]) -> dict[str, list[int]]:
-    have: dict[str, list[int]] = {name: [] for name in readers}
+    """Partitions that each reader had before; a reader without any is left out."""
+    have: dict[str, list[int]] = {}
+    names = set(readers)
     for partition in range(count):
         holder = held.get((stream, partition))
-        if holder in have:
-            have[holder].append(partition)
+        if holder in names:
+            have.setdefault(holder, []).append(partition)
     return have
 
 
@@ -61,7 +78,9 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
     for _ in range(_MAX_PASSES):
         moved = False
         for stream, share in shares.items():
-            floor = counts[stream] // len(share)
+            floor, extra = divmod(counts[stream], len(share))
+            if not extra or not _is_uneven(share, load, floor):
+                continue
             rich = sorted((name for name in share if share[name] > floor), key=lambda name: -load[name])
             poor = sorted((name for name in share if share[name] == floor), key=lambda name: load[name])
             for giver, taker in zip(rich, poor, strict=False):
@@ -72,3 +91,9 @@ def _even_out(counts: Mapping[str, int], shares: dict[str, dict[str, int]], load
                 moved = True
         if not moved:
             return
+
+
+def _is_uneven(share: Mapping[str, int], load: Mapping[str, int], floor: int) -> bool:
+    """Whether a reader with one partition more has a load that is greater by two and more than that of a reader without."""
+    most = max(load[name] for name, count in share.items() if count > floor)
+    return most >= 2 + min(load[name] for name, count in share.items() if count == floor)

@@ -30,6 +30,8 @@ MAX_GROUPS = 10_000
 """Of one coordinator, which has one partition of the stream of groups."""
 MAX_MEMBERS = 1000
 """Of one group."""
+MAX_SUBSCRIPTIONS = 16_000
+"""Streams of all members of one group: each change of a member divides all of them anew."""
 MAX_QUEUES = 1000
 """Partitions of which one group has a queue."""
 MAX_QUEUE_RANGES = 20_000

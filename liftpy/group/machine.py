@@ -193,7 +193,7 @@ class GroupMachine:
         ):
             _full(answer, f"{limits.MAX_MEMBERS} members of a group, {limits.MAX_STATE_BYTES} bytes of all groups")
             return
-        if reason := readers.room_for(join.streams):
+        if reason := readers.room_for(join.streams, join.member, join.instance):
             _full(answer, reason)
             return
         readers.join(join, answer.number, self.clock.now_ns)
@@ -313,7 +313,7 @@ def _another_kind(group: GroupRecord, command: pb.GroupCommand) -> str:
 
 def _beat(group: GroupRecord, beat: pb.BeatGroup, now_ns: int, answer: pb.GroupAnswer) -> None:
     readers = group.readers
-    if beat.tellsStreams and (reason := readers.room_for(beat.streams)):
+    if beat.tellsStreams and (reason := readers.room_for(beat.streams, beat.member)):
         answer.detail = f"what it reads stays as it was: {reason}"
         beat.tellsStreams = False
     answer.code = readers.beat(beat, answer.number, now_ns)

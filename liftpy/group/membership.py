@@ -18,7 +18,7 @@ A member with a static identity takes over what the member had that joined with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 
 from liftpy.dataclass import dataclass
@@ -160,8 +160,15 @@ class ConsumerGroup:
         self.next_end_ns = min((member.end_ns for member in self.members.values()), default=_NEVER)
         return bool(ended)
 
-    def room_for(self, streams: Iterable[pb.KnownStream]) -> str:
-        """Why its members can't read ``streams`` too; empty: they can."""
+    def room_for(self, streams: Sequence[pb.KnownStream], name: str, instance: str = "") -> str:
+        """Return why member ``name`` of this static identity can't read ``streams``; empty: it can."""
+        former = self._by_instance(instance)
+        others = (m for m in self.members.values() if m.name != name and m is not former)
+        if len(streams) + sum(len(member.streams) for member in others) > limits.MAX_SUBSCRIPTIONS:
+            return (
+                f"the members of one group subscribe to at most {limits.MAX_SUBSCRIPTIONS} streams, "
+                "each counted once for every member: use several groups"
+            )
         counts = {name: known.partitions for name, known in self.streams.items()}
         for stream in streams:
             counts[stream.name] = max(counts.get(stream.name, 0), stream.partitions)
@@ -190,15 +197,20 @@ class ConsumerGroup:
     # ---- what is read ----------------------------------------------------------------------------------------------------
     def _reads(self, member: GroupMember, streams: Iterable[pb.KnownStream], *, is_new: bool = False) -> None:
         """From here on ``member`` reads ``streams``; what it knows of them may be new, or old."""
-        before = (member.streams, {name: (known.uid, known.partitions) for name, known in self.streams.items()})
-        member.streams = tuple(sorted(stream.name for stream in streams))
+        names = tuple(sorted(stream.name for stream in streams))
+        before = (member.streams, self._known(names))
+        member.streams = names
         for stream in streams:
             self.learn(stream.name, stream.uid, stream.partitions)
-        after = (member.streams, {name: (known.uid, known.partitions) for name, known in self.streams.items()})
-        if is_new or before != after:
+        if is_new or before != (names, self._known(names)):
             self._rebalance()
         else:
             self._grant()
+
+    def _known(self, names: Iterable[str]) -> list[tuple[str, int]]:
+        """Incarnation and partitions of each of the streams."""
+        found = (self.streams.get(name) for name in names)
+        return [(known.uid, known.partitions) if known else ("", 0) for known in found]
 
     def learn(self, name: str, uid: str, partitions: int = 0) -> bool:
         """Somebody knows this incarnation of a stream; False: there is a later one. What was of an earlier one is forgotten."""
@@ -224,11 +236,11 @@ class ConsumerGroup:
 
     def _rebalance(self) -> None:
         order = sorted(self.members.values(), key=lambda member: member.joined)
-        readers = {
-            name: [member.name for member in order if name in member.streams]
-            for name, known in self.streams.items()
-            if known.partitions
-        }
+        readers: dict[str, list[str]] = {name: [] for name, known in self.streams.items() if known.partitions}
+        for member in order:
+            for name in member.streams:
+                if name in readers:
+                    readers[name].append(member.name)
         counts = {name: known.partitions for name, known in self.streams.items()}
         self.targets = assign(counts, readers, self.targets)
         read = {name for name, names in readers.items() if names}

@@ -270,6 +270,10 @@ def test_bounds_are_errors_that_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (a.code, "6 partitions" in a.detail) == (pb.GROUP_FULL, True)
     beat = lab.say(beat=pb.BeatGroup(member="a", tellsStreams=True, streams=[stream(3, "t")]))
     assert (beat.code, "stays as it was" in beat.detail) == (pb.GROUP_OK, True)
+    monkeypatch.setattr(limits, "MAX_PARTITIONS", 9)
+    monkeypatch.setattr(limits, "MAX_SUBSCRIPTIONS", 2)
+    beat = lab.say(beat=pb.BeatGroup(member="a", tellsStreams=True, streams=[stream(), stream(1, "t")]))
+    assert (beat.code, "at most 2 streams" in beat.detail) == (pb.GROUP_OK, True)
     take = pb.TakeRecords(member="w", stream="s", uid=UID, maxRecords=1, logEnd=9)
     assert lab.say(take=take).code == pb.GROUP_OK
     take.partition = 1
@@ -361,6 +365,28 @@ def test_coordinator_settle_of_a_wide_range_costs_no_more_than_its_queue() -> No
     for kind, lease in ((pb.SETTLE_EXTEND, 999), (pb.SETTLE_EXTEND, 1), (pb.SETTLE_ACK, 999), (pb.SETTLE_NACK, 1)):
         wide = settled(kind, [pb.RecordRange(start=0, end=1 << 40, lease=lease)], 64)
         assert cost_s(pb.GroupCommand(group="q", settle=wide)) < 0.8, (kind, lease)
+
+
+def test_coordinator_change_of_a_member_costs_no_more_than_its_subscriptions() -> None:
+    """A command of 50 bytes in a group of 250 members with 64 of 4,000 streams each: reading all streams' members took 1 s and more."""
+    machine, stamp_ns = GroupMachine(), 10**18
+    members = limits.MAX_SUBSCRIPTIONS // limits.MAX_STREAMS
+    group = pb.GroupState(group="g", generation=1, joins=members)
+    group.streams.extend(stream(1, f"s{number:04}") for number in range(limits.MAX_PARTITIONS))
+    for number in range(members):
+        names = sorted(f"s{(number * 64 + place) % limits.MAX_PARTITIONS:04}" for place in range(limits.MAX_STREAMS))
+        group.members.add(member=f"m{number}", sessionNs=10**13, heardNs=stamp_ns, joined=number + 1, streams=names, session=1)
+    machine.restore(pb.CoordinatorState(version=1, clockNs=stamp_ns, stampNs=stamp_ns, groups=[group]).SerializeToString())
+    full = pb.JoinGroup(member="new", streams=[stream(1, "s0000")])
+    answer = decode_answer(machine.apply(encode_command(pb.GroupCommand(group="g", join=full)), stamp_ns, 1))
+    assert (answer.code, "use several groups" in answer.detail) == (pb.GROUP_FULL, True)
+    began = time.process_time()
+    for count in (2, 1):
+        beat = pb.BeatGroup(member="m0", tellsStreams=True, streams=[stream(1, f"s{at:04}") for at in range(count)])
+        stamp_ns += 10**6
+        answer = decode_answer(machine.apply(encode_command(pb.GroupCommand(group="g", beat=beat)), stamp_ns, 1))
+        assert answer.code == pb.GROUP_OK
+    assert (took := time.process_time() - began) < 0.6, took
 
 
 def settled(kind: pb.SettleKind, ranges: list[pb.RecordRange], times: int = 1) -> pb.SettleRecords:
