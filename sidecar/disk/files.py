@@ -31,6 +31,8 @@ _COPY_BYTES = 8 * 1024 * 1024
 _MODE = 0o640
 _SMALL_BYTES = 64 * 1024
 """Read at a time of a small file."""
+_PROBED_BYTES = 64 * 1024
+"""Of a file, of which the last byte tells whether the kernel caches it."""
 T = TypeVar("T")
 
 
@@ -42,6 +44,24 @@ def _storage_errors(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         kind = NoSpaceError if error.errno in _FULL else StorageError
         raise kind(f"{what} {path}: {error.strerror}") from error
+
+
+def _uncached(descriptor: int, position: int, size_bytes: int) -> list[tuple[int, int]]:
+    """Return the pieces (begin, end) that are not in the page cache, of ``_PROBED_BYTES`` each at most. ``descriptor`` is for this one
+    read: the kernel reads nothing ahead for it, since pages of the next piece would look as if a reader had used them."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    found, byte = [], bytearray(1)
+    for begin in range(position, position + size_bytes, _PROBED_BYTES):
+        end = min(begin + _PROBED_BYTES, position + size_bytes)
+        try:
+            os.preadv(descriptor, [byte], end - 1, os.RWF_NOWAIT)
+        except BlockingIOError:
+            found.append((begin, end))
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:  # a file system without it: what is cached is not known
+                return []
+            raise
+    return found
 
 
 class OpenMaps:
@@ -159,11 +179,20 @@ class DiskFile:
 
     def reread(self, position: int, size_bytes: int) -> memoryview:
         """Up to ``size_bytes`` from ``position``, after the kernel was asked to drop its pages of them. It keeps those that are dirty
-        or mapped: then this is the memory that readers are served from, else it is the device's word (or its own cache's)."""
+        or mapped: then this is the memory that readers are served from, else it is the device's word (or its own cache's).
+
+        What the kernel did not cache of a sealed file before, it does not cache afterwards: a scrub of a large log leaves the page
+        cache to readers.
+        """
         wanted = min(size_bytes, max(self._size_bytes - position, 0))
         with self._opened() as descriptor, _storage_errors("read", self.path):
+            uncached = _uncached(descriptor, position, wanted) if self._sealed else []
             os.posix_fadvise(descriptor, position, wanted, os.POSIX_FADV_DONTNEED)
-            return memoryview(os.pread(descriptor, wanted, position))
+            found = memoryview(os.pread(descriptor, wanted, position))
+            for begin, end in uncached:  # whole pages: the kernel keeps those of which it is asked to drop a part
+                begin -= begin % mmap.PAGESIZE
+                os.posix_fadvise(descriptor, begin, end + -end % mmap.PAGESIZE - begin, os.POSIX_FADV_DONTNEED)
+            return found
 
     def _mapped(self) -> mmap.mmap:
         found = self._map

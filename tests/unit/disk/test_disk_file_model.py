@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import random
 from collections.abc import Callable
@@ -129,6 +131,43 @@ def test_a_reread_asks_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, advice: dropped.append((at, size, advice)))
     assert len(file.reread(10, 1000)) == 90
     assert dropped == [(10, 90, os.POSIX_FADV_DONTNEED)]
+    file.close()
+
+
+def cached_pages(path: Path) -> list[bool]:
+    """Return which pages of a file the kernel caches."""
+    system, size = ctypes.CDLL(None, use_errno=True), path.stat().st_size
+    system.mmap.restype, system.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
+    )
+    system.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    found = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+    with path.open("rb") as file:
+        address = system.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+        assert system.mincore(address, size, found) == 0
+        system.munmap(address, size)
+    return [bool(page & 1) for page in found.raw]
+
+
+def test_reread_of_a_sealed_file_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+    path, page = tmp_path / "log", mmap.PAGESIZE
+    file = DiskFile(path, create=True)
+    file.append([os.urandom(1024 * page)])
+    file.sync()
+    file.seal()
+    with path.open("rb", buffering=0) as reader:
+        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if any(cached_pages(path)):
+            pytest.skip("this file system keeps its files in memory")
+        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        os.pread(reader.fileno(), 256 * page, 512 * page)
+    for at in range(0, 1024 * page, 100_000):
+        file.reread(at, 100_000)
+    cached = cached_pages(path)
+    assert sum(cached[512:768]) > 200, "what a reader had read"
+    assert sum(cached[:512] + cached[768:]) < 50, "what only the scrub had read"
     file.close()
 
 
