@@ -127,7 +127,10 @@ class Attacks:
     async def run(self) -> Verdict:
         """Return what came of them."""
         for attack in (self._odd_requests, self._foreign_replies, self._changing_names):
-            await attack()
+            try:
+                await attack()
+            except TimeoutError:
+                self.verdict.check(holds=False, what=f"{attack.__name__}: no leader, or no answer, within {_DEADLINE_S:g} s")
             ended = self._cluster.ended()
             pids = {name: node.pid for name, node in self._cluster.nodes.items()}
             self.verdict.check(holds=not ended and pids == self._pids, what=f"after {attack.__name__}: nodes ended: {ended}")
