@@ -18,6 +18,7 @@ from liftpy.wire.subjects import Subjects
 from tests.system.garbage.__main__ import send_floods, send_garbage
 from tests.system.garbage.floods import FLOODS
 from tests.system.garbage.making import Maker, Overheard, Said
+from tests.system.garbage.run import STARVED_FOR_S, Outcome
 from tests.system.garbage.targets import Place, matches, targets
 
 SHORT_FRAMES = 6_000
@@ -57,6 +58,18 @@ def test_floods_of_whole_frames_move_nothing_and_what_is_too_much_is_counted() -
     assert 0 < done <= made
     late = sum(outcome.refused.get(f"metadata: control request, {why}", 0) for why in ("no turn", "too fast"))
     assert done + late >= made, "what was whole was done or counted, and the cluster can still say so"
+
+
+def test_verdict_of_a_change_behind_a_starved_window_is_none_and_of_any_other_is_wrong() -> None:
+    outcome = Outcome(acked=1, read=1, described=1, terms={1}, refused={"checksum": 1}, isr_sizes={2, 3})
+    outcome.leaderships = {(0, "n1", 1), (1, "n2", 1), (1, "n3", 2)}
+    outcome.changes = [(20.0, "leader of 1: ('n3', 2)"), (20.5, "ISR of 0: ['n1', 'n2']")]
+    outcome.starved = [(18.0, 20.1), (20.1, 22.2)]
+    assert outcome.wrong() == []
+    for early_or_late in (17.9, 20.1 + STARVED_FOR_S + 0.1):
+        outcome.changes.append((early_or_late, "no ack for 3.5 s"))
+        assert ["no ack for 3.5 s" in text for text in outcome.wrong()] == [True]
+        outcome.changes.pop()
 
 
 def test_every_row_of_the_table_has_subjects_and_they_are_what_it_says() -> None:
