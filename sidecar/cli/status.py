@@ -31,7 +31,7 @@ from sidecar.settings import Target
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:
     """Show nodes, metadata leader, and per partition leader, epochs, replicas, ISR, HW, newest offset and lag."""
-    found = with_client(target, lambda client: gather(client, only))
+    found = with_client(target, lambda client: gather(client, only), needs_majority=False)
     click.echo(json.dumps(found)) if as_json else _show(found)
 
 

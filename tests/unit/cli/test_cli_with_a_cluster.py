@@ -110,7 +110,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for name in ("orders", "prices"):
         made.driver.create(name, partitions=2, replicationFactor=3)
     for module in MODULES.values():
-        monkeypatch.setattr(module, "with_client", lambda _, work: asyncio.run(work(made)))
+        monkeypatch.setattr(module, "with_client", lambda _, work, **__: asyncio.run(work(made)))
     return made
 
 
