@@ -138,6 +138,12 @@ class UnavailableError(LiftError):
     retryable = True
 
 
+class TooFewNodesError(ConfigError):
+    """A change needs more live nodes than there are, or none has room. Do: start nodes, or ask for fewer replicas."""
+
+    code = "TOO_FEW_NODES"
+
+
 class NoClusterError(UnavailableError):
     """No node of the namespace answers at this NATS, and none ever has. Do: check namespace and NATS URL, or start the nodes."""
 

@@ -18,6 +18,8 @@ ASKED = b'{"glance": true}'
 """The payload of a question on ``<ns>.status.<node>``."""
 MOST_ENDED, MOST_ENDED_CHARS = 3, 160
 """Ended services that a node names at a glance, and characters of each."""
+MOST_SUSPECT, MOST_SUSPECT_CHARS = 3, 400
+"""Partitions that a controller names because they wait for an operator, and characters of each."""
 MOST_NODES = 64
 """That a controller names."""
 LIVE, FENCED, DRAINED = "live", "fenced", "drained"
@@ -75,6 +77,8 @@ class Glance:
     """Controllers: up to where of the metadata group's log the following is known."""
     streams: int = 0
     offline: int = 0
+    suspect_partitions: tuple[str, ...] = ()
+    """Of those offline, the first ``MOST_SUSPECT`` that wait for an operator, and why, in at most ``MOST_SUSPECT_CHARS``."""
     electing: int = 0
     elections: int = 0
     """Since this controller started."""
@@ -91,6 +95,10 @@ class Glance:
 
 _MAPPINGS: dict[str, type] = {"nodes": str, "members": int}
 """Field -> of what kind its values are."""
+
+
+_TEXTS = {"ended_services": (MOST_ENDED, MOST_ENDED_CHARS), "suspect_partitions": (MOST_SUSPECT, MOST_SUSPECT_CHARS)}
+"""Field -> how many texts it has at most, and characters of each."""
 
 
 def _default(name: str) -> Any:
@@ -122,9 +130,10 @@ def _checked(name: str, value: Any) -> Any:
         return value if good else None
     if name == "node" or isinstance(default, str):
         return value if isinstance(value, str) else None
-    if name == "ended_services":
+    if name in _TEXTS:
+        most, chars = _TEXTS[name]
         good = isinstance(value, list) and all(isinstance(one, str) for one in value)
-        return tuple(one[:MOST_ENDED_CHARS] for one in value[:MOST_ENDED]) if good else None
+        return tuple(one[:chars] for one in value[:most]) if good else None
     if isinstance(default, tuple):
         good = isinstance(value, list) and len(value) <= len(LATENCY_S) + 1 and all(map(is_count, value))
         return tuple(value) if good else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from typing import Any
 
 from liftpy.config import StreamConfig
@@ -34,6 +35,20 @@ def urgency(state: PartitionState | None, config: StreamConfig, *, failed: bool 
     if state.target or state.joining:
         return 5
     return FINE if state.pause is Pause.NOT_PAUSED else 6
+
+
+def why_offline(stream: str, partition: int, status: str, isr: Iterable[str], incomplete: Container[str]) -> str:
+    """Return why a partition waits for an operator, and for what command; '': it does not.
+
+    Its last in-sync replicas came back without all that they had acknowledged [C10].
+    """
+    lacking = [node for node in isr if node in incomplete]
+    if status != PartitionStatus.OFFLINE.name or not lacking:
+        return ""
+    return (
+        f"{stream}/{partition} waits for an operator: {', '.join(lacking)} may have lost acknowledged records. "
+        f"If they can't be put back: liftpy partition elect {stream} {partition} --node {lacking[0]} --unclean"
+    )
 
 
 def partitions_question(stream: str = "", after: Place = FIRST, limit: int = MOST_ROWS) -> dict[str, Any]:

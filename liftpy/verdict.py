@@ -72,6 +72,8 @@ def _cluster(said: list[Glance]) -> Iterable[Reason]:
     newest = max(controllers, key=lambda glance: glance.index, default=None)
     if newest is not None and newest.offline:
         yield Reason(True, f"{_count(newest.offline, 'partition')} offline: no replica may lead", "partitions-offline")
+    for why in newest.suspect_partitions if newest is not None else ():
+        yield Reason(True, why, "partitions-offline")
     if newest is not None and newest.electing:
         yield Reason(
             True, f"{_count(newest.electing, 'partition')} without a leader: an election is under way", "failover-slow"

@@ -9,7 +9,7 @@ import numpy as np
 
 from liftpy.backup.manifest import Manifest
 from liftpy.partition import Purge
-from liftpy.wire.batch import RecordBatch, build_filler, parse_batch, reach
+from liftpy.wire.batch import RecordBatch, build_filler, build_remains, parse_batch, reach
 from liftpy.wire.filters import Filter
 from liftpy.wire.kept import kept
 
@@ -52,6 +52,8 @@ def without_purged(batch: RecordBatch, purges: Sequence[Purge]) -> RecordBatch:
         return batch
     if not keep.any():
         header = batch.header
+        if header.producer_id:
+            return parse_batch(build_remains(batch))  # how far its producer is
         return parse_batch(build_filler(batch.base_offset, batch.next_offset, header.leader_epoch, header.timestamp_ns))
     return parse_batch(reach(kept(batch, keep), batch.next_offset))
 

@@ -6,6 +6,7 @@ is full never changes and is named by the manifests of later backups too. Layout
 
     backups/<id>/manifest.json          this
     backups/<id>/image                  the metadata as of the barrier, a snapshot of the metadata group's format
+    backups/<id>/states/<stream>/<uid>/<partition>      producers and message ids of a partition, as its replica's state file has them
     pieces/<stream>/<uid>/<partition>/<first offset>-<id>.batches
     running/<id>                        while that backup is being made
 
@@ -64,12 +65,20 @@ class StoredPiece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopy:
+    """The state file of a replica: producers and message ids of the log below ``end``, also of records that are gone [A16]."""
+
+    file: StoredFile
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionCopy:
     """One partition. ``start``: its log start, inclusive; the first piece may begin below. ``high_watermark``: inclusive, -1: none;
     all up to there is in ``pieces``, which follow on each other. ``before``: the chain before the first one. ``compacted_end``:
     where the compaction of the replicas had looked when they were read, exclusive, at most the end of the copy; a restored log
     that ends below it would lack keys [R11]. ``deletes_end``: delete markers below it, exclusive, were gone from all logs that
-    were read [D30]."""
+    were read [D30]. ``state``: None where the records of the copy say all that is known of producers and message ids."""
 
     partition: int
     start: int
@@ -78,6 +87,7 @@ class PartitionCopy:
     before: str = NO_CHAIN
     compacted_end: int = 0
     deletes_end: int = 0
+    state: StateCopy | None = None
 
     @property
     def chain(self) -> str:
@@ -136,8 +146,10 @@ class Manifest:
     @property
     def files(self) -> Mapping[str, StoredFile]:
         """All that it names, by path."""
-        pieces = (piece.file for s in self.streams for p in s.partitions for piece in p.pieces)
-        return {file.path: file for file in (self.image, *pieces)}
+        copies = [copy for stream in self.streams for copy in stream.partitions]
+        pieces = (piece.file for copy in copies for piece in copy.pieces)
+        states = (copy.state.file for copy in copies if copy.state is not None)
+        return {file.path: file for file in (self.image, *states, *pieces)}
 
     @property
     def size_bytes(self) -> int:
@@ -153,6 +165,11 @@ def manifest_path(backup: str) -> str:
 def image_path(backup: str) -> str:
     """Where the metadata lies."""
     return f"backups/{backup}/image"
+
+
+def state_path(backup: str, stream: str, uid: str, partition: int) -> str:
+    """Where the producers and message ids of that partition lie."""
+    return f"backups/{backup}/states/{check_name(stream, 'stream')}/{check_name(uid, 'uid')}/{partition}"
 
 
 def running_path(backup: str) -> str:
@@ -252,8 +269,10 @@ def _partition_said(p: PartitionCopy) -> dict[str, Any]:
         for piece in p.pieces
     ]
     compaction = {"compacted_end": p.compacted_end, "deletes_end": p.deletes_end}
+    state = {} if p.state is None else {"state": {**_file_said(p.state.file), "end": p.state.end}}
     return {
         **{name: offset for name, offset in compaction.items() if offset},
+        **state,
         "partition": p.partition, "start": p.start, "high_watermark": p.high_watermark, "epoch": p.epoch, "before": p.before,
         "chain": p.chain, "pieces": pieces,
     }  # fmt: skip
@@ -277,7 +296,7 @@ def _read(said: Any) -> Manifest:
         leader_epoch=whole_number(said["leader_epoch"], 0, _MAX),
         since=said["since"],
         image=_file(said["image"], image_path(backup)),
-        streams=tuple(map(_stream, said["streams"])),
+        streams=tuple(_stream(one, backup) for one in said["streams"]),
         cursors=tuple(map(_cursor, said["cursors"])),
     )
     names = [stream.name for stream in manifest.streams]
@@ -286,13 +305,16 @@ def _read(said: Any) -> Manifest:
     return manifest
 
 
-def _stream(said: Any) -> StreamCopy:
+def _stream(said: Any, backup: str) -> StreamCopy:
     name, uid = check_name(said["name"], "stream"), check_name(said["uid"], "uid")
-    partitions = tuple(_partition(one, name, uid, number) for number, one in enumerate(said["partitions"]))
+    partitions = tuple(
+        _partition(one, name, uid, number, state_path(backup, name, uid, number))
+        for number, one in enumerate(said["partitions"])
+    )
     return StreamCopy(name=name, uid=uid, compacted=bool(said["compacted"]), partitions=partitions)
 
 
-def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
+def _partition(said: Any, stream: str, uid: str, number: int, path_of_state: str) -> PartitionCopy:
     if whole_number(said["partition"], 0, _MAX_PARTITIONS) != number:
         raise ValueError(f"partition {number} of {stream} is missing")
     pieces = tuple(_piece(one, stream, uid, number) for one in said["pieces"])
@@ -304,10 +326,13 @@ def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
         before=_matched(_CHAIN, said["before"]),
         compacted_end=whole_number(said.get("compacted_end", 0), 0, _MAX),
         deletes_end=whole_number(said.get("deletes_end", 0), 0, _MAX),
+        state=_state(said["state"], path_of_state) if "state" in said else None,
     )
     if found.compacted_end > found.high_watermark + 1:
         raise ValueError(f"{stream}/{number} ends before what superseded some of its records")
     end = found.high_watermark + 1
+    if found.state is not None and not max(found.start, 1) <= found.state.end <= end:
+        raise ValueError(f"the state of {stream}/{number} is not of its records")
     follow = [*(piece.start for piece in pieces[1:]), end]  # one, and no piece, where the partition is empty
     for piece, following in zip(pieces, follow, strict=False):
         if not piece.start < piece.end or piece.end > end or following < piece.end:
@@ -319,6 +344,10 @@ def _partition(said: Any, stream: str, uid: str, number: int) -> PartitionCopy:
     if (said["epoch"], said["chain"]) != (found.epoch, found.chain):
         raise ValueError(f"{stream}/{number} contradicts its pieces")
     return found
+
+
+def _state(said: Any, path: str) -> StateCopy:
+    return StateCopy(file=_file(said, path), end=whole_number(said["end"], 1, _MAX))
 
 
 def _piece(said: Any, stream: str, uid: str, number: int) -> StoredPiece:

@@ -36,6 +36,7 @@ from liftpy.errors import (
     OutcomeUnknownError,
     ProtocolError,
     StaleRequestError,
+    TooFewNodesError,
     UnavailableError,
 )
 from liftpy.ids import check_data_subject, check_name, check_new_stream, check_uid
@@ -54,13 +55,14 @@ _NO_RESPONDERS_S = 1.0
 """How long there may be no responders before the first answer: a controller that reconnects is back by then."""
 DEFAULT_REPLICAS = 3
 """Replicas of a stream whose creator names no number, in a cluster of at least three nodes."""
-_TOO_FEW = "not enough nodes"
 _LIVE_S, _LIVE_AGAIN_S = 5.0, 0.25
 """A change that needs more live nodes waits so long for those that are fenced, and looks so often."""
 _LEAST_S = 0.25
 """No attempt is made that would have less time."""
 MAJORITY_S = 1.5
 """A lone controller is believed that too few of them are there when it says so again after this time: an election is over by then."""
+_WHO_S = 1.0
+"""A controller has so long to say who is connected."""
 OPERATION_ID_SIZE_BYTES = 16
 _REQUEST_BYTES = 1024
 """Largest size of a control request without its payload."""
@@ -77,7 +79,7 @@ _ERRORS: dict[int, type[LiftError]] = {
     _Error.FENCED: FencedError,
     _Error.UNAVAILABLE: UnavailableError,
     _Error.OUTCOME_UNKNOWN: OutcomeUnknownError,
-    _Error.NOT_ENOUGH_NODES: ConfigError,
+    _Error.NOT_ENOUGH_NODES: TooFewNodesError,
     _Error.NOT_METADATA_LEADER: UnavailableError,
 }
 
@@ -166,13 +168,18 @@ def check_min_isr(config: StreamConfig, replicas: int) -> None:
 
 
 class _Majority:
-    """Notices, over the unanswered attempts of one request, that too few controllers are there."""
+    """Notices, over several answers, that too few controllers are there."""
 
     def __init__(self) -> None:
         self._missing_since_s: float | None = None
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether too few were there when somebody answered last."""
+        return self._missing_since_s is not None
+
     def said(self, cluster: cluster_pb2.ClusterDescription | None, now_s: float) -> None:
-        """A lone controller said ``cluster``; None: nobody did. Raises NoMajorityError once it is sure."""
+        """A controller said ``cluster``; None: nobody did. Raises NoMajorityError once it is sure."""
         voters = [one for one in cluster.controllers if not one.learner] if cluster is not None else []
         missing = sorted(one.nodeId for one in voters if not one.connected)
         if len(voters) - len(missing) > len(voters) // 2 or not voters:
@@ -242,8 +249,9 @@ class Admin:
     ) -> cluster_pb2.CreateStream:
         check_new_stream(name)
         check_data_subject(subject, self._subjects.namespace)
-        if config is not None and not placement.assignment:  # one by hand may begin with fewer, as a restore does
-            check_min_isr(config, replicas or DEFAULT_REPLICAS)
+        if config is not None and not placement.allow_offline:  # a restore begins with one replica
+            by_hand = [len(nodes) for _, nodes in placement.assignment]
+            check_min_isr(config, min(by_hand, default=replicas or DEFAULT_REPLICAS))
         create = cluster_pb2.CreateStream(
             name=name,
             subject=subject,
@@ -509,8 +517,8 @@ class Admin:
         while True:
             try:
                 return await self._whole(await self._command(cluster_pb2.ControlRequest(alterStream=wish)))
-            except ConfigError as error:
-                if not str(error).startswith(_TOO_FEW) or asyncio.get_running_loop().time() >= until_s:
+            except TooFewNodesError:
+                if asyncio.get_running_loop().time() >= until_s:
                     raise
                 fenced = sorted(node.nodeId for node in await self._nodes() if node.fenced)
                 if not fenced:
@@ -619,7 +627,9 @@ class Admin:
                 except OutcomeUnknownError:
                     waited_s = asyncio.get_running_loop().time() - give_up_at + self._deadline_s
                     unanswered = OutcomeUnknownError(f"the metadata group has not answered within {waited_s:.1f} s")
-                    majority.said(await self._lone_controller(left_s - ATTEMPT_S), asyncio.get_running_loop().time())
+                    cluster = await self._controllers(left_s - ATTEMPT_S)
+                    lone = cluster if cluster is not None and not cluster.metadataLeader else None
+                    majority.said(lone, asyncio.get_running_loop().time())
                     raise unanswered from None
                 self._has_answered = True
                 response = self._decoded(answer, subject, request.operationId)
@@ -634,19 +644,32 @@ class Admin:
                 return response
         raise AssertionError("unreachable: the attempts end with a result or an error")
 
-    async def _lone_controller(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
-        """Ask any controller who is connected. Return its answer if it knows no metadata leader; None if it does, or nobody answers."""
+    async def watch_majority(self) -> None:
+        """Return once a controller says that the metadata group has a leader and a majority, to be run beside a command.
+
+        Raises NoMajorityError where too few controllers are there: within two seconds, whatever the command waits for.
+        """
+        majority, time = _Majority(), asyncio.get_running_loop().time
+        while True:
+            cluster = await self._controllers(_WHO_S)
+            majority.said(cluster, time())
+            if cluster is not None and cluster.metadataLeader and not majority.is_missed:
+                return
+            await asyncio.sleep(MAJORITY_S / 5)
+
+    async def _controllers(self, left_s: float) -> cluster_pb2.ClusterDescription | None:
+        """Ask any controller who is connected, and who leads; None: nobody answers."""
         if left_s < _LEAST_S:
             return None
         request = cluster_pb2.ControlRequest(operationId=secrets.token_bytes(OPERATION_ID_SIZE_BYTES))
         request.describeCluster.maxBytes = 1
         subject = self._subjects.info()
         try:
-            answer = await self._transport.request(subject, frames.sealed(request), min(MAJORITY_S / 3, left_s))
+            answer = await self._transport.request(subject, frames.sealed(request), min(_WHO_S, left_s))
             response = self._decoded(answer, subject, request.operationId)
         except (UnavailableError, OutcomeUnknownError):
             return None
-        return response.cluster if response.error == _Error.OK and not response.cluster.metadataLeader else None
+        return response.cluster if response.error == _Error.OK else None
 
     def _is_behind(self, response: cluster_pb2.ControlResponse, request: cluster_pb2.ControlRequest, subject: str) -> bool:
         """Whether an answer to a question is older than what a command has done for this client: it could name a stream that was

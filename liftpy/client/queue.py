@@ -441,6 +441,7 @@ class Queue:
         return pb.TakeRecords(
             member=self._member, stream=key.stream, uid=key.uid, partition=key.partition, maxRecords=wanted,
             logStart=bounds.log_start_offset, logEnd=place.log.end_offset, begin=begin,
+            partitions=sum(at.uid == key.uid for at in self._at_open) or None,
             ackWaitMs=round(options.ack_wait_s * 1000),
             maxDeliveries=options.max_deliveries if options.dead_letters else limits.MAX_MAX_DELIVERIES,
             maxAckPending=options.max_ack_pending, maxMemberPending=options.max_own_pending,

@@ -38,6 +38,8 @@ class ClusterWatch:
         """Partitions that nobody may lead, now."""
         self.electing = 0
         """Partitions that get a leader, now."""
+        self.suspect: dict[PartitionKey, PartitionState] = {}
+        """Of those that nobody may lead: the ones whose last in-sync replicas may have lost records; an operator decides [C10]."""
         self._without: dict[PartitionKey, int] = {}
         """Partition -> since when it has had no leader, monotonic ns."""
         self._unclean: set[PartitionKey] = set()
@@ -58,6 +60,10 @@ class ClusterWatch:
             if state is not None:
                 self.offline += step * (state.status is PartitionStatus.OFFLINE)
                 self.electing += step * (state.status in _ELECTING)
+        if new is not None and new.status is PartitionStatus.OFFLINE and not set(new.isr).isdisjoint(new.incomplete):
+            self.suspect[change.key] = new
+        else:
+            self.suspect.pop(change.key, None)
         if new is None or old is None:
             self._without.pop(change.key, None)
             self._unclean.discard(change.key)

@@ -201,6 +201,7 @@ def _take(take: pb.TakeRecords) -> None:
     _within("logEnd", take.logEnd, 0, _MAX_INT)
     _within("keysFrom", take.keysFrom, 0, _MAX_INT)
     _within("keys", len(take.keys), 0, limits.MAX_KEYS)
+    _within("partitions", take.partitions, 0, limits.MAX_PARTITIONS)
     if take.keys and not take.ordered:
         raise GroupCommandError("keys without ordered mean nothing")
     for name, value, low, high in (

@@ -234,8 +234,12 @@ class GroupMachine:
         if queue is None and (len(group.queues) >= limits.MAX_QUEUES or self._size_bytes >= limits.MAX_STATE_BYTES):
             _full(answer, f"{limits.MAX_QUEUES} partitions of queues in a group, {limits.MAX_STATE_BYTES} bytes of all groups")
             return None
-        group.queues[place] = WorkQueue(take.uid, max(take.begin, take.logStart), ordered=take.ordered)
-        return group.queues[place]
+        first = _first_partitions(group, take)
+        is_later = first is not None and take.partition >= first
+        begin = take.logStart if is_later else max(take.begin, take.logStart)
+        made = group.queues[place] = WorkQueue(take.uid, begin, ordered=take.ordered)
+        made.first_partitions = first
+        return made
 
     def _weigh(self, name: str) -> None:
         group = self.groups.get(name)
@@ -341,6 +345,21 @@ def _settle(group: GroupRecord, settle: pb.SettleRecords, now_ns: int, answer: p
         answer.code = pb.GROUP_STALE
         count = str(len(lost)) if len(lost) < most else f"more than {limits.MAX_LOST_RANGES}"
         answer.detail = f"{count} ranges are not the member's any more"
+
+
+def _first_partitions(group: GroupRecord, take: pb.TakeRecords) -> int | None:
+    """How many partitions the stream of ``take`` had when the group met it; None: that is not known.
+
+    A partition behind those was added later, or is of a stream that was made again: it has no "new" of its own, its queue begins at its
+    first record.
+    """
+    if not take.HasField("partitions"):
+        return None
+    others = [queue for (stream, _), queue in group.queues.items() if stream == take.stream]
+    known = [q.first_partitions for q in others if q.uid == take.uid and q.first_partitions is not None]
+    if known:
+        return min(known)
+    return 0 if any(uid_order(queue.uid) < uid_order(take.uid) for queue in others) else take.partitions
 
 
 def _group_state(name: str, group: GroupRecord) -> pb.GroupState:

@@ -98,6 +98,8 @@ class WorkQueue:
         self.prefix = prefix
         self.ordered = ordered
         """Records of one key are given one after the other."""
+        self.first_partitions: int | None = None
+        """How many partitions the stream had when the group met it; 0: it was made again since; None: not known."""
         self.leases = 0
         """Given so far."""
         self.max_deliveries = limits.MAX_DELIVERIES
@@ -497,6 +499,7 @@ class WorkQueue:
             maxDeliveries=self.max_deliveries,
             waitNs=self.wait_ns,
             ordered=self.ordered,
+            firstPartitions=self.first_partitions,
             pieces=(
                 pb.QueueState.Piece(
                     start=p.start, end=p.end, kind=p.kind, deliveries=p.deliveries, lease=p.lease, dueNs=p.due_ns,
@@ -511,6 +514,8 @@ class WorkQueue:
         """What ``state`` gave."""
         queue = cls(state.uid, state.prefix, ordered=state.ordered)
         queue.leases, queue.max_deliveries, queue.wait_ns = state.leases, state.maxDeliveries, state.waitNs
+        if state.HasField("firstPartitions"):
+            queue.first_partitions = state.firstPartitions
         queue._restore(
             QueuePiece(p.start, p.end, PieceKind(p.kind), p.deliveries, p.lease, p.dueNs, p.member, p.reason, p.dead, p.key)
             for p in state.pieces
@@ -535,6 +540,7 @@ class WorkQueue:
         """A copy for ``state``, which later commands do not change."""
         copied = WorkQueue(self.uid, self.prefix, ordered=self.ordered)
         copied.leases, copied.max_deliveries, copied.wait_ns = self.leases, self.max_deliveries, self.wait_ns
+        copied.first_partitions = self.first_partitions
         copied._pieces = self._pieces.copy()
         return copied
 

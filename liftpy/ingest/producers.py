@@ -248,6 +248,16 @@ class Producers:
         """About what is kept takes in memory."""
         return self.share.size_bytes
 
+    @property
+    def producer_ids(self) -> tuple[int, ...]:
+        """Of all that are known."""
+        return tuple(self._states)
+
+    @property
+    def time_ns(self) -> int:
+        """Log time of what is committed."""
+        return self._committed_ns
+
     def state_of(self, producer_id: int) -> ProducerState | None:
         """What the log says of it, its uncommitted end included; None: nothing."""
         return self._states.get(producer_id)

@@ -34,7 +34,9 @@ _PROBES = 2
 PIECE_BYTES = 512 * 1024
 """Of a state, in one answer, at most."""
 HOLD_NS = 30 * NS_PER_S
-"""A leader keeps a state in memory for so long since somebody asked for a piece of it."""
+"""A replica keeps a state in memory for so long since somebody asked for a piece of it."""
+FRESH_NS = 2 * NS_PER_S
+"""A state that was encoded less than this ago is given to others who begin to ask, so that two of them do not disturb each other."""
 
 
 class StateQuestion(NamedTuple):
@@ -54,8 +56,8 @@ class StatePiece(NamedTuple):
 
 
 class StateGiver:
-    """Of a replica that serves others. ``run``: has its first argument called, in any thread, and its second one with the result, where
-    the replica lives. At most one state is held."""
+    """Of a replica that serves followers and backups. ``run``: has its first argument called, in any thread, and its second one with
+    the result, where the replica lives. At most one state is held."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class StateGiver:
         self._now_ns = now_ns
         self._run = run
         self._end_offset, self._data = 0, b""
-        self._used_ns = 0
+        self._used_ns = self._made_ns = 0
         self._is_encoding = False
         self.given = 0
         """States of which the last piece was given, ever."""
@@ -78,7 +80,10 @@ class StateGiver:
         """What is answered; None: not now, ask again."""
         derived = self._derived
         self._used_ns = self._now_ns()
-        if not self._data or not asked.position or asked.end_offset != self._end_offset:
+        is_held = bool(self._data) and not self._is_encoding
+        if is_held and asked.end_offset != self._end_offset and self._used_ns - self._made_ns < FRESH_NS:
+            asked = StateQuestion(self._end_offset)
+        elif not is_held or not asked.position or asked.end_offset != self._end_offset:
             if self._is_encoding:
                 return None
             if derived.is_blank and derived.is_complete:
@@ -100,6 +105,7 @@ class StateGiver:
 
     def _encoded(self, end_offset: int, data: bytes) -> None:
         self._is_encoding, self._end_offset, self._data = False, end_offset, data
+        self._made_ns = self._now_ns()
 
     def forget_unused(self) -> None:
         """Let go of a state that nobody asks for any more."""

@@ -18,6 +18,7 @@ from liftpy.config import NS_PER_S
 from liftpy.dataclass import dataclass
 from liftpy.errors import LiftError, OffsetOutOfRangeError, ProtocolError
 from liftpy.ids import PartitionKey, shown
+from liftpy.ingest.state_transfer import PIECE_BYTES, StateGiver, StateQuestion
 from liftpy.instruments import Instruments
 from liftpy.log.borders import measure
 from liftpy.log.log import Log
@@ -244,6 +245,8 @@ class Reads(Generic[Asker]):
         self._counters = counters
         self._waiting: dict[int, _WaitingReader[Asker]] = {}
         self._next_id = 1
+        self.giver: StateGiver | None = None
+        """Of the state of producers and message ids; None: backups get none."""
 
     @property
     def waiting_count(self) -> int:
@@ -405,8 +408,19 @@ class Reads(Generic[Asker]):
             head.borderPositions.extend(size.positions)
             if request.asksFiles and self._files is not None:
                 self._tell_files(request, self._files, head)
+        if request.asksState and self.giver is not None:
+            self._tell_state(request, self.giver, head)
         head.endEpoch = self._epoch_below(end)
         self._send(asker, request, head)
+
+    def _tell_state(self, request: pb.ReadRequest, giver: StateGiver, head: pb.ReadResponse) -> None:
+        """A piece of what is known of producers and message ids, also of those whose records are gone [A16]."""
+        room = max(1, min(self._shell.max_payload - _HEADER_ROOM_BYTES, PIECE_BYTES))
+        piece = giver.give(StateQuestion(request.stateEnd, request.statePosition), room)
+        head.stateLater, head.stateBytes = piece is None, 0
+        if piece is not None:
+            head.stateBytes, head.stateEnd = piece.total_bytes, piece.end_offset
+            head.statePosition, head.stateData = piece.position, piece.data
 
     def _tell_files(self, request: pb.ReadRequest, files: OwnFiles, head: pb.ReadResponse) -> None:
         self._counters[FILES_TOLD] += 1

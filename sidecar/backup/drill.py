@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from liftpy.backup.checking import why_other_producers
 from liftpy.backup.manifest import Manifest
 from liftpy.client import Client
 from liftpy.dataclass import dataclass
@@ -83,7 +84,7 @@ async def drill(
 
 
 async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
-    """What each planned replica of it serves, with what was restored."""
+    """What each planned replica of it serves, and what it knows of producers, with what was restored."""
     for number, log in enumerate(one.logs):
         for node in one.plan[number]:
             found = LogDigest()
@@ -94,7 +95,12 @@ async def _compare(client: Client, one: RestoredStream, namespace: str) -> None:
                     batches, position = await reads.batches(position)
                     for batch in batches:
                         found.add(batch)
+                state = await reads.state() if log.state is not None else None
             except (Damaged, Away) as error:
                 raise CorruptionError(f"{one.wish.name}/{number} on {node}: {error}") from None
             if found.hexdigest() != log.digest:
                 raise CorruptionError(f"{one.wish.name}/{number} on {node}: it holds something else than the backup")
+            if log.state is not None:
+                why = why_other_producers(log.state, b"" if state is None else state[1])
+                if why:
+                    raise CorruptionError(f"{one.wish.name}/{number} on {node}: {why}")

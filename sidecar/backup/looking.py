@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 from datetime import datetime, timedelta
 
-from liftpy.backup.checking import check_file, checked_batches, missing_files
+from liftpy.backup.checking import check_file, checked_batches, checked_state, missing_files
 from liftpy.backup.manifest import Manifest, backup_moment, is_backup_id
 from liftpy.backup.planning import doomed_backups, unnamed_pieces
 from liftpy.cluster.image import ClusterImage
 from liftpy.cluster.snapshot import decode_snapshot
 from liftpy.dataclass import dataclass
 from liftpy.errors import ConfigError, CorruptionError, LiftError, NotFoundError, StorageError
+from liftpy.ids import PartitionKey
 from liftpy.strict_json import load_json
 from sidecar.backup.store import Store
 
@@ -84,7 +85,7 @@ def read_image(store: Store, manifest: Manifest) -> ClusterImage:
 
 
 def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] = lambda path: None) -> Verified:
-    """Read every byte of a backup: digests, each batch's own CRC, the order of offsets and epochs, the chains."""
+    """Read every byte of a backup: digests, each batch's own CRC, the order of offsets and epochs, the chains, the states."""
     found = Verified(manifest.backup, files=1, size_bytes=manifest.image.size_bytes)
     try:
         read_image(store, manifest)
@@ -92,6 +93,15 @@ def verify_backup(store: Store, manifest: Manifest, tell: Callable[[str], None] 
         found.faults.append(str(error))
     for stream in manifest.streams:
         for partition in stream.partitions:
+            if partition.state is not None:
+                tell(partition.state.file.path)
+                key = PartitionKey(stream.name, stream.uid, partition.partition)
+                try:
+                    checked_state(partition.state, store.read(partition.state.file.path), key)
+                except LiftError as error:
+                    found.faults.append(str(error))
+                found.files += 1
+                found.size_bytes += partition.state.file.size_bytes
             before, epoch = partition.before, 0
             for piece in partition.pieces:
                 tell(piece.file.path)

@@ -40,15 +40,15 @@ from liftpy.cluster.placement import MANUAL
 from liftpy.config import StreamConfig
 from liftpy.dataclass import dataclass
 from liftpy.errors import AlreadyExistsError, ConfigError, LiftError, NotFoundError, UnavailableError
-from liftpy.ids import check_name
+from liftpy.ids import PartitionKey, check_name
 from sidecar.backup.cluster_wide import NOTHING_WIDE, ClusterWide, RestoredSetting, set_cluster_wide
 from sidecar.backup.cursors import set_cursors
 from sidecar.backup.looking import read_image
 from sidecar.backup.restore_node import PREFIX, HelperSettings, helper_node
-from sidecar.backup.staging import NOWHERE, StagedLog, Until, stage
+from sidecar.backup.staging import NOWHERE, StagedLog, Until, give_state, stage
 from sidecar.backup.store import Store
 from sidecar.dev.cluster import DevNode
-from sidecar.disk.files import make_folder, sync_folder
+from sidecar.disk.files import FolderStorage, make_folder, sync_folder
 from sidecar.settings import Target
 
 STALLED_S = 120.0
@@ -326,10 +326,13 @@ class Restore:
             )
 
     def _give(self, scratch: Path, one: RestoredStream) -> None:
-        """The logs, into the helper's data folder."""
+        """The logs, with the states of their producers, into the helper's data folder."""
         streams = scratch / "data" / "streams"
         make_folder(streams)
-        (scratch / "staged" / str(self._streams.index(one))).rename(streams / f"{one.wish.into}-{one.uid}")
+        staged = scratch / "staged" / str(self._streams.index(one))
+        for number, log in enumerate(one.logs):
+            give_state(FolderStorage(staged / str(number)), log, PartitionKey(one.wish.into, one.uid, number))
+        staged.rename(streams / f"{one.wish.into}-{one.uid}")
         sync_folder(streams)
 
     async def _is_served(self, one: RestoredStream) -> bool:

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from liftpy.backup.checking import checked_batches
+from liftpy.backup.checking import checked_batches, checked_state
 from liftpy.backup.cutting import cut_batch, end_of, without_purged
 from liftpy.backup.manifest import CHAIN_BYTES, PartitionCopy
 from liftpy.config import StreamConfig
 from liftpy.dataclass import dataclass
+from liftpy.ids import PartitionKey
+from liftpy.ingest.state_file import State, encode_state, state_name, state_owner, why_not
 from liftpy.log.horizon import NEVER, Horizon
 from liftpy.log.log import Log
+from liftpy.log.storage import Storage
 from liftpy.partition import Purge
 from liftpy.wire.batch import RecordBatch
 from sidecar.backup.store import Store
@@ -44,7 +47,8 @@ NOWHERE = Until()
 class StagedLog:
     """What a folder holds. ``start`` inclusive, ``end`` exclusive; ``digest``: of the bytes of all batches, in order; ``records``:
     without those of the protocol. ``asked_end``: where it was asked to end, exclusive, if it ends later: what lies below had lost
-    records to what lies between; None: it ends where it was asked to."""
+    records to what lies between; None: it ends where it was asked to. ``state``: producers and message ids of the log below its end,
+    also of records that are gone; None: the log says all. ``state_left_out``: why that of the backup can't be used; '': it can."""
 
     start: int
     end: int
@@ -52,6 +56,8 @@ class StagedLog:
     records: int
     size_bytes: int
     asked_end: int | None = None
+    state: State | None = None
+    state_left_out: str = ""
 
 
 class LogDigest:
@@ -113,12 +119,37 @@ def stage(
     log.flush()
     log.raise_high_watermark(log.newest_offset)
     log.checkpoint()
+    state, left_out = _state(store, copy, log)
     asked_end = next((end for end in asked_ends if end < log.log_end_offset), None)
     staged = StagedLog(
-        log.log_start_offset, log.log_end_offset, digest.hexdigest(), digest.records, digest.size_bytes, asked_end
+        log.log_start_offset,
+        log.log_end_offset,
+        digest.hexdigest(),
+        digest.records,
+        digest.size_bytes,
+        asked_end,
+        state,
+        left_out,
     )
     log.close()
     return staged
+
+
+def give_state(storage: Storage, staged: StagedLog, key: PartitionKey) -> None:
+    """Store beside a staged log, which is that of ``key`` now, what is known of its producers and message ids [A16]."""
+    if staged.state is not None:
+        storage.replace(state_name(staged.state.end_offset), encode_state(staged.state._replace(of=state_owner(key))))
+
+
+def _state(store: Store, copy: PartitionCopy, log: Log) -> tuple[State | None, str]:
+    """The state in the backup, if it fits ``log``; and why it does not."""
+    if copy.state is None:
+        return None, ""
+    state = checked_state(copy.state, store.read(copy.state.file.path))
+    if state.end_offset > log.log_end_offset:
+        return None, f"they are those at offset {state.end_offset}, and the log ends at {log.log_end_offset}"
+    why = why_not(state, state_name(state.end_offset), state.of, log)
+    return (None, why) if why else (state, "")
 
 
 def _wanted(

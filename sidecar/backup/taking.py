@@ -4,7 +4,8 @@ Goal: every record that was committed at the barrier, byte for byte, and the met
 description of the metadata behind a committed entry; behind it come the cursors, and behind these, from the leaders, HW of every
 partition: so no cursor points past what is kept. The copy of a compacted partition ends later: a record below that HW may be gone
 because of one above it, so it is read on to where the compaction of the replicas had looked [R11]. It begins anew where delete markers
-went that it has not read yet [D30]. Constraint: a death at any moment leaves all earlier backups whole. So nothing
+went that it has not read yet [D30]. Producers and message ids outlive their records [A16]: where a log begins above 0, a replica is
+asked for their state just before HW. Constraint: a death at any moment leaves all earlier backups whole. So nothing
 of theirs is written to, files have the backup's own id in their names, and the manifest comes last, when all it names is there.
 """
 
@@ -18,7 +19,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field
+from dataclasses import field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from liftpy.backup.manifest import (
     CursorCopy,
     Manifest,
     PartitionCopy,
+    StateCopy,
     StoredFile,
     StoredPiece,
     StreamCopy,
@@ -35,6 +37,7 @@ from liftpy.backup.manifest import (
     image_path,
     piece_path,
     running_path,
+    state_path,
     writer_of,
 )
 from liftpy.backup.planning import PIECE_BYTES, chained, kept_pieces
@@ -221,22 +224,26 @@ class _Taking:
             found.append(_cursor(name, True, await describe_cursor(self.client, name), streams))
         return tuple(cursor for cursor in found if cursor.positions)
 
-    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], Bounds]:
-        """Of every partition, as its leader says."""
-        room = asyncio.Semaphore(_AT_ONCE * 4)
+    async def _bounds(self, streams: list[StreamImage]) -> dict[tuple[str, int], _Barrier]:
+        """Of every partition, as its leader says, behind the state that its replica has given."""
+        room, states = asyncio.Semaphore(_AT_ONCE * 4), asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], Bounds]:
+        async def ask(stream: StreamImage, number: int) -> tuple[tuple[str, int], _Barrier]:
             async with room:
                 said = await self.client.bounds(stream.name, number)
+            state = None
+            if said.log_start_offset > 0 and said.uid == stream.uid:
+                async with states:
+                    state, said = await _PartitionTaking(self, stream, number).state(said)
             if said.uid != stream.uid:
                 raise NotFoundError(f"stream {stream.name} was deleted and made again while the backup began")
-            return (stream.name, number), said
+            return (stream.name, number), _Barrier(said, state)
 
         asked = [ask(stream, partition.partition) for stream in streams for partition in stream.partitions]
         return dict(await asyncio.gather(*asked))
 
     async def _copied(
-        self, streams: list[StreamImage], bounds: dict[tuple[str, int], Bounds], before: Manifest | None
+        self, streams: list[StreamImage], barriers: dict[tuple[str, int], _Barrier], before: Manifest | None
     ) -> list[StreamCopy]:
         earlier: dict[tuple[str, int], PartitionCopy] = {}
         if before is not None:  # its full pieces hold what purges that were pending then may have given up since
@@ -252,8 +259,8 @@ class _Taking:
 
         async def copy(stream: StreamImage, number: int) -> PartitionCopy:
             async with room:
-                found, old = bounds[stream.name, number], earlier.get((stream.uid, number))
-                return await _PartitionTaking(self, stream, number).run(found, old)
+                found, old = barriers[stream.name, number], earlier.get((stream.uid, number))
+                return await _PartitionTaking(self, stream, number).run(found.bounds, old, found.state)
 
         tasks = {
             (stream.name, p.partition): attended(copy(stream, p.partition)) for stream in streams for p in stream.partitions
@@ -266,7 +273,7 @@ class _Taking:
             StreamCopy(
                 name=stream.name,
                 uid=stream.uid,
-                compacted=any(bounds[stream.name, p.partition].compacted for p in stream.partitions),
+                compacted=any(barriers[stream.name, p.partition].bounds.compacted for p in stream.partitions),
                 partitions=tuple(copies[stream.name, p.partition] for p in stream.partitions),
             )
             for stream in streams
@@ -277,6 +284,15 @@ class _Taking:
         missing = missing_files(manifest, sizes)
         if missing:
             raise CorruptionError(f"the backup is not whole, and has no manifest: {missing[0]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """Where a partition is copied to. ``state``: what a replica knew of producers and message ids just before; None: what the records
+    say is all."""
+
+    bounds: Bounds
+    state: StateCopy | None
 
 
 def _cursor(name: str, is_cursor: bool, positions: dict[PartitionKey, int], streams: set[str]) -> CursorCopy:
@@ -302,9 +318,44 @@ class _PartitionTaking:
         self._deletes_end: int | None = None
         """Exclusive: delete markers below it were gone from all logs of which something was read, or is kept; None: nothing is."""
 
-    async def run(self, bounds: Bounds, before: PartitionCopy | None) -> PartitionCopy:
+    async def state(self, bounds: Bounds) -> tuple[StateCopy | None, Bounds]:
+        """What a replica knows of producers and message ids, and the bounds behind that: the state covers the log from its start on."""
+        for _ in range(_MOVED):
+            found = await self._asked_state()
+            bounds = await self._home.client.bounds(self._stream.name, self._number)
+            if found is None or bounds.uid != self._stream.uid:
+                return None, bounds
+            end, data = found
+            if end >= bounds.log_start_offset:
+                path = state_path(self._home.id, self._stream.name, self._stream.uid, self._number)
+                await self._home._put(path, data)
+                self._home.written_bytes += len(data)
+                file = StoredFile(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+                return StateCopy(file=file, end=end), bounds
+        raise UnavailableError(
+            f"{self._stream.name}/{self._number}: retention drops records faster than the state of their producers is copied: "
+            "take the backup again, or raise the retention of the stream"
+        )
+
+    async def _asked_state(self) -> tuple[int, bytes] | None:
+        said = "nobody was asked"
+        for _ in range(_ROUNDS * len(self._nodes)):
+            node = self._nodes[self._nodes_tried % len(self._nodes)]
+            try:
+                return await self._reads(node).state()
+            except Away as error:
+                said = f"{node}: {error}"
+            self._nodes_tried += 1
+        raise UnavailableError(f"{self._stream.name}/{self._number}: no replica gives the state of its producers: {said}")
+
+    async def run(self, bounds: Bounds, before: PartitionCopy | None, state: StateCopy | None = None) -> PartitionCopy:
         start = bounds.log_start_offset
         for _ in range(_MOVED):
+            if start > (bounds.log_start_offset if state is None else state.end):
+                state, bounds = await self.state(bounds)
+                start = bounds.log_start_offset
+            if state is not None:  # of a replica that knew a higher HW than a new leader
+                bounds = replace(bounds, high_watermark=max(bounds.high_watermark, state.end - 1))
             chain, kept = kept_pieces(before, start, bounds.high_watermark, self._home.options.piece_bytes)
             self._compacted_end, self._deletes_end = 0, None
             if kept and before is not None:
@@ -313,7 +364,7 @@ class _PartitionTaking:
                 self._compacted_end, self._deletes_end = 0, None
                 chain, kept = kept_pieces(None, start, bounds.high_watermark, self._home.options.piece_bytes)
             try:
-                return await self._read(start, bounds.high_watermark, chain, kept)
+                return replace(await self._read(start, bounds.high_watermark, chain, kept), state=state)
             except _DeletesGoneError:
                 before = None
             except _TakenAwayError:
@@ -388,10 +439,7 @@ class _PartitionTaking:
         damaged: Damaged | None = None
         for asked in range(_ROUNDS * len(self._nodes)):
             node = self._nodes[self._nodes_tried % len(self._nodes)]
-            key = ReplicaAddress(
-                stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0
-            )
-            reads = ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
+            reads = self._reads(node)
             try:
                 batches = (await reads.batches(offset))[0]
                 self._learn_compaction(reads, offset)
@@ -409,6 +457,10 @@ class _PartitionTaking:
                 await asyncio.sleep(_AGAIN_S)
         text = f"{self._stream.name}/{self._number}: no replica gives offset {offset}: {said}"
         raise CorruptionError(text) if damaged is not None else UnavailableError(text)
+
+    def _reads(self, node: str) -> ReplicaReads:
+        key = ReplicaAddress(stream=self._stream.name, uid=self._stream.uid, partition=self._number, node=node, patience_s=3.0)
+        return ReplicaReads(self._home.client.transport, Subjects(self._home.options.namespace), key)
 
     def _learn_compaction(self, reads: ReplicaReads, offset: int) -> None:
         """How far the replica that has answered is compacted; all below ``offset`` was read before. Raises _DeletesGoneError."""

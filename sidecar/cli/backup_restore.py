@@ -96,6 +96,12 @@ def restore(
         ends = ", ".join(f"{log.start}..{log.end - 1}" if log.end > log.start else "empty" for log in one.logs)
         click.echo(f"{one.wish.into}: uid {one.uid}, offsets {ends}")
         for number, log in enumerate(one.logs):
+            if log.state_left_out:
+                click.echo(
+                    f"{one.wish.into}/{number}: producers and message ids of records that retention has dropped are not known: "
+                    f"{log.state_left_out}. Before you start such a producer, have it begin behind what is stored",
+                    err=True,
+                )
             if log.asked_end is not None:
                 click.echo(
                     f"{one.wish.into}/{number}: ends at offset {log.end - 1}, not at {log.asked_end - 1} as --until says: the stream "

@@ -104,7 +104,7 @@ def consume(
             doing = _print(consumer, _LINES[form]) if output is None else _write(consumer, output, last == "end")
         await _until_nobody_reads(client, doing, 0.0 if member is None else ENDING_S)
 
-    with_client(target, work)
+    with_client(target, work, needs_majority=False)
 
 
 async def _until_nobody_reads(client: Client, doing: Coroutine[Any, Any, None], ending_s: float) -> None:

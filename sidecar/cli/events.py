@@ -53,7 +53,7 @@ def events(since: str, follow: bool, as_json: bool, target: Target) -> None:
             if gone.done():
                 return
 
-    with_client(target, work)
+    with_client(target, work, needs_majority=not follow)
 
 
 class EventPages:

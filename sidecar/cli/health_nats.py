@@ -15,6 +15,7 @@ from liftpy.client.asking import Inquirer, asking
 from liftpy.client.node_views import NodeViews
 from liftpy.errors import LiftError, NotFoundError, OutcomeUnknownError, ProtocolError, UnavailableError
 from liftpy.ids import PROBE_STREAM as PROBE
+from liftpy.problems import why_offline
 from liftpy.strict_json import load_json
 from sidecar.cli.health import PORT, levels, show
 from sidecar.cli.options import connection_options, json_option
@@ -22,8 +23,11 @@ from sidecar.settings import Target
 
 if TYPE_CHECKING:
     from liftpy.client import Client
+    from liftpy.cluster.image import ClusterImage
 
 _TIMEOUT_S = 3.0
+_MOST_NAMED = 5
+"""Partitions."""
 _PROBE_SUBJECT = "liftpy-probe"
 
 
@@ -40,8 +44,9 @@ def health(
 ) -> int:
     """Say whether a node, or the cluster, is healthy: exit code 0 if so, 1 if not, 3 if nobody answered.
 
-    A cluster is healthy when the metadata group commits, no node is fenced, silent or below the level, and no replicated service has
-    ended or stands still beside a node (with --live that is not asked). So it is 1 on that side of a
+    A cluster is healthy when the metadata group commits, no node is fenced, silent or below the level, no partition waits for an
+    operator because its records may be lost, and no replicated service has ended or stands still beside a node (with --live that is not
+    asked). So it is 1 on that side of a
     split that goes on, too, where the nodes of the other side are fenced: the first line says that the group commits. On the other
     side it is 3.
     """
@@ -73,6 +78,8 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
         nodes = state.image.live_nodes()
         fenced = sorted(set(state.image.nodes) - set(nodes))
         lines += [f"[-] {name}: fenced" for name in fenced]
+        if level != "live":
+            lines += _suspect(state.image)
     silent = 0
     for name in nodes:
         said = await said_by(cluster, name)
@@ -88,6 +95,18 @@ async def _asked(cluster: Inquirer, target: Target, level: str, node_id: str | N
         lines += await _probed(target)
     well = not any(line.startswith("[-]") for line in lines)
     return {"healthy": well, "silent": node_id is not None and silent > 0, "checks": lines}
+
+
+def _suspect(image: ClusterImage) -> list[str]:
+    """Lines for partitions that wait for an operator, because their last in-sync replicas may have lost records [C10]."""
+    found = (
+        why_offline(stream.name, one.partition, one.status.name, one.isr, one.incomplete)
+        for stream in image.streams.values()
+        for one in stream.partitions
+    )
+    texts = [text for text in found if text]
+    more = [f"[-] {len(texts) - _MOST_NAMED} more partitions wait for an operator: liftpy status"]
+    return [f"[-] {text}" for text in texts[:_MOST_NAMED]] + (more if len(texts) > _MOST_NAMED else [])
 
 
 async def _services(client: NodeViews, node_id: str) -> list[str]:

@@ -41,7 +41,7 @@ def log_level(node_id: str, level: str, how_long: str, as_json: bool, target: Ta
     async def work(client: Client) -> dict[str, Any]:
         return await client.node_log_level(node_id, level, for_s)
 
-    said = with_client(target, work)
+    said = with_client(target, work, needs_majority=False)
     if "error" in said:
         raise ConfigError(str(said["error"]))
     click.echo(json.dumps({"node": node_id, **said}) if as_json else f"{node_id} logs from {level} on for {how_long}")

@@ -40,7 +40,9 @@ def page(listen: str, hosts: tuple[str, ...], as_json: bool, target: Target) -> 
     if not address or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(f"--listen {listen}: use HOST:PORT")
     names = (*LOOPBACK, address, *hosts)
-    with_client(target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json))
+    with_client(
+        target, lambda client: _serve(client, target.namespace, address, int(port), names, as_json), needs_majority=False
+    )
 
 
 async def _serve(client: Client, namespace: str, address: str, port: int, names: tuple[str, ...], as_json: bool) -> None:

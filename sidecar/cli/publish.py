@@ -159,7 +159,7 @@ def publish(
         await _publish_lines(publisher, file, manner, report)
 
     try:
-        with_client(target, work)
+        with_client(target, work, needs_majority=False)
     except KeyboardInterrupt:
         if as_json:
             click.echo(json.dumps({**report.as_json, "ack": ack, "interrupted": True}))

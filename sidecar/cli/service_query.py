@@ -50,7 +50,7 @@ def query(
     async def work(client: Client) -> QueryAnswer:
         return await client.query_service(name, body, partition=partition, key=key, at_least=at_least)
 
-    answer = with_client(target, work)
+    answer = with_client(target, work, needs_majority=False)
     sys.stdout.buffer.write(answer.value + (b"" if answer.value.endswith(b"\n") else b"\n"))
     if shows_position:
         click.echo(f"position {answer.position} on {answer.node}", err=True)

@@ -9,13 +9,33 @@ from typing import Any, TypeVar
 import uvloop
 
 from liftpy.client import Client, connect
+from liftpy.errors import NoMajorityError
 from sidecar.settings import Target
+from sidecar.tasks import attended
 
 T = TypeVar("T")
 
 
-def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = 5.0) -> T:
-    """Run ``work`` with a Client of the cluster that ``target`` names; raises what it raises, and UnavailableError."""
+WATCH_AFTER_S = 1.0
+"""A command that takes longer asks whether the controllers have a majority."""
+
+
+def with_client(
+    target: Target, work: Callable[[Client], Awaitable[T]], *, timeout_s: float = 5.0, needs_majority: bool = True
+) -> T:
+    """Run ``work`` with a Client of the cluster that ``target`` names.
+
+    Args:
+        target: The cluster.
+        work: The command.
+        timeout_s: Time to connect, in seconds.
+        needs_majority: Whether the command is ended when it turns out that the controllers have no majority. False for commands that
+            show or do something without one.
+
+    Raises:
+        NoMajorityError: Too few controllers answer, some three seconds after the command began.
+        UnavailableError: NATS or the cluster does not answer.
+    """
 
     async def session() -> T:
         client = await connect(
@@ -24,9 +44,35 @@ def with_client(target: Target, work: Callable[[Client], Awaitable[T]], *, timeo
         if target.internal:
             client.allow_internal()
         async with client:
-            return await work(client)
+            return await (_with_majority(client, work(client)) if needs_majority else work(client))
 
     return run_cancellable(session())
+
+
+async def _with_majority(client: Client, work: Awaitable[T]) -> T:
+    """The result of ``work``. It is cancelled where the controllers have no majority: it would wait for its own deadline, or try one
+    node after the other in vain."""
+    task = asyncio.current_task()
+    assert task is not None
+    lost: list[NoMajorityError] = []
+
+    async def watch() -> None:
+        await asyncio.sleep(WATCH_AFTER_S)
+        try:
+            await client.watch_majority()
+        except NoMajorityError as error:
+            lost.append(error)
+            task.cancel()
+
+    watching = attended(watch())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if lost and not task.uncancel():
+            raise lost[0] from None
+        raise
+    finally:
+        watching.cancel()
 
 
 _running: list[asyncio.Task[Any]] = []

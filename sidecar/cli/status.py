@@ -16,7 +16,7 @@ from liftpy.client import Client, ClusterState
 from liftpy.cluster.image import INSUFFICIENT_NODES
 from liftpy.cluster.movements import movements
 from liftpy.cluster.waiting import why_it_waits
-from liftpy.partition import PartitionStatus
+from liftpy.problems import why_offline
 from sidecar.cli.asking import NodeReports, ask_nodes
 from sidecar.cli.movement import movement_json
 from sidecar.cli.options import connection_options, json_option
@@ -31,7 +31,7 @@ from sidecar.settings import Target
 @connection_options
 def status(only: str | None, as_json: bool, target: Target) -> None:
     """Show nodes, metadata leader, and per partition leader, epochs, replicas, ISR, HW, newest offset and lag."""
-    found = with_client(target, lambda client: gather(client, only))
+    found = with_client(target, lambda client: gather(client, only), needs_majority=False)
     click.echo(json.dumps(found)) if as_json else _show(found)
 
 
@@ -149,11 +149,7 @@ def _partition_row(p: dict[str, Any]) -> tuple[str, ...]:
 def _show_offline(console: Console, partitions: list[dict[str, Any]]) -> None:
     """Why partitions have no leader that waits for no node: what they wait for."""
     for p in partitions:
-        if p["status"] == PartitionStatus.OFFLINE.name and (lacking := [n for n in p["isr"] if n in p["incomplete"]]):
-            text = (
-                f"{p['stream']}/{p['partition']} waits for an operator: {', '.join(lacking)} may have lost acknowledged records. "
-                f"If they can't be put back: liftpy partition elect {p['stream']} {p['partition']} --node {lacking[0]} --unclean"
-            )
+        if text := why_offline(p["stream"], p["partition"], p["status"], p["isr"], p["incomplete"]):
             console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -80,11 +80,6 @@ def create(
     """Attach a new stream NAME to a NATS subject. Without enough nodes it waits for them."""
     if placement.assignment and partitions not in (None, len(placement.assignment)):
         raise click.UsageError(f"--partitions {partitions}, and the assignment has {len(placement.assignment)}")
-    copies = min(len(nodes) for _, nodes in placement.assignment) if placement.assignment else replicas or DEFAULT_REPLICAS
-    if copies and config.min_isr > copies:
-        raise click.UsageError(
-            f"--min-isr {config.min_isr}: a partition has {_count(copies, 'replica')}; set --replicas higher"
-        )
     wanted = _Wanted(subject, partitions or 1, replicas or 0, config, placement)
     if dry_run:
         show_plan(with_client(target, lambda client: wanted.plan(client, name)), name, as_json)

@@ -42,7 +42,11 @@ _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 @connection_options
 def top(sort: str, once: bool, as_json: bool, target: Target) -> None:
     """Show the cluster at a glance, once a second: one word, rates, acks, lag, each node. With --json one object a line."""
-    with_client(target, lambda client: _watch(client, target.namespace, View(sort=sort), once=once, as_json=as_json))
+    with_client(
+        target,
+        lambda client: _watch(client, target.namespace, View(sort=sort), once=once, as_json=as_json),
+        needs_majority=False,
+    )
 
 
 async def _watch(client: Client, namespace: str, view: View, *, once: bool, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from dataclasses import field
 
 from liftpy.dataclass import dataclass
 from liftpy.ids import PartitionKey
+from liftpy.ingest.state_transfer import StateGiver
 from liftpy.instruments import Instruments
 from liftpy.replica.reads import Chunks, OwnFiles, ReadBudget, Reads, ReadSource
 from liftpy.request_guard import RequestGuard
@@ -63,6 +64,10 @@ class ReadSubjects:
         self._shared: Listener | None = None
         self.touched: Callable[[], None] = lambda: None
         """Called where who waits, or what was sent, may be more or less."""
+
+    def give_states(self, giver: StateGiver) -> None:
+        """Answer backups that ask for the state of producers and message ids."""
+        self._reads.giver = giver
 
     @property
     def record_count(self) -> int:

@@ -5,13 +5,26 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from heapq import nsmallest
 from typing import Any
 
 from liftpy import __version__
 from liftpy.cluster.features import SPOKEN
 from liftpy.cluster.image import ClusterImage
-from liftpy.glance import DRAINED, FENCED, LIVE, MOST_ENDED, MOST_ENDED_CHARS, MOST_NODES, Glance
+from liftpy.cluster.watched import ClusterWatch
+from liftpy.glance import (
+    DRAINED,
+    FENCED,
+    LIVE,
+    MOST_ENDED,
+    MOST_ENDED_CHARS,
+    MOST_NODES,
+    MOST_SUSPECT,
+    MOST_SUSPECT_CHARS,
+    Glance,
+)
 from liftpy.instruments import Histogram
+from liftpy.problems import why_offline
 from liftpy.request_guard import RequestGuard
 from sidecar.status.answers import FAILED
 from sidecar.status.figures import Figures
@@ -48,6 +61,7 @@ def glance_at(found: Figures, reporter: Reporter) -> Glance:
             "index": image.index,
             "streams": len(image.streams),
             "offline": round(total("cluster_partitions_offline")),
+            "suspect_partitions": _suspect(reporter.cluster_watch),
             "electing": round(total("cluster_partitions_electing")),
             "elections": round(total("cluster_elections_total")),
         }
@@ -86,6 +100,15 @@ def glance_at(found: Figures, reporter: Reporter) -> Glance:
         disk_free=round(total("disk_free_bytes") / size, 4) if size else 1.0,
         queued=round(total("queued_bytes") / limit, 4) if limit else 0.0,
         **controllers,
+    )
+
+
+def _suspect(watch: ClusterWatch) -> tuple[str, ...]:
+    chosen = nsmallest(MOST_SUSPECT, watch.suspect, key=lambda key: (key.stream, key.partition))
+    found = (watch.suspect[key] for key in chosen)
+    return tuple(
+        why_offline(key.stream, key.partition, state.status.name, state.isr, state.incomplete)[:MOST_SUSPECT_CHARS]
+        for key, state in zip(chosen, found, strict=True)
     )
 
 

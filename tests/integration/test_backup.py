@@ -36,6 +36,10 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
     async with await client.publisher(stream_name, 1) as publisher:
         for number in range(3000):
             await publisher.send(b"%d" % number * 9)
+    jobs = await bench.create(f"{stream_name}-jobs")
+    async with client.producer(jobs.name, id="job") as producer:
+        await (await producer.send_many([b"%d" % number for number in range(30)]))
+    await client.truncate_before(jobs.name, 0, 30)
     await client.create_stream(f"e{stream_name}", f"e.{stream_name}", first_leader_epoch=5_000_000)
     at = [PartitionKey(stream_name, stream.uid, 0), PartitionKey(stream_name, stream.uid, 1)]
     await bench.until(lambda: _said(reset_group(client, f"g{stream_name}", {at[1]: 1234})), "a group has a position")
@@ -47,7 +51,7 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
 
     loading = asyncio.create_task(load())
     await bench.until(lambda: _past(bench, stream_name, 50), "the load runs")
-    options = TakeOptions(streams=(stream_name,), piece_bytes=20_000)
+    options = TakeOptions(streams=(stream_name, jobs.name), piece_bytes=20_000)
     first = await take_backup(client, store, options)
     second = await take_backup(client, store, options)
     loading.cancel()
@@ -60,6 +64,7 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
     assert [entry.faults for entry in list_backups(store)] == [(), ()]
     assert verify_backup(store, second.manifest).faults == []
     assert store.sizes("running") == {}
+    assert second.manifest.streams[1].partitions[0].state is not None, "the records of the job are gone, and it is known"
     before = [await _bytes(bench, "n2", stream_name, copy.high_watermark, copy.partition) for copy in copies]
 
     with DevCluster(1, on_line=show) as other:
@@ -70,7 +75,10 @@ async def test_what_was_committed_at_the_backup_is_restored_byte_for_byte(
             wish = RestoreWish(name=stream_name, into=stream_name, subject=was.subject, config=was.config, replicas=3)
             wide = ClusterWide(DefaultQuota(records_per_s=1_000_000), SessionTimes(1800, 1100, change=2))
             target = RestoreOptions(target=Target(nats=(other.nats_url,)), scratch=tmp_path, wide=wide)
-            done = await Restore(fresh.client, store, manifest, [wish], target).run()
+            jobs_wish = RestoreWish(name=jobs.name, into=jobs.name, subject=jobs.subject, config=jobs.config, replicas=3)
+            done = await Restore(fresh.client, store, manifest, [wish, jobs_wish], target).run()
+            async with fresh.client.producer(jobs.name, id="job") as producer:
+                assert producer.next_sequence(0) == 30, "its records are gone, and its place is known"
             now = (await fresh.client.describe_cluster(linearizable=True)).image
             restored = now.streams[stream_name]
             assert restored.uid != stream.uid

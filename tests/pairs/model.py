@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from liftpy.config import StreamConfig
@@ -154,7 +154,7 @@ class Model:
         return by_settings or bool(self.purges or self.truncated)
 
     # ---- what may be gone ------------------------------------------------------------------------------------------------
-    def may_be_gone(self, sent: Sent, logs: FoundLog, newer: Newer, now_ns: int) -> bool:
+    def may_be_gone(self, sent: Sent, logs: FoundLog, newer: Newer) -> bool:
         """Whether a feature may have removed an acknowledged record."""
         if sent.offset < logs.start:
             return True  # whether the log may start there is checked apart
@@ -167,6 +167,11 @@ class Model:
             uid == self.uid and partition == sent.partition and sent.offset < end and self._purges(wanted, sent)
             for uid, partition, wanted, end in self.purges
         )
+
+    def may_be_cleaned(self, id: str, offset: int, log: FoundLog, newer: Newer) -> bool:
+        """Whether a reader may have met a replica that has removed a record which another replica still holds."""
+        sent = self.sent.get(id)
+        return sent is not None and self.may_be_gone(replace(sent, partition=log.partition, offset=offset), log, newer)
 
     def _purges(self, wanted: Filter, sent: Sent) -> bool:
         return (not wanted.keys or sent.key in wanted.keys) and (not wanted.subjects or self.subject in wanted.subjects)
@@ -221,7 +226,7 @@ class Model:
         newer = Newer(self, log)
         for sent in self._acked(log):
             found = at.get(sent.id)
-            if found is None and not self.may_be_gone(sent, log, newer, now_ns):
+            if found is None and not self.may_be_gone(sent, log, newer):
                 self.violate(f"{place}: {sent.id} was acknowledged at {sent.offset} and is not there")
             elif found is not None and found != sent.offset:
                 self.violate(f"{place}: {sent.id} was acknowledged at {sent.offset} and is at {found}")
@@ -244,8 +249,10 @@ class Model:
         if reading.uid != self.uid:
             return  # of a stream that is gone
         there = {record.offset: id_of(record) for record in log.records}
+        newer = Newer(self, log)
         for offset, id in there.items():
-            if reading.start <= offset < reading.passed and offset not in reading.given:
+            is_missed = reading.start <= offset < reading.passed and offset not in reading.given
+            if is_missed and not self.may_be_cleaned(id, offset, log, newer):
                 self.violate(f"{who}: it has passed {id} at {offset} and was not given it (up to {reading.passed})")
         for offset, id in reading.given.items():
             if there.get(offset, id) != id:
@@ -278,8 +285,9 @@ class Model:
             elif sent.outcome is Outcome.REJECTED:
                 self.violate(f"{what}: {id} was rejected: {sent.why}")
         for log in logs:
+            newer = Newer(self, log)
             for record in log.records:
-                if id_of(record) not in seen:
+                if id_of(record) not in seen and not self.may_be_cleaned(id_of(record), record.offset, log, newer):
                     self.violate(f"{what}: {id_of(record)} at {log.partition}:{record.offset} is missing")
 
 

@@ -15,7 +15,7 @@ from liftpy.ids import PartitionKey
 from liftpy.service.base import Service
 from liftpy.wire.batch import Record
 from tests.pairs.feature import Feature
-from tests.pairs.model import Reading, id_of
+from tests.pairs.model import Newer, Reading, id_of
 from tests.pairs.readers import read_all
 from tests.pairs.world import PARTITIONS, READ, World
 
@@ -293,6 +293,7 @@ class WorkQueue(Feature):
 
     async def check(self, world: World) -> None:
         dead: list[str] = []
+        newer = {partition: Newer(world.model, log) for partition, log in world.logs.items()}
 
         def missing() -> list[str]:
             return [
@@ -301,6 +302,7 @@ class WorkQueue(Feature):
                 for record in log.records
                 if record.offset not in self._acked.get((world.uid, partition), ())
                 and id_of(record) not in (self._unsure if self._dead in world.side_losses else dead)
+                and not world.model.may_be_cleaned(id_of(record), record.offset, log, newer[partition])
             ]
 
         async with world.client.queue(world.stream, f"{self.name}-{world.stream}", options=self._options) as queue:

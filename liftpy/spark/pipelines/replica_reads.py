@@ -6,9 +6,11 @@ A reader changes replica when one does not answer well; who audits wants to know
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import secrets
+import time
 from collections import deque
 from dataclasses import field
 
@@ -26,6 +28,7 @@ from liftpy.wire.pieces import Assembly
 from liftpy.wire.subjects import Subjects
 
 _ANSWER_TIMEOUT_S = 3.0
+_LATER_S = 0.2
 DIGEST_BYTES = 16
 _PAYLOAD_RESERVE_BYTES = 4096
 _ANSWER_BYTES = 1024 * 1024
@@ -103,6 +106,36 @@ class ReplicaReads:
         request = client_pb2.ReadRequest(boundsOnly=True, minHighWatermark=at_least)
         head, _ = await self._patiently(request, -1, self.replica.patience_s if patience_s is None else patience_s)
         return bounds_of(head)
+
+    async def state(self) -> tuple[int, bytes] | None:
+        """What the replica knows of producers and message ids, as the bytes of a state file, and the offset that it ends at.
+
+        None: there is nothing that its log does not say, or it is a node of an earlier version. Raises Away.
+        """
+        end, held, patient_s = 0, bytearray(), time.monotonic() + self.replica.patience_s
+        while True:
+            request = client_pb2.ReadRequest(
+                boundsOnly=True, minHighWatermark=-1, asksState=True, stateEnd=end, statePosition=len(held)
+            )
+            head, _ = await self._patiently(request, -1, self.replica.patience_s)
+            if head.stateLater:
+                if time.monotonic() >= patient_s:
+                    raise Away("it has not read its log to the end yet, and does not know all producers and message ids")
+                await asyncio.sleep(_LATER_S)
+                continue
+            if not head.stateBytes:
+                return None
+            if head.statePosition != len(held) or head.stateEnd != end:
+                held.clear()
+                if head.statePosition:
+                    end = 0
+                    continue
+            end = head.stateEnd
+            held += head.stateData
+            if not head.stateData or len(held) > head.stateBytes:
+                raise Away("it sends its state of producers and message ids in pieces that do not fit")
+            if len(held) == head.stateBytes:
+                return end, bytes(held)
 
     async def batches(self, offset: int) -> tuple[list[RecordBatch], int]:
         """Whole batches from the one that holds ``offset`` on, and the offset after them. Raises Damaged, Away."""

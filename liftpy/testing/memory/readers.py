@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from liftpy.config import NS_PER_S
+from liftpy.ingest.state_transfer import StateGiver
 from liftpy.replica.reads import Chunks, Reads, ReplicaSource
 from liftpy.testing.memory.bus import BusSubscription
 from liftpy.testing.memory.home import HeldReplica
@@ -13,7 +14,7 @@ from liftpy.testing.memory.home import HeldReplica
 class Readers:
     """The ``ReadShell`` of one replica's ``Reads``. Who asks is known by his reply subject."""
 
-    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool]) -> None:
+    def __init__(self, replica: HeldReplica, is_heard: Callable[[], bool], giver: StateGiver) -> None:
         self._replica = replica
         self._bus = replica.node.bus
         key, node, subjects = replica.key, replica.node, replica.node.subjects
@@ -24,6 +25,7 @@ class Readers:
             is_heard=is_heard,
         )
         self._reads = Reads[str](key, node.node_id, source, self, node.counters, node.read_budget)
+        self._reads.giver = giver
         self.advanced = self._reads.advanced
         self._subject = subjects.read(key.stream, key.partition)
         self._own = self._bus.listen(subjects.read_from(key.stream, key.partition, node.node_id), self._arrived)

@@ -59,7 +59,7 @@ class MemoryReplica(MemoryAsking, Peers):
         self._loop = node.loop
         self.begin_peers()
         self.publishers = MemoryPublishers(self)
-        self.readers = Readers(self, lambda: self.publishers.ingest.heard)
+        self.readers = Readers(self, lambda: self.publishers.ingest.heard, self.publishers.giver)
         self.commit = GroupCommit(log, log.config.flush, _Flusher(self))
         self._do = acts_of(self)
 

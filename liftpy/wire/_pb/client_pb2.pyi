@@ -239,7 +239,7 @@ class Ack(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partitionSubject: _Optional[str] = ..., msgSubject: _Optional[str] = ..., offset: _Optional[int] = ..., ackInbox: _Optional[str] = ..., correlationId: _Optional[str] = ..., ackPolicy: _Optional[_Union[AckPolicy, str]] = ..., receptionTimestamp: _Optional[int] = ..., commitTimestamp: _Optional[int] = ..., ackError: _Optional[_Union[Ack.Error, str]] = ..., leaderEpoch: _Optional[int] = ..., partition: _Optional[int] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., recordCount: _Optional[int] = ..., duplicate: _Optional[bool] = ..., producer: _Optional[_Union[ProducerState, _Mapping]] = ..., knownRecords: _Optional[int] = ..., retryAfterMs: _Optional[int] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId", "filterSubjects", "filterKeys", "backwards", "endOffset", "leftOut", "rangeEnd", "borderBytes", "asksFiles", "borderRecords")
+    __slots__ = ("offset", "maxBytes", "isolation", "waitMs", "streamUid", "timestamp", "byTimestamp", "minHighWatermark", "boundsOnly", "lastOffset", "lastEpoch", "badOffset", "position", "batchCrc", "stream", "partition", "requestId", "filterSubjects", "filterKeys", "backwards", "endOffset", "leftOut", "rangeEnd", "borderBytes", "asksFiles", "borderRecords", "asksState", "stateEnd", "statePosition")
     class Isolation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         COMMITTED: _ClassVar[ReadRequest.Isolation]
@@ -272,6 +272,9 @@ class ReadRequest(_message.Message):
     BORDERBYTES_FIELD_NUMBER: _ClassVar[int]
     ASKSFILES_FIELD_NUMBER: _ClassVar[int]
     BORDERRECORDS_FIELD_NUMBER: _ClassVar[int]
+    ASKSSTATE_FIELD_NUMBER: _ClassVar[int]
+    STATEEND_FIELD_NUMBER: _ClassVar[int]
+    STATEPOSITION_FIELD_NUMBER: _ClassVar[int]
     offset: int
     maxBytes: int
     isolation: ReadRequest.Isolation
@@ -298,10 +301,13 @@ class ReadRequest(_message.Message):
     borderBytes: int
     asksFiles: bool
     borderRecords: int
-    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., filterSubjects: _Optional[_Iterable[str]] = ..., filterKeys: _Optional[_Iterable[bytes]] = ..., backwards: _Optional[bool] = ..., endOffset: _Optional[int] = ..., leftOut: _Optional[int] = ..., rangeEnd: _Optional[int] = ..., borderBytes: _Optional[int] = ..., asksFiles: _Optional[bool] = ..., borderRecords: _Optional[int] = ...) -> None: ...
+    asksState: bool
+    stateEnd: int
+    statePosition: int
+    def __init__(self, offset: _Optional[int] = ..., maxBytes: _Optional[int] = ..., isolation: _Optional[_Union[ReadRequest.Isolation, str]] = ..., waitMs: _Optional[int] = ..., streamUid: _Optional[str] = ..., timestamp: _Optional[int] = ..., byTimestamp: _Optional[bool] = ..., minHighWatermark: _Optional[int] = ..., boundsOnly: _Optional[bool] = ..., lastOffset: _Optional[int] = ..., lastEpoch: _Optional[int] = ..., badOffset: _Optional[int] = ..., position: _Optional[int] = ..., batchCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., filterSubjects: _Optional[_Iterable[str]] = ..., filterKeys: _Optional[_Iterable[bytes]] = ..., backwards: _Optional[bool] = ..., endOffset: _Optional[int] = ..., leftOut: _Optional[int] = ..., rangeEnd: _Optional[int] = ..., borderBytes: _Optional[int] = ..., asksFiles: _Optional[bool] = ..., borderRecords: _Optional[int] = ..., asksState: _Optional[bool] = ..., stateEnd: _Optional[int] = ..., statePosition: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "host", "folder", "fileBases", "fileBegins", "fileEnds", "compactedEnd", "deletesEnd", "endEpoch")
+    __slots__ = ("error", "detail", "streamUid", "node", "leaderEpoch", "highWatermark", "logStartOffset", "nextOffset", "firstTimestamp", "compacted", "leader", "cutEndOffset", "pieceTotal", "piecePosition", "pieceCrc", "stream", "partition", "requestId", "selected", "lookedEpoch", "lookedBytes", "rangeBytes", "borders", "borderPositions", "beforeEpoch", "host", "folder", "fileBases", "fileBegins", "fileEnds", "compactedEnd", "deletesEnd", "stateBytes", "stateLater", "stateEnd", "statePosition", "stateData", "endEpoch")
     class Error(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ReadResponse.Error]
@@ -354,6 +360,11 @@ class ReadResponse(_message.Message):
     FILEENDS_FIELD_NUMBER: _ClassVar[int]
     COMPACTEDEND_FIELD_NUMBER: _ClassVar[int]
     DELETESEND_FIELD_NUMBER: _ClassVar[int]
+    STATEBYTES_FIELD_NUMBER: _ClassVar[int]
+    STATELATER_FIELD_NUMBER: _ClassVar[int]
+    STATEEND_FIELD_NUMBER: _ClassVar[int]
+    STATEPOSITION_FIELD_NUMBER: _ClassVar[int]
+    STATEDATA_FIELD_NUMBER: _ClassVar[int]
     ENDEPOCH_FIELD_NUMBER: _ClassVar[int]
     error: ReadResponse.Error
     detail: str
@@ -387,5 +398,10 @@ class ReadResponse(_message.Message):
     fileEnds: _containers.RepeatedScalarFieldContainer[int]
     compactedEnd: int
     deletesEnd: int
+    stateBytes: int
+    stateLater: bool
+    stateEnd: int
+    statePosition: int
+    stateData: bytes
     endEpoch: int
-    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., host: _Optional[str] = ..., folder: _Optional[str] = ..., fileBases: _Optional[_Iterable[int]] = ..., fileBegins: _Optional[_Iterable[int]] = ..., fileEnds: _Optional[_Iterable[int]] = ..., compactedEnd: _Optional[int] = ..., deletesEnd: _Optional[int] = ..., endEpoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, error: _Optional[_Union[ReadResponse.Error, str]] = ..., detail: _Optional[str] = ..., streamUid: _Optional[str] = ..., node: _Optional[str] = ..., leaderEpoch: _Optional[int] = ..., highWatermark: _Optional[int] = ..., logStartOffset: _Optional[int] = ..., nextOffset: _Optional[int] = ..., firstTimestamp: _Optional[int] = ..., compacted: _Optional[bool] = ..., leader: _Optional[str] = ..., cutEndOffset: _Optional[int] = ..., pieceTotal: _Optional[int] = ..., piecePosition: _Optional[int] = ..., pieceCrc: _Optional[int] = ..., stream: _Optional[str] = ..., partition: _Optional[int] = ..., requestId: _Optional[int] = ..., selected: _Optional[bool] = ..., lookedEpoch: _Optional[int] = ..., lookedBytes: _Optional[int] = ..., rangeBytes: _Optional[int] = ..., borders: _Optional[_Iterable[int]] = ..., borderPositions: _Optional[_Iterable[int]] = ..., beforeEpoch: _Optional[int] = ..., host: _Optional[str] = ..., folder: _Optional[str] = ..., fileBases: _Optional[_Iterable[int]] = ..., fileBegins: _Optional[_Iterable[int]] = ..., fileEnds: _Optional[_Iterable[int]] = ..., compactedEnd: _Optional[int] = ..., deletesEnd: _Optional[int] = ..., stateBytes: _Optional[int] = ..., stateLater: _Optional[bool] = ..., stateEnd: _Optional[int] = ..., statePosition: _Optional[int] = ..., stateData: _Optional[bytes] = ..., endEpoch: _Optional[int] = ...) -> None: ...

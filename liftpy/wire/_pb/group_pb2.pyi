@@ -146,7 +146,7 @@ class OpenCursor(_message.Message):
     def __init__(self) -> None: ...
 
 class TakeRecords(_message.Message):
-    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys")
+    __slots__ = ("member", "stream", "uid", "partition", "maxRecords", "logStart", "logEnd", "begin", "ackWaitMs", "maxDeliveries", "maxAckPending", "maxMemberPending", "ordered", "keysFrom", "keys", "partitions")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     UID_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class TakeRecords(_message.Message):
     ORDERED_FIELD_NUMBER: _ClassVar[int]
     KEYSFROM_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     member: str
     stream: str
     uid: str
@@ -177,7 +178,8 @@ class TakeRecords(_message.Message):
     ordered: bool
     keysFrom: int
     keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ..., ordered: _Optional[bool] = ..., keysFrom: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    partitions: int
+    def __init__(self, member: _Optional[str] = ..., stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., maxRecords: _Optional[int] = ..., logStart: _Optional[int] = ..., logEnd: _Optional[int] = ..., begin: _Optional[int] = ..., ackWaitMs: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., maxAckPending: _Optional[int] = ..., maxMemberPending: _Optional[int] = ..., ordered: _Optional[bool] = ..., keysFrom: _Optional[int] = ..., keys: _Optional[_Iterable[int]] = ..., partitions: _Optional[int] = ...) -> None: ...
 
 class RecordRange(_message.Message):
     __slots__ = ("start", "end", "lease")
@@ -494,7 +496,7 @@ class PartitionState(_message.Message):
     def __init__(self, stream: _Optional[str] = ..., partition: _Optional[int] = ..., target: _Optional[int] = ..., owner: _Optional[int] = ..., generation: _Optional[int] = ..., hasPosition: _Optional[bool] = ..., position: _Optional[int] = ..., leaderEpoch: _Optional[int] = ...) -> None: ...
 
 class QueueState(_message.Message):
-    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs", "ordered")
+    __slots__ = ("stream", "uid", "partition", "prefix", "leases", "maxDeliveries", "pieces", "waitNs", "ordered", "firstPartitions")
     class Piece(_message.Message):
         __slots__ = ("start", "end", "kind", "deliveries", "lease", "dueNs", "member", "reason", "dead", "key")
         START_FIELD_NUMBER: _ClassVar[int]
@@ -527,6 +529,7 @@ class QueueState(_message.Message):
     PIECES_FIELD_NUMBER: _ClassVar[int]
     WAITNS_FIELD_NUMBER: _ClassVar[int]
     ORDERED_FIELD_NUMBER: _ClassVar[int]
+    FIRSTPARTITIONS_FIELD_NUMBER: _ClassVar[int]
     stream: str
     uid: str
     partition: int
@@ -536,4 +539,5 @@ class QueueState(_message.Message):
     pieces: _containers.RepeatedCompositeFieldContainer[QueueState.Piece]
     waitNs: int
     ordered: bool
-    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ..., ordered: _Optional[bool] = ...) -> None: ...
+    firstPartitions: int
+    def __init__(self, stream: _Optional[str] = ..., uid: _Optional[str] = ..., partition: _Optional[int] = ..., prefix: _Optional[int] = ..., leases: _Optional[int] = ..., maxDeliveries: _Optional[int] = ..., pieces: _Optional[_Iterable[_Union[QueueState.Piece, _Mapping]]] = ..., waitNs: _Optional[int] = ..., ordered: _Optional[bool] = ..., firstPartitions: _Optional[int] = ...) -> None: ...

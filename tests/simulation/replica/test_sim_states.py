@@ -12,9 +12,11 @@ from unittest.mock import patch
 
 import pytest
 
+from liftpy.ingest import state_writer
 from liftpy.ingest.derived import DerivedState
 from liftpy.ingest.state_file import State, Unwritten, state_names
-from liftpy.ingest.state_writer import restore_state
+from liftpy.ingest.state_transfer import StateTaker
+from liftpy.ingest.state_writer import StateWriter, restore_state
 from liftpy.log.log import Log
 from liftpy.testing.plan import draw_plan
 from liftpy.testing.run import Outcome, run_plan
@@ -95,3 +97,24 @@ def test_a_bug_is_seen(bug: Callable[[], Patches], seed: int) -> None:
         for change in bug():
             stack.enter_context(change)
         assert run(seed).violation is not None, "no seed shows it"
+
+
+def producers_go_with_their_records() -> Patches:
+    """Retention does not wait for a state, a new replica takes none, and a start believes none."""
+    return [
+        patch.object(StateWriter, "may_drop", lambda self, log_start_offset: True),
+        patch.object(StateTaker, "asks", lambda self, leader_epoch: None),
+        patch.object(state_writer, "load_state", lambda log, of: (None, {})),
+    ]
+
+
+@pytest.mark.parametrize(("bugs", "broken"), [((), ""), ((producers_go_with_their_records,), "A16")])
+def test_state_of_producers_lost_by_retention_is_seen(bugs: tuple[Callable[[], Patches], ...], broken: str) -> None:
+    """A producer that makes its records from another stream reads that stream again where nobody knows its position."""
+    plan = draw_plan(2, "disks")
+    tight = replace(plan.stream_config, retention_bytes=1, segment_bytes=4096)
+    plan = replace(plan, derives=True, publish_interval_ns=plan.publish_interval_ns // 2, stream_config=tight)
+    with ExitStack() as stack:
+        for change in (change for bug in bugs for change in bug()):
+            stack.enter_context(change)
+        assert run_plan(plan, EVENTS).invariant == broken

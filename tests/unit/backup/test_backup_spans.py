@@ -119,7 +119,7 @@ def test_each_command_tells_its_steps(what: str, tmp_path: Path, monkeypatch: py
             self._step("serve")
             raise CorruptionError("a file is torn")
 
-    def with_client(target: Target, work: Any) -> Any:
+    def with_client(target: Target, work: Any, **_: Any) -> Any:
         return asyncio.run(work(None))
 
     monkeypatch.setattr(create_module, "take_backup", take)

@@ -35,6 +35,7 @@ class World:
         self.asked: list[tuple[str, int]] = []
         self.spent = 0
         self.compacted_end = self.deletes_end = 0
+        self.state: tuple[int, bytes] | None = None
         monkeypatch.setattr(taking, "ReplicaReads", lambda transport, subjects, at: self.reads(at.node))
         monkeypatch.setattr(taking, "_AGAIN_S", 0)
         client: Any = SimpleNamespace(transport=None, bounds=self.bounds)
@@ -60,7 +61,10 @@ class World:
             said.compacted_end, said.deletes_end = self.compacted_end, self.deletes_end
             return [batch for batch in self.log if batch.next_offset > offset][:1], None
 
-        said = SimpleNamespace(batches=batches)
+        async def state() -> tuple[int, bytes] | None:
+            return self.state
+
+        said = SimpleNamespace(batches=batches, state=state)
         return said
 
     async def take(self, high_watermark: int = 79, before: Any = None) -> Any:
@@ -98,11 +102,13 @@ async def test_where_retention_has_moved_on_it_begins_again_there(monkeypatch: p
 
     async def moves(size_bytes: int) -> None:
         await spend(size_bytes)
-        world.start = 40
+        world.start, world.state = 40, (77, b"producers")
 
     world.home.pace.spent = moves  # type: ignore[method-assign]
     copy = await world.take()
     assert (copy.start, copy.pieces[0].start, copy.pieces[-1].end) == (40, 40, 80)
+    assert copy.state.end == 77, "what retention dropped meanwhile is in the state of a replica"
+    assert world.home.store.read(copy.state.file.path) == b"producers"
     world.start, world.uid = 0, "00000b-20"
     with pytest.raises(NotFoundError, match="was deleted"):
         await world.take()

@@ -143,7 +143,7 @@ def test_the_exit_code_says_that_something_is_left_to_do(
     monkeypatch.setattr(module, "read_image", lambda store, manifest: image)
     monkeypatch.setattr(module, "_wish", lambda *_: None)
     monkeypatch.setattr(module, "RestoreOptions", lambda **given: options.append(given))
-    monkeypatch.setattr(module, "with_client", lambda target, work: done)
+    monkeypatch.setattr(module, "with_client", lambda target, work, **_: done)
     left = any(one.why for one in settings)
     for wish, wanted in (("--all", ClusterWide(QUOTA, TIMES)), ("--into=orders", NOTHING_WIDE)):
         ended = CliRunner().invoke(module.restore, [str(tmp_path), wish], standalone_mode=False)

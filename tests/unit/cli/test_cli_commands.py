@@ -167,7 +167,7 @@ def test_a_refused_line_is_named_and_counted(
     async def publisher(*_: object, **__: object) -> Scripted:
         return made
 
-    monkeypatch.setattr(publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher))))
+    monkeypatch.setattr(publish, "with_client", lambda _, work, **__: asyncio.run(work(SimpleNamespace(publisher=publisher))))
     text = b"a\nno\n" + b"b\n" * 100_000 + b"no\n"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
     more = ["--keep-going"] if keep_going else []

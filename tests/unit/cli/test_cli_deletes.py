@@ -221,8 +221,8 @@ def _until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("--replicas", "3", "--min-isr", "4"), 2, "--min-isr 4: a partition has 3 replicas"),
-        (("--min-isr", "4"), 2, "--min-isr 4: a partition has 3 replicas"),
+        (("--replicas", "3", "--min-isr", "4"), 2, "a partition has only 3 replicas"),
+        (("--min-isr", "4"), 2, "a partition has only 3 replicas"),
         (("--replicas", "3", "--min-isr", "3"), 0, ""),
     ],
 )

@@ -254,7 +254,7 @@ def test_consuming_ends_with_its_reader_or_its_records(
         assert name == "s"
 
     client = SimpleNamespace(stream=stream, consume=lambda *_, **__: SimpleNamespace(), counters={"b": 2, "a": 1})
-    monkeypatch.setattr(consume, "with_client", lambda _, work: asyncio.run(work(client)))
+    monkeypatch.setattr(consume, "with_client", lambda _, work, **__: asyncio.run(work(client)))
     failure = NotFoundError("gone") if ends == "failure" else None
     monkeypatch.setattr(consume, "_print", lambda *_: last("printing", ends != "reader", failure))
     monkeypatch.setattr(consume, "reader_gone", lambda _: last("watching", ends == "reader", BrokenPipeError()))

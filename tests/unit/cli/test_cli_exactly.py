@@ -493,7 +493,7 @@ class Publishing:
 
 
 def published(monkeypatch: pytest.MonkeyPatch, client: Publishing) -> None:
-    monkeypatch.setattr(publish_module, "with_client", lambda _, work: asyncio.run(work(client)))
+    monkeypatch.setattr(publish_module, "with_client", lambda _, work, **__: asyncio.run(work(client)))
 
 
 def test_lines_are_published_as_was_said_and_counted(
@@ -545,7 +545,7 @@ def test_a_query_prints_the_answer_and_says_where_it_came_from_if_asked(
             asked.append((name, body, how["partition"], how["at_least"]))
             return SimpleNamespace(value=value, position=9, node="n2")
 
-    monkeypatch.setattr(service_query, "with_client", lambda _, work: asyncio.run(work(Client())))
+    monkeypatch.setattr(service_query, "with_client", lambda _, work, **__: asyncio.run(work(Client())))
     for words in (["--partition", "1", "--at-least", "5"], ["--position"]):
         with pytest.raises(SystemExit) as left:
             main(["service", "query", "counter", "how many", *words])

@@ -112,7 +112,7 @@ def test_a_query_is_asked_as_it_was_said(
             given.append((name, body, partition, key, at_least))
             return SimpleNamespace(value=b"42", position=9, node="n2")
 
-    monkeypatch.setattr(service_query, "with_client", lambda target, work: asyncio.run(work(Client())))
+    monkeypatch.setattr(service_query, "with_client", lambda target, work, **_: asyncio.run(work(Client())))
     code, out, err = run(capsys, "service", "query", *words)
     assert (code, out, given) == (0, "42\n", [asked])
     assert err == ("position 9 on n2\n" if "--position" in words else "")
@@ -122,7 +122,7 @@ def test_a_query_is_asked_as_it_was_said(
 def test_each_flag_of_a_connection_is_its_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Target] = []
 
-    def with_client(target: Target, work: Any) -> Any:
+    def with_client(target: Target, work: Any, **_: Any) -> Any:
         given.append(target)
         return {"metadata_leader": "n1", "index": 1, "under_way": "", "controllers": []}
 

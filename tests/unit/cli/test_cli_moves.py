@@ -77,7 +77,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(client, "node_status", made.node_status)
     monkeypatch.setattr(movement, "POLL_S", 0.0)
     for module in (alter, drain, move, node, rebalance, status, stream):
-        monkeypatch.setattr(module, "with_client", lambda _target, work: asyncio.run(work(client)))
+        monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return made
 

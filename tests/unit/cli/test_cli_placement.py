@@ -70,7 +70,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(client, "_led", led)
     monkeypatch.setattr(client, "node_status", silent)
     for module in (stream, node, status, rebalance):
-        monkeypatch.setattr(module, "with_client", lambda _target, work: asyncio.run(work(client)))
+        monkeypatch.setattr(module, "with_client", lambda _target, work, **_: asyncio.run(work(client)))
     monkeypatch.setenv("COLUMNS", "160")
     return Printed(driver, capsys)
 

@@ -57,7 +57,7 @@ def test_each_line_goes_with_what_was_given(
 
     monkeypatch.setattr(publish, "_publish_lines", publish_lines)
     monkeypatch.setattr(
-        publish, "with_client", lambda _, work: asyncio.run(work(SimpleNamespace(publisher=publisher, stream=stream)))
+        publish, "with_client", lambda _, work, **__: asyncio.run(work(SimpleNamespace(publisher=publisher, stream=stream)))
     )
     lines = tmp_path / "lines"
     lines.write_bytes(b"a\n")

@@ -61,7 +61,7 @@ class Asked:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Asked:
     made = Asked()
-    monkeypatch.setattr(module, "with_client", lambda _, work: asyncio.run(work(made)))
+    monkeypatch.setattr(module, "with_client", lambda _, work, **__: asyncio.run(work(made)))
     monkeypatch.setenv("COLUMNS", "120")
     return made
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib
 import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,16 @@ import pytest
 from liftpy.client import BatchSlice
 from liftpy.client.admin import ClusterState
 from liftpy.cluster.image import ClusterImage, StreamImage
+from liftpy.cluster.watched import ClusterWatch
 from liftpy.errors import ConfigError, NotFoundError, OutcomeUnknownError, UnavailableError
+from liftpy.glance import glance_of
 from liftpy.partition import PartitionState, PartitionStatus
+from liftpy.verdict import judge
 from liftpy.wire.batch import build_batch, parse_batch
 from sidecar.cli.main import main
+from sidecar.status.glance import glance_at
 from tests.unit.cluster.cluster_driver import Driver
+from tests.unit.node.test_metrics import a_reporter, gathered
 
 MODULES = {
     name: importlib.import_module(f"sidecar.cli.{name}")
@@ -104,7 +110,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for name in ("orders", "prices"):
         made.driver.create(name, partitions=2, replicationFactor=3)
     for module in MODULES.values():
-        monkeypatch.setattr(module, "with_client", lambda _, work: asyncio.run(work(made)))
+        monkeypatch.setattr(module, "with_client", lambda _, work, **__: asyncio.run(work(made)))
     return made
 
 
@@ -540,3 +546,39 @@ def test_what_has_come_is_printed_before_more_comes(cluster: Cluster, monkeypatc
             main(["consume", "orders"])
     os.close(read)
     assert (left.value.code, seen) == (0, [b"0\tv\n", b"1\tv\n"])
+
+
+def test_every_view_names_a_partition_that_waits_because_its_log_may_be_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``status``, ``health``, and the verdict that ``top`` and the page show."""
+    command = "liftpy partition elect orders 1 --node n2 --unclean"
+    cluster.set("orders", 1, status=PartitionStatus.OFFLINE, leader="", isr=("n2",), incomplete=("n2",))
+    assert command in run(capsys, "status")[1]
+
+    @contextlib.asynccontextmanager
+    async def asking(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        async def describe(*, linearizable: bool) -> ClusterState:
+            return await cluster.describe_cluster()
+
+        async def healthy(*_: Any) -> dict[str, Any]:
+            return {"health": {"ready": True}, "checks": {}}
+
+        async def no_glance(*_: Any) -> None:
+            return None
+
+        admin = SimpleNamespace(describe=describe)
+        yield SimpleNamespace(admin=admin, node_health=healthy, node_glance=no_glance)
+
+    monkeypatch.setattr(importlib.import_module("sidecar.cli.health_nats"), "asking", asking)
+    code, said, _ = run(capsys, "health")
+    assert (code, command in said) == (1, True)
+
+    watch = ClusterWatch()
+    watch.changed(cluster.image, 0)
+    reporter = a_reporter([], cluster_watch=watch, incarnation=6, uptime_s=7.0)
+    glance = glance_of(json.loads(glance_at(gathered(reporter), reporter).encode())["glance"])
+    assert any(reason.stops and command in reason.text for reason in judge({"n1": glance}).reasons)
+    cluster.set("orders", 1, status=PartitionStatus.ONLINE, leader="n2", incomplete=())
+    assert command not in run(capsys, "status")[1]
+    assert run(capsys, "health")[0] == 0

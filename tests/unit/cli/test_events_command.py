@@ -165,7 +165,7 @@ def test_lines_are_for_people_or_machines(
 ) -> None:
     controllers = Controllers(2)
     controllers.begins = {"n1": (1, 1 << 62)}
-    monkeypatch.setattr(command, "with_client", lambda target, work: asyncio.run(work(controllers)))
+    monkeypatch.setattr(command, "with_client", lambda target, work, **_: asyncio.run(work(controllers)))
     only_in(monkeypatch, command, "time", time_ns=lambda: 3600 * 10**9 + 150)
     with pytest.raises(SystemExit) as ended:
         main(["events", *(["--json"] if as_json else [])])

@@ -262,7 +262,7 @@ async def test_all_partitions_are_those_of_the_stream_once_it_is_there(
 
 # ---- what an operator says -----------------------------------------------------------------------------------------------------
 def asked_by(module: Any, monkeypatch: pytest.MonkeyPatch, client: Any) -> None:
-    monkeypatch.setattr(module, "with_client", lambda target, work: asyncio.run(work(client)))
+    monkeypatch.setattr(module, "with_client", lambda target, work, **_: asyncio.run(work(client)))
 
 
 def test_a_record_is_passed_over_as_it_was_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_who_forms_the_group_is_changed_as_it_was_asked_for(
             calls.append(linearizable)
             return ClusterState(image=an_image(), metadata_leader="b", controllers=())
 
-    def with_client(target: Any, work: Any) -> Any:
+    def with_client(target: Any, work: Any, **_: Any) -> Any:
         calls.append(target.namespace)
         return asyncio.run(work(Client()))
 

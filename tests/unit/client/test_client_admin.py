@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click import ClickException
 
 from liftpy.client import admin as admin_module
 from liftpy.client.admin import Admin
@@ -27,6 +30,9 @@ from liftpy.partition import Pause
 from liftpy.wire import frames
 from liftpy.wire._pb import cluster_pb2 as pb
 from liftpy.wire.subjects import Subjects
+from sidecar.cli import session
+from sidecar.cli.main import liftpy
+from tests.unit.backup.stored import two_backups
 
 _Error = pb.ControlResponse.Error
 Answer = Callable[[pb.ControlRequest], "pb.ControlResponse | None"]
@@ -269,3 +275,44 @@ def test_credentials_are_checked_and_never_shown() -> None:
             Credentials(**wrong)
     with pytest.raises(ConfigError, match="TLS"):
         Credentials(tls_ca_file="/nonexistent").nats_options()
+
+
+WITHOUT_MAJORITY = (
+    "events", "backup create STORE", "backup drill STORE", "backup restore STORE --all", "backup cursors STORE",
+    "stream create more --subject shop.more", "stream delete orders --yes", "stream alter orders --replication-factor 2",
+    "stream purge orders --key k --yes", "stream truncate orders --before 1 --yes", "stream add-partitions orders --to 2",
+    "stream pause orders", "stream resume orders", "stream show orders", "stream list", "partition elect orders 0",
+    "partition move orders 0 --to n1,n2,n3", "partition transfer orders 0 --to n1", "partition rebalance", "rebalance",
+    "group list", "group show g", "group reset g --stream orders --to earliest --yes", "group delete g --yes",
+    "cursor list", "cursor show c", "cursor set c --stream orders --to earliest --yes", "cursor delete c --yes",
+    "settings default-quota --records 5", "settings session --session-s 20 --lease-s 10", "node drain n1", "node may-stop n1",
+    "node remove n2", "node set-rack n1 r", "node set-weight n1 2", "controllers", "controllers add n9", "controllers remove n2",
+    "controllers replace n2 n9", "upgrade check", "upgrade finalize", "upgrade report", "upgrade revert",
+    "service snapshot s --stream orders", "service skip s --stream orders --offset 1",
+)  # fmt: skip
+"""Commands that need the metadata group, or that would wait for it before they say what is wrong."""
+
+
+async def test_every_command_that_needs_controllers_says_how_many_are_missing(
+    controller: Controller, subjects: Subjects, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request is answered but the question who is there."""
+    monkeypatch.setattr(session, "WATCH_AFTER_S", 0.05)
+    monkeypatch.setattr(admin_module, "MAJORITY_S", 0.3)
+    members = [pb.ControllerStatus(nodeId=name, connected=name == "n1") for name in ("n1", "n2", "n3")]
+    controller.knows = pb.ClusterDescription(controllers=members)
+    controller.script = [lambda _: None] * 10_000
+    two_backups(tmp_path)
+
+    def run(command: str) -> str:
+        words = command.replace("STORE", str(tmp_path)).split()
+        try:
+            liftpy([*words, "--nats", nats_url, "--namespace", subjects.namespace], standalone_mode=False)
+        except (LiftError, ClickException) as error:
+            return "" if isinstance(error, NoMajorityError) else repr(error)
+        return "it has ended well"
+
+    with ThreadPoolExecutor(16) as pool:
+        running = {command: asyncio.get_running_loop().run_in_executor(pool, run, command) for command in WITHOUT_MAJORITY}
+        found = {command: await one for command, one in running.items()}
+    assert {command: text for command, text in found.items() if text} == {}

@@ -417,6 +417,23 @@ async def test_queue_that_begins_at_new_takes_added_partitions_from_their_first_
         assert await all_of(queue, 1, Job.ack) == [8]
 
 
+async def test_queue_worker_that_opens_after_partitions_were_added_takes_them_from_their_first_record(client: Client) -> None:
+    """No worker that was there before has noticed them. The same where the stream was made again."""
+    options = QueueOptions(start="new")
+    await fill(client, 3)
+    async with client.queue("jobs", "w", options=options) as first:
+        assert await first.take(3, timeout_s=0.0) == []
+    await client.add_partitions("jobs", 2)
+    await client.publish("jobs", b"7", partition=1)
+    async with client.queue("jobs", "w", options=options) as second:
+        assert await all_of(second, 1, Job.ack) == [7]
+    await client.delete_stream("jobs")
+    await client.create_stream("jobs", "jobs")
+    await client.publish("jobs", b"8")
+    async with client.queue("jobs", "w", options=options) as third:
+        assert await all_of(third, 1, Job.ack) == [8]
+
+
 async def test_where_a_queue_begins(client: Client) -> None:
     await fill(client, 3)
     async with client.queue("jobs", "new", options=QueueOptions(start="new")) as queue:

@@ -92,3 +92,17 @@ def test_a_node_that_comes_back_with_another_folder_has_lost_its_own() -> None:
         watch.changed(image, number)
         lost.append(watch.folders_lost)
     assert lost == [0, 0, 0, 1, 1, 1, 2], "not at first sight, and not who says it for the first time"
+
+
+def test_watch_keeps_partitions_that_wait_for_an_operator_until_they_do_not() -> None:
+    watched = Watched()
+    watched.show(ONLINE)
+    watched.show(replace(OFFLINE, isr=("b",)))
+    assert not watched.watch.suspect, "b comes back with all that it had"
+    watched.show(replace(OFFLINE, isr=("b",), incomplete=("b",), epoch=3))
+    assert [str(key) for key in watched.watch.suspect] == ["s/0"]
+    watched.show(DONE)
+    assert not watched.watch.suspect
+    watched.show(replace(OFFLINE, isr=("b",), incomplete=("b",), epoch=5))
+    watched.show()
+    assert not watched.watch.suspect, "the stream is deleted"

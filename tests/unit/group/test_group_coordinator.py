@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -404,3 +405,21 @@ def test_coordinator_snapshot_made_later_is_of_when_it_was_taken() -> None:
     lab.say(take=pb.TakeRecords(member="m", stream="s", uid=UID, maxRecords=5, logEnd=9))
     lab.join("b")
     assert later() == before != lab.test.snapshot()
+
+
+def test_coordinator_begins_queues_of_added_partitions_at_their_first_record() -> None:
+    """Also after a snapshot; a worker of an earlier version does not say how many partitions there were."""
+    lab = Lab()
+
+    def begins(lab: Lab, partition: int, **more: Any) -> list[int]:
+        place = {"member": "w", "stream": "s", "uid": UID, "partition": partition}
+        take = pb.TakeRecords(**place, maxRecords=9, logStart=3, begin=7, logEnd=9, **more)
+        return [given.start for given in lab.say(take=take).granted]
+
+    assert begins(lab, 0, partitions=2) == [7]
+    restored = Lab()
+    restored.test.service.on_start(lab.test.snapshot())
+    assert restored.test.snapshot() == lab.test.snapshot()
+    for one in (lab, restored):
+        assert (begins(one, 1, partitions=4), begins(one, 2, partitions=4), begins(one, 3)) == ([7], [3], [7])
+    lab.test.verify(hash_seeds=0)

@@ -231,7 +231,7 @@ def test_nsc_is_told_what_the_rights_say_and_nothing_else(role: AccessRole, data
 @pytest.mark.parametrize("subject", ["a'$(id)'", 'a"]}}.b', "a\\b"])
 def test_a_stream_chooses_no_command_and_no_configuration(subject: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream's subject may hold what a shell or a configuration would not take as a name: whoever made it wrote it."""
-    monkeypatch.setattr(rights_command, "with_client", lambda target, work: (check_data_subject(subject, "ns"),))
+    monkeypatch.setattr(rights_command, "with_client", lambda target, work, **_: (check_data_subject(subject, "ns"),))
     done = CliRunner().invoke(liftpy, ["rights", "--role", "publisher", "--stream", "orders", "--format", form])
     assert isinstance(done.exception, ConfigError), done.output
     assert done.output == ""
