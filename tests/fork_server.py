@@ -31,7 +31,14 @@ from sidecar.dev import embedded
 
 _CLI = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 _NODE = [sys.executable, "-m", "sidecar"]
-_IMPORTED = ("sidecar.cli.sidecar", "sidecar.running", "sidecar.leaving", "sidecar.cli.service")
+_IMPORTED = (
+    "sidecar.cli.sidecar",
+    "sidecar.running",
+    "sidecar.leaving",
+    "sidecar.cli.service",
+    "sidecar.cli.stream",
+    "sidecar.cli.status",
+)
 _OF_THE_START = ("PYTHON", "LD_", "MALLOC_")
 """Beginnings of variables that decide how an interpreter starts: where they differ, a new one is started."""
 _OF_NO_START = frozenset({"PYTHONUNBUFFERED", "PYTHONPATH"})
