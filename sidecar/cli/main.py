@@ -6,6 +6,7 @@ SIGTERM or SIGHUP. A command's module is imported only when the command is calle
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -178,6 +179,7 @@ def _ended_by_signals() -> Iterator[list[int]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always leaves by SystemExit."""
+    atexit.register(gc.freeze)  # to look for garbage in all modules at the end takes a quarter of the time of a short command
     with _ended_by_signals() as came:
         try:
             _run(sys.argv[1:] if arguments is None else arguments)

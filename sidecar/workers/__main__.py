@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 
 from sidecar.workers.child import main
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # as of every command: the node waits for the end of this process
     sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

@@ -31,6 +31,8 @@ logger = logging.getLogger("liftpy.workers")
 
 MOST_UNSENT_BYTES = 640 * 1024 * 1024
 """Of frames that a worker has not read: an image, and what came since."""
+_END_S = 5.0
+"""For a process that has said that it stopped: on a loaded machine an interpreter takes seconds to end, and a kill is no clean stop."""
 ANSWER_S = 1.0
 """For what status asks."""
 
@@ -253,6 +255,6 @@ class WorkerHandle(asyncio.Protocol):
 def _end_of(process: subprocess.Popen[Any]) -> int:
     """Exit code; one that hangs is killed."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(2.0)
+        return process.wait(_END_S)
     process.kill()
     return process.wait()

@@ -48,7 +48,7 @@ def plan_of(seed: int) -> Plan:
     return replace(drawn, faults=tuple(fault for fault in drawn.faults if fault.kind in FAULTS))
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_history_is_the_same_in_memory_and_on_files(seed: int, tmp_path: Path) -> None:
     plan = plan_of(seed)
     memory = run_plan(plan, 3000, trace=True)

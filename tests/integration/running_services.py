@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from liftpy.config import StreamConfig
+from liftpy.errors import NotFoundError
 from liftpy.service import Identity, Outbox, Service, ServiceMachine
 from liftpy.service.poison import decided
 from liftpy.service.snapshot import Snapshot
@@ -202,6 +203,12 @@ async def exists(path: Path) -> bool:
     return path.exists()  # noqa: ASYNC240
 
 
+async def _is_deleted(bench: Bench, stream: str) -> bool:
+    with contextlib.suppress(NotFoundError):
+        await bench.client.delete_stream(stream)
+    return True
+
+
 @contextlib.asynccontextmanager
 async def running_services(bench: Bench, stream: str) -> AsyncIterator[Callable[..., Any]]:
     """Begins services over ``stream``, each led when it is given back, and ends them."""
@@ -228,3 +235,5 @@ async def running_services(bench: Bench, stream: str) -> AsyncIterator[Callable[
         finally:
             for running in begun:
                 running.stop()
+            for kind in ("", "-out", "-dead"):  # as long as there is a stream, its nodes tell of the services that were killed
+                await bench.until(lambda name=stream + kind: _is_deleted(bench, name), f"{stream}{kind} is deleted")

@@ -15,6 +15,7 @@ import pytest
 
 from liftpy.client.group_admin import describe_cursor, set_cursor
 from liftpy.ids import PartitionKey
+from tests import fork_server
 from tests.integration.conftest import Bench
 
 pytestmark = pytest.mark.processes
@@ -32,16 +33,17 @@ class Commands:
 
     async def start(self, name: str, *words: str) -> Process:
         """One of them, not waited for."""
+        return await asyncio.create_subprocess_exec(*self._line(name, *words), stdout=PIPE, stderr=PIPE)
+
+    def _line(self, name: str, *words: str) -> list[str]:
         asks = self._nats if name in ("create", "restore", "drill", "cursors") else ()
-        line = [*LIFTPY, name, str(self.store), *words, "--json", *asks]
-        return await asyncio.create_subprocess_exec(*line, stdout=PIPE, stderr=PIPE)
+        return [*LIFTPY, name, str(self.store), *words, "--json", *asks]
 
     async def run(self, name: str, *words: str, ends_with: int = 0) -> Any:
         """The JSON that it prints; on standard error where it fails and prints none."""
-        running = await self.start(name, *words)
-        said, wrong = await running.communicate()
-        assert running.returncode == ends_with, (name, said, wrong)
-        return json.loads(said or wrong)
+        done = await asyncio.to_thread(fork_server.run, self._line(name, *words), timeout=120)
+        assert done.returncode == ends_with, (name, done.stdout, done.stderr)
+        return json.loads(done.stdout or done.stderr)
 
     def pieces(self) -> set[Path]:
         """All files of records in the store."""

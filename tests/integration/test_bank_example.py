@@ -7,7 +7,6 @@ import asyncio
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,7 @@ import pytest
 
 from liftpy.client.calling import CommandFailedError
 from sidecar.dev.cluster import DevCluster
+from tests import fork_server
 from tests.examples.bank import FEE
 from tests.integration.conftest import Bench, close_bench, open_bench, show
 from tests.integration.running_services import NODES, QUICK, Running, running_services
@@ -82,10 +82,9 @@ class Customer:
 async def said_by(*words: str) -> bytes:
     """What the command line says."""
     command = (sys.executable, "-c", "from sidecar.cli.main import main; main()", *words)
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    assert process.returncode == 0
-    return said
+    done = await asyncio.to_thread(fork_server.run, command, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    return bytes(done.stdout)
 
 
 async def test_the_bank_in_operation(service: Running) -> None:

@@ -12,6 +12,7 @@ import pytest
 from liftpy.client import Client, connect
 from liftpy.errors import LiftError
 from sidecar.dev.cluster import DevCluster
+from tests import fork_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -21,9 +22,8 @@ LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 async def liftpy(cluster: DevCluster, *words: str) -> tuple[int, Any]:
     """(exit code, the JSON on standard output or what was said instead)."""
     command = [*LIFTPY, "controllers", *words, "--json", "--nats", cluster.nats_url]
-    done = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
-    said, wrong = await done.communicate()
-    return done.returncode or 0, json.loads(said) if done.returncode == 0 else json.loads(wrong)["error"]
+    done = await asyncio.to_thread(fork_server.run, command, timeout=170)
+    return done.returncode, json.loads(done.stdout) if done.returncode == 0 else json.loads(done.stderr)["error"]
 
 
 class Load:

@@ -16,6 +16,7 @@ from liftpy.group.commands import partition_of
 from liftpy.ids import PartitionKey
 from liftpy.wire.batch import Record
 from liftpy.wire.subjects import GROUPS_STREAM
+from tests import fork_server
 from tests.integration.conftest import Bench
 
 pytestmark = pytest.mark.processes
@@ -126,10 +127,8 @@ async def test_operators_see_groups_and_set_them_anew(coordinated: Bench, stream
             "--nats",
             coordinated.cluster.nats_url,
         ]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-        out, err = await process.communicate()
-        return process.returncode or 0, out.decode(), err.decode()
+        done = await asyncio.to_thread(fork_server.run, command, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
 
     for number in range(20):
         await client.publish(name, b"v", partition=number % 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.dev.cluster import DevCluster
+from tests import fork_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -21,7 +21,7 @@ LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 def liftpy(cluster: DevCluster, *words: str) -> tuple[int, Any]:
     """(exit code, the JSON on standard output or what was said instead)."""
     command = [*LIFTPY, *words, "--json", "--nats", cluster.nats_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = fork_server.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, json.loads(done.stdout) if done.returncode == 0 else json.loads(done.stderr)["error"]
 
 

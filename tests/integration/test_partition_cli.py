@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from liftpy.client import connect
 from liftpy.errors import LogTruncatedError
 from liftpy.wire.batch import Record
 from sidecar.dev.cluster import DevCluster
+from tests import fork_server
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -32,7 +32,7 @@ LIFTPY = [sys.executable, "-c", "from sidecar.cli.main import main; main()"]
 def liftpy(cluster: DevCluster, *words: str) -> tuple[int, Any]:
     """(exit code, the JSON on standard output or the text on standard error)."""
     command = [*LIFTPY, *words, "--json", "--nats", cluster.nats_url]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = fork_server.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, json.loads(done.stdout) if done.returncode == 0 else done.stdout + done.stderr
 
 
@@ -118,7 +118,7 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     cluster.nodes[follower].terminate()
     until(lambda: state(cluster, "lossy")["isr"] == [leader], "the follower leaves the ISR")
     publish = [*LIFTPY, "publish", "lossy", "-", "--nats", cluster.nats_url]
-    subprocess.run(publish, input=b"1\n2\n3\n", check=True, timeout=60, capture_output=True)
+    fork_server.run(publish, input=b"1\n2\n3\n", check=True, timeout=60, capture_output=True)
     last_read = asyncio.run(read(cluster, "lossy"))[-1]
     assert last_read.offset == 2
     cluster.nodes[leader].kill()
@@ -133,7 +133,7 @@ def test_an_unclean_election_is_only_on_command_and_seen_by_everybody(cluster: D
     until(lambda: state(cluster, "lossy")["leader"] == follower, "the other one leads")
     with pytest.raises(LogTruncatedError, match="at most those below 0 are the same"):
         asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
-    subprocess.run(publish, input=b"4\n5\n6\n7\n", check=True, timeout=60, capture_output=True)
+    fork_server.run(publish, input=b"4\n5\n6\n7\n", check=True, timeout=60, capture_output=True)
     with pytest.raises(LogTruncatedError):  # also now that the new log is longer than the old one was
         asyncio.run(read(cluster, "lossy", start=3, after_epoch=last_read.leader_epoch))
     assert [record.value for record in asyncio.run(read(cluster, "lossy"))] == [b"4", b"5", b"6", b"7"]

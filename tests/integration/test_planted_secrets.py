@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from liftpy.client import connect
+from sidecar.dev import cluster as cluster_module
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
+from tests.fork_server import spawn_interpreter
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +27,8 @@ ROOT = str(Path(__file__).resolve().parents[2])
 USERS = f"authorization: {{ users: [ {{ user: u1, password: {IN_URL} }}, {{ user: u2, password: {IN_ENVIRONMENT} }} ] }}"
 
 
-def test_planted_secrets_are_found_nowhere(tmp_path: Path) -> None:
+def test_planted_secrets_are_found_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "spawn", spawn_interpreter)  # a forked node has no command line of its own
     said: list[str] = []
     with NatsServer(config=USERS) as server:
         own = server.url.replace("nats://", f"nats://u1:{IN_URL}@")

@@ -24,6 +24,7 @@ from liftpy.wire.rights import USES, AccessRole, as_nats_conf, rights_of
 from liftpy.wire.subjects import JETSTREAM_INBOX
 from sidecar.dev.cluster import DevCluster
 from sidecar.dev.embedded import NatsServer
+from tests import fork_server
 from tests.examples.echo import TIMES
 from tests.examples.processes import start_service
 from tests.integration.conftest import show
@@ -55,7 +56,7 @@ def liftpy(cluster: DevCluster, role: AccessRole, *words: str, text: str = "") -
     scope = SCOPES[role]
     flags = ["--nats", cluster.nats_url, "--namespace", NS, "--user", role.value, "--inbox-prefix", scope.inbox_prefix]
     flags += ["--principal", scope.principal] if scope.principal else []
-    return subprocess.run(
+    return fork_server.run(
         [sys.executable, "-c", _MAIN, *words, *flags],
         input=text,
         capture_output=True,
@@ -327,7 +328,7 @@ def _node(url: str, folder: Path, until: Callable[[str], bool] | None = None, **
     env = {"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PATH": "/bin", **environment}
     command = [sys.executable, "-m", "sidecar", *flags]
     if until is None:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
+        return fork_server.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stdout is not None

@@ -15,6 +15,7 @@ from liftpy.client.plans import PlacementWish
 from liftpy.config import StreamConfig
 from liftpy.errors import LiftError
 from sidecar.clock_watch import HELD_BACK
+from tests import fork_server
 from tests.integration.apart import Apart
 from tests.integration.conftest import Bench, close_bench, open_bench
 
@@ -45,11 +46,9 @@ async def all_live(bench: Bench) -> bool:
 async def liftpy(url: str, *words: str) -> tuple[int, str]:
     """Exit code of the command, and what it says."""
     command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", *words, "--nats", url]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    print(words, process.returncode, (out + err).decode())
-    return process.returncode or 0, out.decode()
+    done = await asyncio.to_thread(fork_server.run, command, text=True, timeout=60)
+    print(words, done.returncode, done.stdout + done.stderr)
+    return done.returncode, done.stdout
 
 
 async def values(client: Client, stream: str) -> list[bytes]:

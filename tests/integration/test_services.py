@@ -10,7 +10,6 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from sidecar.cli.service_endings import EXIT_CONFIG, EXIT_PLACE_TAKEN
 from sidecar.cli.service_orders import store_now
 from sidecar.cli.status import gather
 from sidecar.dev.cluster import DevCluster
+from tests import fork_server
 from tests.examples.echo import TIMES
 from tests.examples.processes import snapshot_path
 from tests.integration.conftest import Bench, close_bench, open_bench, show
@@ -142,11 +142,11 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
         shown = [one["text"] for one in json.loads(body.partition(b"\r\n\r\n")[2])["cluster"]["reasons"]]
         return [text for text in shown if "services have ended" in text] == reasons
 
-    await bench.until(told, f"the page gives the reasons {reasons}", 20)
+    await bench.until(told, f"the page gives the reasons {reasons}")
     words = [sys.executable, "-c", "from sidecar.cli.main import main; main()", "health", "--nats", bench.cluster.nats_url]
 
     async def health_says() -> bool:
-        health = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=60, check=False)
+        health = await asyncio.to_thread(fork_server.run, words, capture_output=True, text=True, timeout=60, check=False)
         lines = [line for line in health.stdout.splitlines() if "services have ended" in line]
         whys = [reason.partition("sums ")[2] for reason in reasons]
         as_wanted = len(lines) == len(whys) and all(map(str.endswith, lines, whys))
@@ -161,7 +161,7 @@ async def _shows_end(bench: Bench, reasons: list[str]) -> None:
             events = (await bench.client.cluster_events(controller, (0, -1)))["events"]
             return any(event["detail"].endswith(why) for event in events if event["kind"] == "service_ended")
 
-        await bench.until(is_an_event, f"an event says {why}", 20)
+        await bench.until(is_an_event, f"an event says {why}")
 
 
 async def _has_version(service: Running, node: str, version: int) -> bool:
@@ -257,16 +257,10 @@ async def test_a_query_shows_every_deposit_that_was_acknowledged_before_whoever_
     with pytest.raises(QueryFailedError, match="there is no account nobody"):
         await bench.client.query_service("bank", b'{"account": "nobody"}', timeout_s=30)
     command = ("service", "query", "bank", '{"account": "a"}', "--position", "--nats", bench.cluster.nats_url)
-    asking = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        "from sidecar.cli.main import main; main()",
-        *command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    said, position = await asyncio.wait_for(asking.communicate(), 60)
-    assert (asking.returncode, json.loads(said)["balance"]) == (0, 0), position
+    asking = [sys.executable, "-c", "from sidecar.cli.main import main; main()", *command]
+    asked_once = await asyncio.to_thread(fork_server.run, asking, timeout=60)
+    said, position = asked_once.stdout, asked_once.stderr
+    assert (asked_once.returncode, json.loads(said)["balance"]) == (0, 0), position
     assert position.startswith(b"position 1 on n")
     going = True
 

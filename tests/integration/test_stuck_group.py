@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from liftpy.client import GroupOptions, connect
+from tests import fork_server
 from tests.integration.conftest import Bench
 
 pytestmark = pytest.mark.processes
@@ -38,11 +39,9 @@ def _metrics(url: str) -> str:
 async def run_liftpy(bench: Bench, *words: str) -> str:
     """What the command says; it must succeed."""
     command = [sys.executable, "-c", "from sidecar.cli.main import main; main()", *words, "--nats", bench.cluster.nats_url]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
-    out, err = await process.communicate()
-    assert process.returncode == 0, err.decode()
-    return out.decode()
+    done = await asyncio.to_thread(fork_server.run, command, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
 
 
 async def test_a_group_that_stands_still_is_seen_and_goes_on(bench: Bench, stream_name: str) -> None:

@@ -24,7 +24,7 @@ def main() -> int:
     """0: nothing is broken; 1: something is."""
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("model", choices=sorted(FULL))
-    parser.add_argument("--small", action="store_true", help="the bounds of the test suite")
+    parser.add_argument("--small", action="store_true", help="the bounds of the test suite, and one step deeper")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop each search after so much processor time")
     parser.add_argument("--mutant", default="", help="search the smallest bound that shows this bug")
     parser.add_argument("--mutants", action="store_true", help="list them")

@@ -1,7 +1,7 @@
 """What is searched: the bounds of each model, by name, and the bugs that each was seen to find.
 
-``SMALL``: seconds, by depth where that is needed; the suite searches them all. ``FULL``: what the command searches, the smaller
-ones first. A mutant patches shipped code and names the bound that shows it, a small one but where that takes half a minute.
+``SMALL``: seconds, by depth where that is needed; the suite searches them one step less deep. ``FULL``: what the command searches, the
+smaller ones first. A mutant patches shipped code and names the bound that shows it, a small one but where that takes half a minute.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One round of faults that reach the disks of a real cluster under acknowledged publishes: the power cut of what was not flushed,
-flushes and writes that fail or are slow, folders that went back in time, a cut data path. Nothing lost, nothing changed, all replicas
-equal.
+flushes and writes that fail or are slow. Nothing lost, nothing changed, all replicas equal.
 
-The long form, with figures, and the variants that are not here: ``python -m tests.system.faults``.
+The long form, with figures, and the faults and variants that are not here: ``python -m tests.system.faults``. Folders that went back in
+time are in ``tests/integration/test_copied_folders.py``, too, and a cut data path is in ``tests/scripts/test_isr_of_two.py``.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ async def field() -> AsyncIterator[Field]:
         ("kill-then-power-cut", 0),
         ("flush-fails-all", 1),
         ("journal-short-write", 1),
-        ("folder-restored", 1),
         ("flush-fails-leader", 0),
-        ("isr-of-two-cut", 0),
     ],
 )
 async def test_nothing_that_was_acknowledged_is_lost_or_changed(field: Field, name: str, number: int) -> None:

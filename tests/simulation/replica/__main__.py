@@ -1,5 +1,7 @@
 """``python -m tests.simulation.replica [--seeds N] [--first S] [--events M] [--workers W] [--shrink]``: many clusters, one table.
 
+``--corpus``: the seeds that once found something, and those that are fatal to mutants, instead (``test_sim_seeds.py``).
+
 Every seed is a whole history: chaos for about M events, then healing, with every invariant checked after every step. Prints what
 happened how often (coverage), and each violation; ``--trace SEED`` prints one history line by line. Exit code 1 on a violation.
 """
@@ -44,6 +46,7 @@ def main() -> int:
     parser.add_argument(
         "--profile", choices=sorted(filter(None, PROFILES)), help="the kinds of fault; without it each seed draws one"
     )
+    parser.add_argument("--corpus", action="store_true", help="run the seeds that test_sim_seeds.py names")
     parser.add_argument("--shrink", action="store_true", help="with --trace: make the failing schedule as short as possible")
     options = parser.parse_args()
     if options.trace is not None:
@@ -52,7 +55,11 @@ def main() -> int:
     seeds: Counter[str] = Counter()
     failed, events, virtual_s = [], 0, 0.0
     start = time.monotonic()
-    jobs = ((seed, options.events, options.profile) for seed in range(options.first, options.first + options.seeds))
+    jobs = [(seed, options.events, options.profile) for seed in range(options.first, options.first + options.seeds)]
+    if options.corpus:
+        from tests.simulation.replica.test_sim_seeds import corpus
+
+        jobs = corpus()
     with get_context("spawn").Pool(options.workers) as pool:
         for seed, count, seconds, text, seen in pool.imap_unordered(run_job, jobs):
             events, virtual_s = events + count, virtual_s + seconds
@@ -63,9 +70,7 @@ def main() -> int:
                 print(text, flush=True)
     took = time.monotonic() - start
     print(coverage_table(counters, seeds))
-    print(
-        f"{options.seeds} seeds, {events} events, {virtual_s:.0f} s of cluster time in {took:.1f} s; violations: {failed or 0}"
-    )
+    print(f"{len(jobs)} seeds, {events} events, {virtual_s:.0f} s of cluster time in {took:.1f} s; violations: {failed or 0}")
     return 1 if failed else 0
 
 

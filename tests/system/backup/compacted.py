@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -44,6 +44,8 @@ CONFIGS = {
 BYTES_PER_S = 1_000_000
 """Of a backup: its copies take longer than compaction takes to come by."""
 _AT_ONCE = 32
+PATIENCE_S = 120.0
+"""Of every wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,8 @@ async def _round(number: int, source: Client, target: Client, url: str, store: S
     counts = []
     for writer in writers:
         end = copies[writer.stream].high_watermark + 1
-        while writer.pending & sent[writer.stream]:
-            await asyncio.sleep(0.01)  # it was committed, and its ack is on its way
+        still = sent[writer.stream]  # they were committed, and their acks are on the way
+        await _until(lambda writer=writer, still=still: not writer.pending & still, f"{writer.stream}: all acks come")
         records = await _read(target, f"{writer.stream}-{number}")
         faults = wrong(writer, end, records)
         must(not faults, f"{writer.stream} below {end}: {len(faults)} faults: {'; '.join(faults[:4])}")
@@ -172,6 +174,13 @@ async def _round(number: int, source: Client, target: Client, url: str, store: S
         await target.delete_stream(f"{writer.stream}-{number}")
     kept = f", {taken.kept_bytes >> 10} KiB of earlier pieces" if taken.kept_bytes else ""
     return f"{number:3} {'; '.join(counts)}; copied in {taken.took_s:.1f} s{kept} ({time.monotonic() - began:.0f} s)"
+
+
+async def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        must(time.monotonic() < deadline, f"not within {PATIENCE_S:g} s: {what}")
+        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -196,8 +205,7 @@ async def run(rounds: int, seed: int) -> int:
                 await source.create_stream(writer.stream, f"data.{writer.stream}.>", config=writer.config)
             try:
                 async with _writing(source, writers) as tasks:
-                    while not all(writer.number > KEYS for writer in writers):
-                        await asyncio.sleep(0.1)
+                    await _until(lambda: all(writer.number > KEYS for writer in writers), "each key is written once")
                     for number in range(1, rounds + 1):
                         print(await _round(number, source, target, other.nats_url, store, writers), flush=True)
                         if ended := [task for task in tasks if task.done()]:

@@ -11,6 +11,8 @@ from liftpy.service import Effect, Record, Service
 
 HOLD = "LIFTPY_TEST_HOLD"
 """Environment: a file. While it exists, effects wait, so that snapshots hold them."""
+PATIENCE_S = 300.0
+"""For which an effect waits."""
 
 
 class Charging(Service):
@@ -31,7 +33,10 @@ class Charging(Service):
 
     def on_effect(self, effect: Effect) -> bytes:
         """Charge it."""
+        give_up = time.monotonic() + PATIENCE_S
         while Path(os.environ[HOLD]).exists():
+            if time.monotonic() > give_up:
+                raise TimeoutError(f"{HOLD} is still there after {PATIENCE_S:g} s")
             time.sleep(0.02)
         return b"done"
 

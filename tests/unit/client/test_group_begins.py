@@ -40,15 +40,20 @@ async def committed(client: Client) -> dict[tuple[str, int], int]:
     return {(key.stream, key.partition): at for key, at in (await describe_group(client, "billing")).positions.items()}
 
 
+async def until_begun(client: Client, group: Group) -> None:
+    """Wait until ``group`` has committed that it begins behind the first record."""
+    async with asyncio.timeout(40):
+        while not group.owned or await committed(client) != {("orders", 0): 1}:
+            await asyncio.sleep(0)
+
+
 async def test_group_that_begins_at_new_reads_what_is_added_from_its_first_record(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.publish("orders", b"old")
     options = GroupOptions(start="new", auto_commit_s=0)
     async with client.group("billing", ["orders", "pay-*"], options=options) as group:
-        async with asyncio.timeout(40):
-            while not group.owned or await committed(client) != {("orders", 0): 1}:
-                await asyncio.sleep(0.01)
+        await until_begun(client, group)
         await client.add_partitions("orders", 2)
         await client.publish("orders", b"added", partition=1)
         await client.create_stream("pay-1", "pay-1")
@@ -134,8 +139,7 @@ async def test_group_member_that_opens_after_partitions_were_added_reads_them_fr
     options = GroupOptions(start="new", auto_commit_s=0)
     await client.publish("orders", b"old")
     async with client.group("billing", ["orders"], options=options) as first, asyncio.timeout(40):
-        while not first.owned or await committed(client) != {("orders", 0): 1}:
-            await asyncio.sleep(0.01)
+        await until_begun(client, first)
         await client.add_partitions("orders", 2)
         await client.publish("orders", b"added", partition=1)
         async with client.group("billing", ["orders"], options=options) as second:
